@@ -1,0 +1,72 @@
+"""Replaced-token-detection (ELECTRA) pre-training for the Hugging Face stack.
+
+Importing this package registers its configuration and model with `transformers`' Auto classes, and does nothing else.
+What trains is loaded when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, AutoModelForPreTraining
+
+from hf_electra_rtd._version import __version__
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
+
+
+if TYPE_CHECKING:
+    from hf_electra_rtd.data.blocks import BlockFile
+    from hf_electra_rtd.data.collator import DataCollatorForRTD
+    from hf_electra_rtd.data.preparation import prepare_blocks
+    from hf_electra_rtd.data.stream import RowStream
+    from hf_electra_rtd.records import PretrainingRecord
+    from hf_electra_rtd.training.arguments import RTDTrainingArguments
+    from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
+    from hf_electra_rtd.training.trainer import DivergedError, RTDTrainer
+
+_LOADED_WHEN_ASKED_FOR = {
+    "BlockFile": "data.blocks",
+    "DataCollatorForRTD": "data.collator",
+    "DivergedError": "training.trainer",
+    "ElectraAdamW": "training.optimization",
+    "PretrainingRecord": "records",
+    "RTDTrainer": "training.trainer",
+    "RTDTrainingArguments": "training.arguments",
+    "RowStream": "data.stream",
+    "get_electra_schedule": "training.optimization",
+    "get_parameter_groups": "training.optimization",
+    "prepare_blocks": "data.preparation",
+}
+
+__all__ = [
+    "BlockFile",
+    "DataCollatorForRTD",
+    "DivergedError",
+    "ElectraAdamW",
+    "ElectraForRTDPretraining",
+    "ElectraRTDConfig",
+    "ElectraRTDOutput",
+    "PretrainingRecord",
+    "RTDTrainer",
+    "RTDTrainingArguments",
+    "RowStream",
+    "__version__",
+    "get_electra_schedule",
+    "get_parameter_groups",
+    "prepare_blocks",
+]
+
+AutoConfig.register(ElectraRTDConfig.model_type, ElectraRTDConfig, exist_ok=True)
+AutoModelForPreTraining.register(ElectraRTDConfig, ElectraForRTDPretraining, exist_ok=True)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_WHEN_ASKED_FOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LOADED_WHEN_ASKED_FOR[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

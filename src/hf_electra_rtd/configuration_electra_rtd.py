@@ -1,0 +1,245 @@
+"""Configuration of the pair of towers, and the named sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import ElectraConfig, PreTrainedConfig
+
+
+# Paper = Clark et al. 2020, arXiv 2003.10555. Code = google-research/electra.
+# Dropout 0.1/0.1, vocabulary 30,522 and 512 positions are the defaults of `ElectraConfig` and of paper Table 6.
+# Each entry: the architecture of the discriminator, and the generator's width as a fraction of it.
+SIZES: dict[str, dict[str, Any]] = {
+    # Ours, for tests, tutorials and a laptop: small in every direction. Runs of this size see their text a few
+    # times at most, so there is nothing for dropout to prevent; without it a CPU trains a third faster.
+    "tiny": {
+        "num_hidden_layers": 4,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_attention_heads": 2,
+        "embedding_size": 64,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "generator_hidden_size": 0.25,
+    },
+    # Paper Table 6, column Small; Code configure_pretraining.py.
+    "small": {
+        "num_hidden_layers": 12,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "embedding_size": 128,
+        "generator_hidden_size": 0.25,
+    },
+    # The released small model: Small with a generator as wide as the discriminator (Code README.md,
+    # "ELECTRA-Small++").
+    "small++": {
+        "num_hidden_layers": 12,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "embedding_size": 128,
+        "generator_hidden_size": 1.0,
+    },
+    # Paper Table 6, column Base.
+    "base": {
+        "num_hidden_layers": 12,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "embedding_size": 768,
+        "generator_hidden_size": 1 / 3,
+    },
+    # Paper Table 6, column Large.
+    "large": {
+        "num_hidden_layers": 24,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_attention_heads": 16,
+        "embedding_size": 1024,
+        "generator_hidden_size": 0.25,
+    },
+}
+
+# What `PreTrainedConfig` accepts or writes besides its declared fields.
+_FRAMEWORK_KEYS = frozenset(
+    {
+        "_attn_implementation_internal",
+        "_commit_hash",
+        "_experts_implementation_internal",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "torch_dtype",
+    }
+)
+# Would leak the local path of a tower, or the attention chosen on another machine, into the pair's config.
+_NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
+
+
+def derive_generator_config(
+    discriminator_config: ElectraConfig, hidden_size_fraction: float = 0.25, layers_fraction: float = 1.0
+) -> ElectraConfig:
+    """The generator's configuration as fractions of the discriminator's.
+
+    google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
+    fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units.
+
+    Args:
+        discriminator_config: copied in everything that is not derived (vocabulary, embedding size, dropout, ...).
+        hidden_size_fraction: of the discriminator's hidden size.
+        layers_fraction: of the discriminator's number of layers.
+
+    Raises:
+        ValueError: where the result has no layer or its heads do not divide its hidden size.
+    """
+    hidden_size = round(discriminator_config.hidden_size * hidden_size_fraction)
+    num_layers = round(discriminator_config.num_hidden_layers * layers_fraction)
+    num_heads = max(1, hidden_size // 64)
+    if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads:
+        raise ValueError(
+            f"A generator of {hidden_size_fraction:g} x {discriminator_config.hidden_size} hidden units and "
+            f"{layers_fraction:g} x {discriminator_config.num_hidden_layers} layers is {hidden_size} wide and "
+            f"{num_layers} deep with {num_heads} attention heads, which cannot be built: choose other fractions."
+        )
+    return ElectraConfig(
+        **{
+            **_copyable(discriminator_config),
+            "hidden_size": hidden_size,
+            "num_hidden_layers": num_layers,
+            "intermediate_size": 4 * hidden_size,
+            "num_attention_heads": num_heads,
+        }
+    )
+
+
+def _copyable(config: ElectraConfig | dict[str, Any]) -> dict[str, Any]:
+    values = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(config)
+    for key in _NOT_COPIED:
+        values.pop(key, None)
+    return values
+
+
+def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
+    for key in sorted(set(keys) - set(known)):
+        close = difflib.get_close_matches(key, sorted(known), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else f" Known are: {', '.join(sorted(known))}."
+        raise ValueError(f"{what} has no option {key!r}.{hint}")
+
+
+@strict
+class ElectraRTDConfig(PreTrainedConfig):
+    """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations and how they play together.
+
+    Args:
+        generator_config: an `ElectraConfig` or its dict. It is copied. By default a quarter of the discriminator's
+            width.
+        discriminator_config: an `ElectraConfig` or its dict. It is copied. By default ELECTRA-small.
+        objective: what the main tower learns; see `hf_electra_rtd.objectives`. Default: replaced token detection.
+        sharing: what the towers share; see `hf_electra_rtd.sharing`. Default: the whole embedding block, as
+            google-research/electra does (model/modeling.py: one scope around look-up, position, type and LayerNorm).
+        generator: the kind of generator: `"masked_lm"`.
+        generator_weight: of the generator's loss in the sum (Code configure_pretraining.py, `gen_weight`).
+        discriminator_weight: of the discriminator's loss in the sum: λ = 50 (paper, Table 6; Code `disc_weight`).
+        temperature: of the generator's softmax when sampling; 1.0 as in Code; 0.0 takes the most likely token.
+        disallow_correct: never sample the original token (Code `disallow_correct`; off).
+
+    Raises:
+        ValueError: for an unknown option, towers of different vocabularies, or a value out of range.
+    """
+
+    model_type = "electra_rtd"
+    sub_configs: ClassVar[dict[str, type]] = {"generator_config": ElectraConfig, "discriminator_config": ElectraConfig}
+    # What is left is (logits, replaced_labels): what `compute_metrics` of a plain Trainer needs.
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        "generator_loss",
+        "discriminator_loss",
+        "generator_predictions",
+        "generator_logits",
+        "corrupted_input_ids",
+    ]
+
+    # An `ElectraConfig` each once `__post_init__` has run; a dict, or None, may be given.
+    generator_config: Any = None
+    discriminator_config: Any = None
+    objective: str = "rtd"
+    sharing: str = "embeddings"
+    generator: str = "masked_lm"
+    generator_weight: float | int = 1.0
+    discriminator_weight: float | int = 50.0
+    temperature: float | int = 1.0
+    disallow_correct: bool = False
+    initializer_range: float = 0.02
+    # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
+    tie_word_embeddings: bool = True
+    use_cache: bool = False
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        fields = {field.name for field in dataclasses.fields(self)}
+        _refuse_unknown(set(kwargs) - _FRAMEWORK_KEYS, fields, type(self).__name__)
+        discriminator = ElectraConfig(**_copyable(self.discriminator_config or {}))
+        if self.generator_config is None:
+            generator = derive_generator_config(discriminator)
+        else:
+            generator = ElectraConfig(**_copyable(self.generator_config))
+        for tower in (generator, discriminator):
+            tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
+        self.generator_config, self.discriminator_config = generator, discriminator
+        super().__post_init__(**kwargs)
+        self._check()
+
+    def _check(self) -> None:
+        generator, discriminator = self.generator_config, self.discriminator_config
+        if generator.vocab_size != discriminator.vocab_size:
+            raise ValueError(
+                f"The generator has {generator.vocab_size} tokens and the discriminator {discriminator.vocab_size}: "
+                "what one samples, the other must read. Take towers of one tokenizer, or resize one of them first."
+            )
+        for name in ("temperature", "generator_weight", "discriminator_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
+        if self.generator != "masked_lm":
+            raise ValueError(f"generator={self.generator!r} is not known. Known is: 'masked_lm'.")
+
+    @classmethod
+    def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:
+        """The architecture of a named size (`SIZES`).
+
+        Args:
+            size: `"tiny"`, `"small"`, `"small++"`, `"base"` or `"large"`.
+            **overrides: fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
+                generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and
+                depth as fractions of the discriminator's (the names and meaning of google-research/electra).
+
+        Raises:
+            ValueError: for an unknown size or override.
+        """
+        if size not in SIZES:
+            raise ValueError(f"There is no size {size!r}. Known are: {', '.join(SIZES)}.")
+        own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
+        tower = {f.name for f in dataclasses.fields(ElectraConfig)} - own | {"initializer_range"}
+        fractions = {"generator_hidden_size", "generator_layers"}
+        _refuse_unknown(overrides, own | tower | fractions, f"from_size({size!r})")
+        values = {**SIZES[size], **overrides}
+        discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
+        generator = derive_generator_config(
+            discriminator, values["generator_hidden_size"], values.get("generator_layers", 1.0)
+        )
+        return cls(
+            generator_config=generator,
+            discriminator_config=discriminator,
+            **{key: value for key, value in values.items() if key in own},
+        )
+
+    def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
+        """The discriminator's configuration: where `transformers` looks for the vocabulary size."""
+        return self.discriminator_config

@@ -1,0 +1,155 @@
+"""Batches with masks: what the generator has to fill in, and the random numbers for its fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.blocks import RowBatch
+from hf_electra_rtd.data.tokenization import check_tokenizer
+from hf_electra_rtd.ops import IGNORED, choose_masked_positions, counter_uniforms, num_masked, randomness
+
+
+# How the positions to mask are drawn, by name: (candidates_BL, uniforms_BL, counts_B, K) -> positions_BK.
+MASKING: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {"token": choose_masked_positions}
+
+
+class DataCollatorForRTD:
+    """Masks K = round(mask_probability * L) distinct tokens a row and returns what the model's `forward` takes.
+
+    [CLS], [SEP], [PAD] and [MASK] are never masked, [UNK] may be. Of the masked tokens, 85 % become [MASK] and 15 %
+    stay as they are; none becomes a random token; all count in both losses and are sampled over
+    (google-research/electra pretrain/pretrain_helpers.py, `mask`). A row of n real tokens, fewer than L, uses
+    round(mask_probability * n) of its K slots, at least one; in slots that are not used the label is -100.
+
+    Args:
+        tokenizer: gives the special ids.
+        mask_probability: share of the tokens of a row, [CLS] and [SEP] counted, that is masked (paper, Table 6: 0.15;
+            0.25 for Large).
+        keep_probability: share of the masked tokens that stays visible.
+        masking: `"token"`: single tokens, all alike.
+        seed: makes masks and samples a function of it and of each row's `stream_position`, which
+            [`RowStream`](hf_electra_rtd.data.stream) gives. None draws from torch's generator.
+        row_length: pad to this length; by default to the longest row of the batch.
+
+    Returns (when called), all int64 but for the uniforms:
+        `input_ids` (B, L), `token_type_ids` (B, L), `masked_positions` (B, K), `labels` (B, K); `attention_mask` (B,
+        L) only where a row is padded; `sampling_uniforms` (B, K, 2) float32 only with a seed.
+
+    Raises:
+        ValueError: for a probability out of range, a tokenizer without [MASK], a row longer than `row_length`, or rows
+            without `stream_position` though a seed was given.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        mask_probability: float = 0.15,
+        keep_probability: float = 0.15,
+        masking: str = "token",
+        seed: int | None = None,
+        row_length: int | None = None,
+    ) -> None:
+        if not 0.0 < mask_probability < 1.0:
+            raise ValueError(f"mask_probability is {mask_probability}: it must lie between 0 and 1 (the paper: 0.15).")
+        if not 0.0 <= keep_probability <= 1.0:
+            raise ValueError(
+                f"keep_probability is {keep_probability}: it must lie between 0 and 1 (the original: 0.15)."
+            )
+        if masking not in MASKING:
+            raise ValueError(f"There is no masking={masking!r}. Known are: {', '.join(map(repr, MASKING))}.")
+        check_tokenizer(tokenizer)
+        self.tokenizer = tokenizer
+        self.mask_probability, self.keep_probability = mask_probability, keep_probability
+        self.masking, self.seed, self.row_length = masking, seed, row_length
+        self._never_masked = torch.tensor(
+            [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id]
+        )
+
+    def __call__(self, features: RowBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+        rows = features if isinstance(features, RowBatch) else _gather(features, self.row_length)
+        ids_BL = torch.from_numpy(rows.ids.astype(np.int64))
+        lengths_B = torch.from_numpy(rows.lengths)
+        batch_size, length = ids_BL.shape
+        columns_L = torch.arange(length)
+        real_BL = columns_L < lengths_B[:, None]
+        ids_BL = ids_BL.masked_fill(~real_BL, self.tokenizer.pad_token_id)
+
+        # K slots a row: K uniforms for keeping, 2 K for sampling, and L for choosing.
+        num_slots = min(num_masked(self.mask_probability, length), length)
+        uniforms = self._uniforms(rows, length + 3 * num_slots)
+        choosing_BL, keeping_BK, sampling_B2K = uniforms.split([length, num_slots, 2 * num_slots], dim=1)
+        counts_B = torch.tensor([num_masked(self.mask_probability, n) for n in rows.lengths.tolist()])
+        candidates_BL = real_BL & ~torch.isin(ids_BL, self._never_masked)
+        positions_BK = MASKING[self.masking](candidates_BL, choosing_BL, counts_B, num_slots)
+
+        used_BK = positions_BK >= 0
+        positions_BK = positions_BK.clamp(min=0)
+        labels_BK = ids_BL.gather(1, positions_BK).masked_fill(~used_BK, IGNORED)
+        hidden_BK = used_BK & (keeping_BK >= self.keep_probability)
+        # Slots that hide nothing write to an extra column.
+        scratch = torch.cat([ids_BL, ids_BL.new_zeros(batch_size, 1)], dim=1)
+        scratch.scatter_(1, positions_BK.masked_fill(~hidden_BK, length), self.tokenizer.mask_token_id)
+
+        batch = {
+            "input_ids": scratch[:, :length].contiguous(),
+            "token_type_ids": ((columns_L >= torch.from_numpy(rows.second_segments)[:, None]) & real_BL).long(),
+            "masked_positions": positions_BK,
+            "labels": labels_BK,
+        }
+        if not real_BL.all():
+            batch["attention_mask"] = real_BL.long()
+        if self.seed is not None:
+            batch["sampling_uniforms"] = sampling_B2K.unflatten(1, (num_slots, 2)).contiguous()
+        return batch
+
+    def _uniforms(self, rows: RowBatch, count: int) -> Tensor:
+        if self.seed is None:
+            return torch.rand(len(rows), count)
+        if rows.stream_positions is None:
+            raise ValueError(
+                "A seeded collator needs the stream_position of every row: wrap the dataset in RowStream (and with a "
+                "plain Trainer set remove_unused_columns=False), or leave the seed out to draw from torch's generator."
+            )
+        return torch.from_numpy(counter_uniforms(self.seed, randomness.MASKING, rows.stream_positions, count))
+
+
+def _gather(features: Sequence[dict[str, Any]], row_length: int | None) -> RowBatch:
+    """Plain features as a batch. Padding that a tokenizer already added is recognised by its `attention_mask`."""
+    ids = [np.asarray(feature["input_ids"]) for feature in features]
+    lengths = np.array(
+        [
+            int(np.sum(f["attention_mask"])) if "attention_mask" in f else len(row)
+            for f, row in zip(features, ids, strict=True)
+        ]
+    )
+    length = int(lengths.max()) if row_length is None else row_length
+    if lengths.max() > length:
+        raise ValueError(
+            f"A row has {lengths.max()} tokens, but row_length is {length}: truncate it, or raise row_length."
+        )
+    if any("attention_mask" in feature and not feature["attention_mask"][0] for feature in features):
+        raise ValueError("A row is padded on the left: set the tokenizer's padding_side to 'right'.")
+    if lengths.min() < 1:
+        raise ValueError("A row has no tokens at all: filter empty rows out.")
+    matrix = np.zeros((len(ids), length), dtype=np.int64)
+    for target, row, size in zip(matrix, ids, lengths, strict=True):
+        target[:size] = row[:size]
+    second = [
+        _second_segment(f.get("token_type_ids"), size) for f, size in zip(features, lengths.tolist(), strict=True)
+    ]
+    positions = [feature.get("stream_position") for feature in features]
+    return RowBatch(
+        matrix, lengths, np.array(second), None if None in positions else np.array(positions, dtype=np.int64)
+    )
+
+
+def _second_segment(token_type_ids: Any, length: int) -> int:
+    if token_type_ids is None:
+        return length
+    return length - int(np.sum(np.asarray(token_type_ids)[:length]))

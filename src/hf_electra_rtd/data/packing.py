@@ -1,0 +1,255 @@
+"""From tokenised lines to rows of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+
+A packer takes lines in order (`add_line`, `end_document`, at last `finish`) and returns the rows that became complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.ops import randomness
+
+
+SENTENCE_ENDS = (".", "!", "?", "…", "。", "！", "？", "．", "।", "؟")
+CLOSING_MARKS = ('"', "'", "”", "’", "»", ")", "]", "」", "』", "）")
+
+# google-research/electra build_pretraining_dataset.py, `_create_example`.
+ONE_SEGMENT_SHARE = 0.1
+SHORT_ROW_SHARE = 0.05
+SHORTEST_ROW = 5
+
+
+class Row(NamedTuple):
+    """`ids` int64 (at most L,); `second_segment` is where segment B begins, or the row's length if there is none."""
+
+    ids: np.ndarray
+    second_segment: int
+
+
+@dataclasses.dataclass(frozen=True)
+class PackingTokens:
+    """The ids that packing needs to know: special ones, ends of sentences, and marks that may follow an end."""
+
+    cls: int
+    sep: int
+    sentence_ends: np.ndarray
+    closing_marks: np.ndarray
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> PackingTokens:
+        vocabulary = tokenizer.get_vocab()
+
+        def ids(tokens: Sequence[str]) -> np.ndarray:
+            return np.array(sorted(vocabulary[token] for token in tokens if token in vocabulary), dtype=np.int64)
+
+        return cls(tokenizer.cls_token_id, tokenizer.sep_token_id, ids(SENTENCE_ENDS), ids(CLOSING_MARKS))
+
+
+class FullPacker:
+    """Rows of exactly L tokens in which every token of the corpus appears once; only the last, short remainder is
+    left.
+
+    Most rows have two segments, split where a sentence or line ends nearest to the middle (in the middle itself, where
+    none ends in the second or third quarter of the row); 10 % have one. Where a document ends inside a row, [SEP]
+    stands, and the next document begins: if that is where the segments part, it is their [SEP].
+
+    Args:
+        tokens: ids of the special tokens and sentence ends.
+        row_length: L, at least 8.
+        seed: of the choice between one and two segments.
+    """
+
+    name: ClassVar[str] = "full"
+    minimum_length: ClassVar[int] = 8
+
+    def __init__(self, tokens: PackingTokens, row_length: int, seed: int) -> None:
+        _check_length(self, row_length)
+        self.tokens, self.row_length, self.seed = tokens, row_length, seed
+        self.num_dropped = 0
+        self._num_rows = 0
+        self._pending: list[np.ndarray] = []  # ids of whole lines, and [SEP] where a document ended
+        self._pending_ends: list[np.ndarray] = []  # True where a sentence, line or document ends after the token
+        self._pending_marks: list[np.ndarray] = []  # True for the [SEP] of a document's end
+        self._num_pending = 0
+
+    def add_line(self, ids: Sequence[int]) -> list[Row]:
+        line = np.asarray(ids, dtype=np.int64)
+        if not len(line):
+            return []
+        ends = np.isin(line, self.tokens.sentence_ends)
+        closing = np.isin(line, self.tokens.closing_marks)
+        closed = np.zeros_like(ends)
+        closed[1:] = closing[1:] & ends[:-1]  # a closing mark ends the sentence in place of the full stop before it
+        ends[:-1] &= ~closed[1:]
+        ends |= closed
+        ends[-1] = True
+        return self._append(line, ends, np.zeros(len(line), dtype=bool))
+
+    def end_document(self) -> list[Row]:
+        mark = np.ones(1, dtype=bool)
+        return self._append(np.array([self.tokens.sep], dtype=np.int64), mark, mark)
+
+    def finish(self) -> list[Row]:
+        rows = list(self._rows(final=True))
+        self.num_dropped += sum(int((~mark).sum()) for mark in self._pending_marks)
+        return rows
+
+    def _append(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> list[Row]:
+        self._pending.append(ids)
+        self._pending_ends.append(ends)
+        self._pending_marks.append(marks)
+        self._num_pending += len(ids)
+        # Concatenate seldom, so that many short lines cost no more than one long one.
+        return list(self._rows(final=False)) if self._num_pending >= 4 * self.row_length else []
+
+    def _rows(self, final: bool) -> Iterator[Row]:
+        if not self._pending:
+            return
+        ids = np.concatenate(self._pending)
+        ends = np.concatenate(self._pending_ends)
+        marks = np.concatenate(self._pending_marks)
+        start = 0
+        while True:
+            while start < len(ids) and marks[start]:
+                start += 1  # the row before ended with its own [SEP]
+            # A row takes up to L - 2 items and looks one further; only at the end of the corpus is there less to see.
+            if len(ids) - start <= self.row_length and not final:
+                break
+            stop = start + self.row_length
+            taken = self._row(ids[start:stop], ends[start:stop], marks[start:stop])
+            if taken is None:
+                break
+            row, num_items = taken
+            yield row
+            self._num_rows += 1
+            start += num_items
+        self._pending, self._pending_ends, self._pending_marks = [ids[start:]], [ends[start:]], [marks[start:]]
+        self._num_pending = len(ids) - start
+
+    def _row(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> tuple[Row, int] | None:
+        """The next row and how many items it takes; None where too few are left to fill it."""
+        length = self.row_length
+        uniform = randomness.counter_bits(self.seed, randomness.PACKING, self._num_rows, 1, 1)[0, 0] / 2**64
+        if uniform < ONE_SEGMENT_SHARE:
+            num_items = length - 2
+            if len(ids) < num_items:
+                return None
+            return Row(self._assemble(ids[:num_items]), length), num_items
+        if len(ids) < length - 3:
+            return None
+        split = self._split(ends, marks)
+        if marks[split - 1]:  # the document's [SEP] is also the first segment's
+            num_items = length - 2
+            if len(ids) < num_items:
+                return None
+            return Row(self._assemble(ids[:num_items]), 1 + split), num_items
+        num_items = length - 3
+        separator = [self.tokens.sep]
+        return Row(self._assemble(ids[:split], separator, ids[split:num_items]), 2 + split), num_items
+
+    def _split(self, ends: np.ndarray, marks: np.ndarray) -> int:
+        """How many items the first segment has."""
+        num_items = self.row_length - 3
+        middle = num_items // 2
+        low, high = max(1, num_items // 4), num_items - num_items // 4
+        allowed = ends[low - 1 : high - 1] & ~marks[low:high]  # an end, and not followed by a document's [SEP]
+        found = np.flatnonzero(allowed) + low
+        if len(found):
+            return int(found[np.abs(found - middle).argmin()])
+        return middle + int(marks[middle])
+
+    def _assemble(self, *parts: Sequence[int] | np.ndarray) -> np.ndarray:
+        return np.concatenate([[self.tokens.cls], *parts, [self.tokens.sep]]).astype(np.int64)
+
+
+class OriginalPacker:
+    """Rows as google-research/electra's builder makes them (build_pretraining_dataset.py, `ExampleBuilder`).
+
+    Lines are gathered until they reach the target length or the document ends; then they are dealt to two segments and
+    what does not fit is cut off and lost. 10 % of the rows have one segment, 5 % aim at a random, shorter length. As
+    in the original, a short line still joins the first segment after longer ones went to the second.
+
+    Args:
+        tokens: ids of the special tokens.
+        row_length: L, at least 5.
+        seed: of the draws.
+    """
+
+    name: ClassVar[str] = "original"
+    minimum_length: ClassVar[int] = SHORTEST_ROW
+
+    def __init__(self, tokens: PackingTokens, row_length: int, seed: int) -> None:
+        _check_length(self, row_length)
+        self.tokens, self.row_length = tokens, row_length
+        self.num_dropped = 0
+        self._random = np.random.Generator(np.random.Philox(key=np.array([seed, randomness.PACKING], dtype=np.uint64)))
+        self._lines: list[Sequence[int]] = []
+        self._num_pending = 0
+        self._target = row_length
+
+    def add_line(self, ids: Sequence[int]) -> list[Row]:
+        self._lines.append(ids)
+        self._num_pending += len(ids)
+        return self._make_row() if self._num_pending >= self._target else []
+
+    def end_document(self) -> list[Row]:
+        return self._make_row() if self._num_pending else []
+
+    def finish(self) -> list[Row]:
+        return self.end_document()
+
+    def _make_row(self) -> list[Row]:
+        one_segment = self._random.random() < ONE_SEGMENT_SHARE
+        first_target = np.inf if one_segment else (self._target - 3) // 2
+        first: list[int] = []
+        second: list[int] = []
+        for line in self._lines:
+            fits = len(first) + len(line) < first_target
+            may_overflow = not second and len(first) < first_target
+            if not first or fits or (may_overflow and self._random.random() < 0.5):
+                first.extend(line)
+            else:
+                second.extend(line)
+        first = first[: self.row_length - 2]
+        second = second[: max(0, self.row_length - len(first) - 3)]
+        self.num_dropped += self._num_pending - len(first) - len(second)
+        self._lines, self._num_pending = [], 0
+        short = self._random.random() < SHORT_ROW_SHARE
+        self._target = (
+            int(self._random.integers(SHORTEST_ROW, self.row_length, endpoint=True)) if short else self.row_length
+        )
+
+        ids = [self.tokens.cls, *first, self.tokens.sep]
+        second_segment = len(ids)
+        if second:
+            ids += [*second, self.tokens.sep]
+        return [Row(np.array(ids, dtype=np.int64), second_segment)]
+
+
+def _check_length(packer: FullPacker | OriginalPacker, row_length: int) -> None:
+    if row_length < packer.minimum_length:
+        raise ValueError(
+            f"Rows of {row_length} tokens are too short for packing={packer.name!r}: "
+            f"take at least {packer.minimum_length} (the paper: 128 or 512)."
+        )
+
+
+PACKERS = {packer.name: packer for packer in (FullPacker, OriginalPacker)}
+
+
+def get_packer(
+    name: str, tokenizer: PreTrainedTokenizerBase, row_length: int, seed: int
+) -> FullPacker | OriginalPacker:
+    """A new packer of that name.
+
+    Raises:
+        ValueError: if there is none, or the rows are too short for it.
+    """
+    if name not in PACKERS:
+        raise ValueError(f"There is no packing={name!r}. Known are: {', '.join(map(repr, PACKERS))}.")
+    return PACKERS[name](PackingTokens.of(tokenizer), row_length, seed)

@@ -1,0 +1,282 @@
+"""The generator and the discriminator as one model that trains both.
+
+Shape legend: B rows, L tokens a row, K masked slots a row, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from hf_electra_rtd import towers
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
+from hf_electra_rtd.ops import (
+    LossSum,
+    MaskedSlots,
+    masked_lm_loss,
+    masked_slots,
+    original_ids,
+    replace_at,
+    sample_tokens,
+)
+from hf_electra_rtd.sharing import get_sharing
+
+
+@dataclass
+class ElectraRTDOutput(ModelOutput):
+    """Output of [`ElectraForRTDPretraining`]. What was not asked for, or cannot be known, is None.
+
+    Attributes:
+        loss: scalar; the weighted sum of both losses.
+        logits: (B, L); the discriminator's; positive means replaced.
+        generator_loss: scalar; mean cross-entropy over the masked slots.
+        discriminator_loss: scalar; mean binary cross-entropy over the real tokens.
+        generator_predictions: (B, K) int64; the generator's most likely ids.
+        generator_logits: (B, K, V); with `output_generator_logits=True`.
+        corrupted_input_ids: (B, L) int64; what the discriminator read.
+        replaced_labels: (B, L) int64; 1 where the corrupted token differs from the original.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    generator_loss: Tensor | None = None
+    discriminator_loss: Tensor | None = None
+    generator_predictions: Tensor | None = None
+    generator_logits: Tensor | None = None
+    corrupted_input_ids: Tensor | None = None
+    replaced_labels: Tensor | None = None
+
+
+class GeneratorOutput(NamedTuple):
+    """`logits` (B, K, V) at the masked slots, and the loss."""
+
+    logits: Tensor
+    loss: LossSum
+
+
+class ElectraForRTDPretraining(PreTrainedModel):
+    """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds its fills.
+
+    Both towers are stock models, `model.generator` an `ElectraForMaskedLM` and `model.discriminator` an
+    `ElectraForPreTraining`; what they share, `config.sharing` says.
+
+    Args:
+        config: the pair's configuration.
+        generator: a tower to use as it is; by default a new one.
+        discriminator: likewise.
+
+    Raises:
+        ValueError: for an objective or a mode of sharing that does not exist, or towers that cannot share.
+    """
+
+    config: ElectraRTDConfig
+    generator: Any  # an `ElectraForMaskedLM`
+    discriminator: Any  # an `ElectraForPreTraining`
+    config_class = ElectraRTDConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    # Both losses are means of their own; the Trainer must not divide their sum by a count of labels.
+    accepts_loss_kwargs = False
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _no_split_modules = ["ElectraEmbeddings", "ElectraLayer"]  # noqa: RUF012
+
+    def __init__(
+        self,
+        config: ElectraRTDConfig,
+        generator: ElectraForMaskedLM | None = None,
+        discriminator: ElectraForPreTraining | None = None,
+    ) -> None:
+        super().__init__(config)
+        self.objective = get_objective(config.objective)
+        sharing = get_sharing(config.sharing)
+        sharing.check(config.generator_config, config.discriminator_config)
+        # On the instance, since it depends on the configuration, and before `post_init`, which ties.
+        self._tied_weights_keys = sharing.tied_weights()
+        self.generator = generator or self.objective.generator_class(config.generator_config)
+        self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
+        _adopt_config(self.generator, config.generator_config)
+        _adopt_config(self.discriminator, config.discriminator_config)
+        self.post_init()
+        self._let_padding_learn()
+
+    @classmethod
+    def from_generator_discriminator_pretrained(
+        cls,
+        generator: str | os.PathLike[str] | ElectraForMaskedLM,
+        discriminator: str | os.PathLike[str] | ElectraForPreTraining,
+        **kwargs: Any,
+    ) -> ElectraForRTDPretraining:
+        """Joins two native towers, to continue their pre-training.
+
+        Args:
+            generator: a directory, a Hub id, or a model.
+            discriminator: likewise. What is shared is taken from it; where the generator's differs, a warning says so.
+            **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...); the others go to
+                `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`: float32 unless given, ...).
+        """
+        config, pair = towers.load_towers(generator, discriminator, **kwargs)
+        return cls(config, pair["generator"], pair["discriminator"])
+
+    def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
+        """Writes `directory/generator` and `directory/discriminator`: native checkpoints that need no plug-in.
+
+        Args:
+            directory: made where it does not exist.
+            tokenizer: written into both, with a `vocab.txt` for tools that know no `tokenizer.json`.
+        """
+        towers.save_towers({"generator": self.generator, "discriminator": self.discriminator}, directory, tokenizer)
+
+    # ---- The three verbs ----
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        slots: MaskedSlots,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> GeneratorOutput:
+        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss.
+
+        Only the masked slots reach the vocabulary: B*K rows of logits instead of B*L.
+        """
+        hidden_BLH = self.generator.electra(
+            input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
+        ).last_hidden_state
+        hidden_BKH = hidden_BLH.gather(1, slots.positions[..., None].expand(-1, -1, hidden_BLH.shape[-1]))
+        logits_BKV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_BKH))
+        return GeneratorOutput(logits_BKV, masked_lm_loss(logits_BKV, slots.labels))
+
+    @torch.no_grad()
+    def corrupt(
+        self,
+        input_ids: Tensor,
+        slots: MaskedSlots,
+        generator_logits: Tensor,
+        sampling_uniforms: Tensor | None = None,
+    ) -> Tensor:
+        """The masked rows with a token sampled from the generator at every masked slot: (B, L). No gradient passes.
+
+        Args:
+            input_ids: (B, L), masked.
+            slots: where, and the originals.
+            generator_logits: (B, K, V).
+            sampling_uniforms: (B, K, 2) in [0, 1); drawn from torch's generator where None.
+        """
+        if sampling_uniforms is None:
+            sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=input_ids.device)
+        forbidden = slots.labels if self.config.disallow_correct else None
+        sampled = sample_tokens(generator_logits, sampling_uniforms, self.config.temperature, forbidden)
+        return replace_at(input_ids, slots, sampled)
+
+    def discriminate(self, batch: CorruptedBatch) -> MainOutput:
+        """The main tower's logits for the corrupted batch, and its loss."""
+        return self.objective(self.discriminator, batch)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        masked_positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        sampling_uniforms: Tensor | None = None,
+        corrupted_input_ids: Tensor | None = None,
+        output_generator_logits: bool = False,
+    ) -> ElectraRTDOutput:
+        """Generate, corrupt, discriminate.
+
+        Args:
+            input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
+            attention_mask: (B, L), 1 for real tokens. None, for rows without padding, is faster than all ones.
+            token_type_ids: (B, L).
+            position_ids: (B, L).
+            masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
+            labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
+                wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
+                discriminator judges the rows as they are, or `corrupted_input_ids`.
+            sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
+            corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
+                skipped.
+            output_generator_logits: return `generator_logits`.
+
+        Raises:
+            ValueError: for labels of a shape that fits neither form.
+        """
+        if labels is None:
+            corrupted = input_ids if corrupted_input_ids is None else corrupted_input_ids
+            batch = CorruptedBatch(corrupted, None, None, attention_mask, token_type_ids, position_ids)
+            return ElectraRTDOutput(logits=self.discriminate(batch).logits, corrupted_input_ids=corrupted)
+
+        slots = masked_slots(input_ids, masked_positions, labels)
+        generated = self.generate(input_ids, slots, attention_mask, token_type_ids, position_ids)
+        if corrupted_input_ids is None:
+            corrupted_input_ids = self.corrupt(input_ids, slots, generated.logits, sampling_uniforms)
+        replaced_labels = corrupted_input_ids.ne(original_ids(input_ids, slots)).long()
+        main = self.discriminate(
+            CorruptedBatch(corrupted_input_ids, replaced_labels, slots, attention_mask, token_type_ids, position_ids)
+        )
+        assert main.loss is not None
+        generator_loss, discriminator_loss = generated.loss.mean(), main.loss.mean()
+        return ElectraRTDOutput(
+            loss=self.config.generator_weight * generator_loss + self.config.discriminator_weight * discriminator_loss,
+            logits=main.logits,
+            generator_loss=generator_loss,
+            discriminator_loss=discriminator_loss,
+            generator_predictions=generated.logits.argmax(dim=-1),
+            generator_logits=generated.logits if output_generator_logits else None,
+            corrupted_input_ids=corrupted_input_ids,
+            replaced_labels=replaced_labels,
+        )
+
+    # ---- Embeddings ----
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.discriminator.get_input_embeddings())
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.generator.get_output_embeddings()
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Resizes the word tables of both towers and the generator's output layer; what was tied stays tied.
+
+        Args and return value as in `PreTrainedModel.resize_token_embeddings`.
+        """
+        if new_num_tokens is None and pad_to_multiple_of is None:
+            return self.get_input_embeddings()
+        for tower in (self.generator, self.discriminator):
+            # A stock resize changes its tensor in place: give each tower its own first, and tie them again after.
+            embedding = tower.get_input_embeddings()
+            embedding.weight = nn.Parameter(embedding.weight.detach().clone())
+            tower.tie_weights()
+            tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.tie_weights()
+        self._let_padding_learn()
+        return self.get_input_embeddings()
+
+    def _let_padding_learn(self) -> None:
+        # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
+        for tower in (self.generator, self.discriminator):
+            cast(nn.Embedding, tower.get_input_embeddings()).padding_idx = None
+
+
+def _adopt_config(tower: PreTrainedModel, config: PreTrainedConfig) -> None:
+    """Makes `config`, which the pair saves, the one that the tower and each of its layers read."""
+    config._attn_implementation_internal = tower.config._attn_implementation
+    for module in tower.modules():
+        if isinstance(getattr(module, "config", None), PreTrainedConfig):
+            module.config = config  # type: ignore[assignment]  # layers keep it as a plain attribute

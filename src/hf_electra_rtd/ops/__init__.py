@@ -1,0 +1,37 @@
+"""Pure tensor functions: no Hugging Face import, no state, randomness comes in as an argument.
+
+Shape suffixes: B rows, L tokens a row, K masked slots a row, M = any leading shape, V tokens of the vocabulary.
+"""
+
+from hf_electra_rtd.ops.losses import LossSum, masked_lm_loss, replaced_token_loss
+from hf_electra_rtd.ops.masking import (
+    IGNORED,
+    MaskedSlots,
+    choose_masked_positions,
+    masked_slots,
+    num_masked,
+    original_ids,
+    replace_at,
+    slots_from_labels,
+)
+from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
+from hf_electra_rtd.ops.sampling import sample_tokens
+
+
+__all__ = [
+    "IGNORED",
+    "LossSum",
+    "MaskedSlots",
+    "choose_masked_positions",
+    "counter_bits",
+    "counter_uniforms",
+    "masked_lm_loss",
+    "masked_slots",
+    "num_masked",
+    "original_ids",
+    "permutation",
+    "replace_at",
+    "replaced_token_loss",
+    "sample_tokens",
+    "slots_from_labels",
+]

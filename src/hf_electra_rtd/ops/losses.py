@@ -1,0 +1,50 @@
+"""The two losses of replaced token detection, as sums with their counts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from hf_electra_rtd.ops.masking import IGNORED
+
+
+class LossSum(NamedTuple):
+    """A loss summed over its items, and their number: two scalars, so that several batches can be combined exactly."""
+
+    total: Tensor
+    num_items: Tensor
+
+    def mean(self) -> Tensor:
+        """The mean over the items; 0 where there are none."""
+        return self.total / self.num_items.clamp(min=1)
+
+
+def masked_lm_loss(logits_BKV: Tensor, labels_BK: Tensor) -> LossSum:
+    """Cross-entropy of the original tokens at the masked slots, in float32 (paper, section 2, L_MLM).
+
+    Kept tokens count as masked ones do (google-research/electra pretrain/pretrain_helpers.py, `mask`).
+    """
+    logits = logits_BKV.flatten(0, -2)
+    logits = logits if logits.dtype.itemsize >= 4 else logits.float()
+    total = F.cross_entropy(logits, labels_BK.flatten(), ignore_index=IGNORED, reduction="sum")
+    return LossSum(total, labels_BK.ne(IGNORED).sum())
+
+
+def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
+    """Binary cross-entropy of "this token was replaced" over all real tokens, in float32 (paper, section 2, L_Disc).
+
+    [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`).
+
+    Args:
+        logits_BL: positive means replaced.
+        replaced_BL: 1 or True where the token differs from the original.
+        attention_mask_BL: 1 for real tokens; None means all are.
+    """
+    logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
+    losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
+    if attention_mask_BL is None:
+        return LossSum(losses.sum(), logits.new_tensor(losses.numel()))
+    real = attention_mask_BL.ne(0)
+    return LossSum(losses.where(real, 0.0).sum(), real.sum())

@@ -1,0 +1,66 @@
+"""The obvious version of each op, for tests and benchmarks: slow, plain, and right in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hf_electra_rtd.ops.masking import IGNORED
+
+
+def sample_tokens(
+    logits_MV: Tensor,
+    uniforms_M2: Tensor,
+    temperature: float = 1.0,
+    forbidden_M: Tensor | None = None,
+    chunk: int = 512,
+) -> Tensor:
+    """Row by row, chunk by chunk, token by token; for a logits matrix (M, V)."""
+    drawn = []
+    for row, (logits, (u_chunk, u_token)) in enumerate(zip(logits_MV, uniforms_M2.tolist(), strict=True)):
+        logits = logits.clone()
+        if forbidden_M is not None and forbidden_M[row] >= 0:
+            logits[forbidden_M[row]] = float("-inf")
+        if temperature == 0.0:
+            drawn.append(int(logits.argmax()))
+            continue
+        probabilities = torch.softmax(logits / temperature, dim=0)
+        sums = torch.stack([part.sum() for part in probabilities.split(chunk)])
+        which = _first_above(sums, u_chunk)
+        drawn.append(which * chunk + _first_above(probabilities[which * chunk : (which + 1) * chunk], u_token))
+    return torch.tensor(drawn)
+
+
+def _first_above(weights: Tensor, uniform: float) -> int:
+    target, running = uniform * float(weights.sum()), 0.0
+    for index, weight in enumerate(weights.tolist()):
+        running += weight
+        if running > target:
+            return index
+    return int(weights.nonzero()[-1])
+
+
+def gumbel_sample_tokens(logits_MV: Tensor, uniforms_MV: Tensor, temperature: float = 1.0) -> Tensor:
+    """Gumbel-max, one uniform a token, as google-research/electra draws (pretrain_helpers.py,
+    `sample_from_softmax`)."""
+    return (logits_MV / temperature - torch.log(-torch.log(uniforms_MV))).argmax(dim=-1)
+
+
+def masked_lm_loss(logits_BKV: Tensor, labels_BK: Tensor) -> Tensor:
+    """Mean of -log softmax at the labels that count; 0 where none does."""
+    terms = [
+        -torch.log_softmax(logits_BKV[b, k], dim=-1)[labels_BK[b, k]]
+        for b in range(labels_BK.shape[0])
+        for k in range(labels_BK.shape[1])
+        if labels_BK[b, k] != IGNORED
+    ]
+    return torch.stack(terms).mean() if terms else logits_BKV.sum() * 0
+
+
+def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
+    """Mean of -log p(label) over the real tokens."""
+    labels = replaced_BL.to(logits_BL.dtype)
+    losses = -(
+        labels * torch.nn.functional.logsigmoid(logits_BL) + (1 - labels) * torch.nn.functional.logsigmoid(-logits_BL)
+    )
+    return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()

@@ -1,0 +1,163 @@
+"""What a run leaves behind, as JSON: the source of curves, tables and cards."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+SCHEMA_VERSION = 1
+RECORD_FILE = "run_record.json"
+_PACKAGES = (
+    "hf-electra-rtd",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "huggingface_hub",
+    "numpy",
+    "scikit-learn",
+)
+
+
+@dataclass
+class PretrainingRecord:
+    """A pre-training run.
+
+    Attributes:
+        command: what was typed.
+        started, finished: UTC, ISO 8601.
+        arguments: every argument of the run, by group.
+        model: configuration of the pair.
+        parameters: `generator`, `discriminator`, `total` (what is shared counted once).
+        data: for each part, the block file's header: sources with hashes, tokens, rows.
+        hardware: machine and accelerators.
+        versions: of Python and the packages.
+        steps: optimiser steps.
+        rows: rows that were trained on, over all steps and processes.
+        tokens: real tokens in these rows.
+        train_seconds: time in training steps of this session; evaluation and saving left out.
+        flops: `model` and `paper`, the two conventions of `hf_electra_rtd.accounting`.
+        curves: the log, a dict a line, each with `step`.
+        metrics: held-out metrics at the end; empty without held-out rows.
+        schema_version: of this format.
+    """
+
+    command: str
+    started: str
+    finished: str
+    arguments: dict[str, Any]
+    model: dict[str, Any]
+    parameters: dict[str, int]
+    data: dict[str, Any]
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    steps: int
+    rows: int
+    tokens: int
+    train_seconds: float
+    flops: dict[str, float]
+    curves: list[dict[str, Any]]
+    metrics: dict[str, float] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes `run_record.json`, whole or not at all, and returns its path. Numbers that are not finite become
+        null."""
+        path = Path(directory) / RECORD_FILE
+        partial = path.with_suffix(".json.partial")
+        text = json.dumps(
+            _finite(dataclasses.asdict(self)), indent=2, ensure_ascii=False, default=str, allow_nan=False
+        )
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, path)
+        return path
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PretrainingRecord:
+        """Reads a record from its file, or from the directory that it lies in.
+
+        Raises:
+            ValueError: for a record of another version, or with fields missing, unknown or of the wrong type, by name.
+        """
+        path = Path(path)
+        path = path / RECORD_FILE if path.is_dir() else path
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"{path} is not a run record of version {SCHEMA_VERSION}.")
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        for name in fields.keys() ^ values.keys():
+            raise ValueError(f"{path}: field {name!r} is {'missing' if name in fields else 'not known'}.")
+        for name, value in values.items():
+            wanted = _JSON_TYPES[str(fields[name].type).partition("[")[0]]
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise ValueError(f"{path}: field {name!r} is a {type(value).__name__}, not a {fields[name].type}.")
+        return cls(**values)
+
+
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "dict": (dict,),
+    "list": (list,),
+}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def utc_now() -> str:
+    """The time, as records give it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def collect_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a run's result."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue  # not needed for training on prepared blocks
+    return versions
+
+
+def collect_hardware() -> dict[str, Any]:
+    """The machine: system, processor, cores, memory, accelerators."""
+    import torch
+
+    hardware: dict[str, Any] = {
+        "system": platform.platform(terse=True),
+        "processor": _processor_name(),
+        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
+    if sys.platform == "linux":
+        hardware["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    return hardware
+
+
+def _processor_name() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

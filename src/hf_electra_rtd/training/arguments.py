@@ -1,0 +1,157 @@
+"""Training arguments with the paper's recipe, and the recipe of each named size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from hf_electra_rtd.configuration_electra_rtd import SIZES
+
+
+# Paper = arXiv 2003.10555, Table 6; Code = google-research/electra configure_pretraining.py.
+_PAPER_LOGGING = {"logging_steps": 100, "eval_steps": 5000, "save_steps": 1000}  # Code: save_checkpoints_steps=1000
+RECIPES: dict[str, dict[str, Any]] = {
+    # Ours: about five minutes on two CPU cores for the bundled corpus.
+    "tiny": {
+        "learning_rate": 2e-3,
+        "per_device_train_batch_size": 32,
+        "per_device_eval_batch_size": 64,
+        "max_steps": 1000,
+        "warmup_steps": 100,
+        "row_length": 128,
+        "mask_probability": 0.15,
+        "logging_steps": 20,
+        "eval_steps": 100,
+        "save_steps": 100,
+    },
+    "small": {
+        "learning_rate": 5e-4,
+        "per_device_train_batch_size": 128,
+        "per_device_eval_batch_size": 128,
+        "max_steps": 1_000_000,
+        "warmup_steps": 10_000,
+        "row_length": 128,
+        "mask_probability": 0.15,
+        **_PAPER_LOGGING,
+    },
+    # Code README.md, "ELECTRA-Small++": longer rows and training; the rest as Small.
+    "small++": {
+        "learning_rate": 5e-4,
+        "per_device_train_batch_size": 128,
+        "per_device_eval_batch_size": 128,
+        "max_steps": 4_000_000,
+        "warmup_steps": 10_000,
+        "row_length": 512,
+        "mask_probability": 0.15,
+        **_PAPER_LOGGING,
+    },
+    "base": {
+        "learning_rate": 2e-4,
+        "per_device_train_batch_size": 256,
+        "per_device_eval_batch_size": 256,
+        "max_steps": 766_000,
+        "warmup_steps": 10_000,
+        "row_length": 512,
+        "mask_probability": 0.15,
+        **_PAPER_LOGGING,
+    },
+    "large": {
+        "learning_rate": 2e-4,
+        "per_device_train_batch_size": 2048,
+        "per_device_eval_batch_size": 256,
+        "max_steps": 400_000,
+        "warmup_steps": 10_000,
+        "row_length": 512,
+        "mask_probability": 0.25,
+        **_PAPER_LOGGING,
+    },
+}
+assert RECIPES.keys() == SIZES.keys()
+
+
+@dataclass
+class RTDTrainingArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the paper's optimiser settings as defaults, and what masking needs.
+
+    Args:
+        row_length: tokens a row, L.
+        mask_probability: share of the tokens that is masked.
+        keep_probability: share of the masked tokens that stays visible.
+        masking: how tokens to mask are drawn.
+        bias_correction: of Adam; the original has none.
+
+    What differs from the parent's defaults: AdamW with eps 1e-6, weight decay 0.01 and no bias correction (the
+    optimisers `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; any other name is taken as `transformers`
+    has it); decay times warm-up for `lr_scheduler_type="linear"` (other names as in `transformers`); bfloat16 where
+    the GPU has it; evaluation and checkpoints by steps; no test for NaN at every step, which waits for the device
+    ([`RTDTrainer`] stops at the next log instead).
+    """
+
+    row_length: int = field(default=128, metadata={"help": "Tokens a row."})
+    mask_probability: float = field(default=0.15, metadata={"help": "Share of the tokens that is masked."})
+    keep_probability: float = field(default=0.15, metadata={"help": "Share of the masked tokens that stays visible."})
+    masking: str = field(default="token", metadata={"help": "How tokens to mask are drawn: token."})
+    bias_correction: bool = field(
+        default=False, metadata={"help": "Adam with bias correction; the original has none."}
+    )
+
+    # Paper, Table 6; Code model/optimization.py.
+    learning_rate: float = field(default=5e-4, metadata={"help": "The base learning rate."})
+    warmup_steps: float = field(default=10_000, metadata={"help": "Steps of warm-up; below 1: a share of all steps."})
+    weight_decay: float = field(
+        default=0.01, metadata={"help": "Decoupled weight decay; not for biases and LayerNorm."}
+    )
+    adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of Adam, added to the square root."})
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Global gradient norm to clip at."})
+
+    eval_strategy: str = field(default="steps", metadata={"help": "When to evaluate: no, steps or epoch."})
+    save_total_limit: int | None = field(default=3, metadata={"help": "Checkpoints to keep."})
+    bf16: bool | None = field(  # type: ignore[assignment]  # None until `__post_init__`
+        default=None, metadata={"help": "bfloat16 autocast. By default where a GPU supports it, and not on a CPU."}
+    )
+    dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that make batches."})
+    # A stream's order is its own (data/stream.py), it has no columns to remove, and every parameter is used.
+    train_sampling_strategy: str = field(default="sequential", metadata={"help": "Leave at sequential."})
+    remove_unused_columns: bool = field(default=False, metadata={"help": "Leave off: rows are not columns."})
+    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
+    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave off: all are used."})
+
+    def __post_init__(self) -> None:
+        if self.bf16 is None:
+            self.bf16 = (
+                not (self.use_cpu or self.fp16) and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            )
+        if self.train_sampling_strategy != "sequential":
+            raise ValueError(
+                f"train_sampling_strategy={self.train_sampling_strategy!r} would shuffle a stream that is shuffled "
+                "already, and could not be resumed: leave it at 'sequential'."
+            )
+        super().__post_init__()
+
+    @classmethod
+    def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
+        """The recipe of a named size.
+
+        Args:
+            size: as in `ElectraRTDConfig.from_size`.
+            output_dir: where the run writes.
+            **overrides: any training argument.
+
+        Raises:
+            ValueError: for an unknown size.
+        """
+        return cls(output_dir=output_dir, **{**get_recipe(size), **overrides})
+
+
+def get_recipe(size: str) -> dict[str, Any]:
+    """The training arguments of a named size, as keyword arguments.
+
+    Raises:
+        ValueError: for an unknown size.
+    """
+    if size not in RECIPES:
+        raise ValueError(f"There is no size {size!r}. Known are: {', '.join(RECIPES)}.")
+    return dict(RECIPES[size])

@@ -1,0 +1,143 @@
+"""The original's optimiser and learning-rate schedule (google-research/electra model/optimization.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class ElectraAdamW(Optimizer):
+    """Adam with decoupled weight decay and, unlike `torch.optim.AdamW`, without bias correction.
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
+        p <- p - lr (m / (sqrt(v) + eps) + weight_decay p)
+
+    Source: `AdamWeightDecayOptimizer` of google-research/electra. The first steps are larger by up to
+    (1 - beta1) / sqrt(1 - beta2), 3.2 times, which the warm-up takes up.
+
+    Args:
+        params: parameters, or groups of them (see `get_parameter_groups`).
+        lr: learning rate.
+        betas: decay rates of both moments.
+        eps: added to the square root.
+        weight_decay: times the learning rate, the share by which a parameter shrinks a step.
+        bias_correction: True gives `torch.optim.AdamW`.
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        bias_correction: bool = False,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            if not value >= 0.0:
+                raise ValueError(f"{name} is {value}: it must be at least 0.")
+        if not all(0.0 <= beta < 1.0 for beta in betas):
+            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1.")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "bias_correction": bias_correction,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._update(group)
+        return loss
+
+    def _update(self, group: dict[str, Any]) -> None:
+        params = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not params:
+            return
+        grads = [parameter.grad for parameter in params]
+        for parameter in params:
+            if not self.state[parameter]:
+                # A tensor, because the state dict of a sharded model may hold nothing else.
+                self.state[parameter]["step"] = torch.tensor(0.0)
+                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
+                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
+        first, second, steps = (
+            [self.state[parameter][key] for parameter in params] for key in ("exp_avg", "exp_avg_sq", "step")
+        )
+        beta1, beta2 = group["betas"]
+        learning_rate = float(group["lr"])
+
+        torch._foreach_add_(steps, 1.0)
+        torch._foreach_mul_(first, beta1)
+        torch._foreach_add_(first, grads, alpha=1.0 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
+        roots = torch._foreach_sqrt(second)
+        step_sizes = [-learning_rate] * len(params)
+        if group["bias_correction"]:
+            counts = [step.item() for step in steps]
+            torch._foreach_div_(roots, [(1.0 - beta2**count) ** 0.5 for count in counts])
+            step_sizes = [-learning_rate / (1.0 - beta1**count) for count in counts]
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_mul_(params, 1.0 - learning_rate * group["weight_decay"])
+        torch._foreach_addcdiv_(params, first, roots, step_sizes)
+
+
+def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: everything else with weight decay, biases and LayerNorm without.
+
+    Source: google-research/electra, `exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]`. A tied tensor
+    appears once; frozen parameters not at all.
+    """
+    norms = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm)
+        for parameter in module.parameters(recurse=False)
+    }
+    decayed: list[nn.Parameter] = []
+    exempt: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (exempt if id(parameter) in norms or name.endswith("bias") else decayed).append(parameter)
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+
+
+def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> LambdaLR:
+    """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up).
+
+    Source: google-research/electra, `create_optimizer`. `transformers`' linear schedule decays only after the warm-up,
+    and so reaches the full base rate, which this one never does.
+
+    Args:
+        optimizer: its learning rate is the base.
+        num_warmup_steps: 0 for none.
+        num_training_steps: total; the rate is 0 from there on.
+
+    Raises:
+        ValueError: if the run has no steps.
+    """
+    if num_training_steps < 1:
+        raise ValueError(f"num_training_steps is {num_training_steps}: a schedule needs at least one step.")
+
+    def factor(step: int) -> float:
+        warmup = min(1.0, step / num_warmup_steps) if num_warmup_steps > 0 else 1.0
+        return max(0.0, 1.0 - step / num_training_steps) * warmup
+
+    return LambdaLR(optimizer, factor)

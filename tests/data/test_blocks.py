@@ -1,0 +1,97 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_electra_rtd.data.blocks import BlockFile, BlockWriter
+from hf_electra_rtd.data.packing import Row
+
+
+DESCRIBED = {"tokenizer_hash": "t", "packing": "full", "statistics": {}, "sources": [], "recipe": {"a": 1}}
+
+
+def make_rows(random, num_rows, row_length, vocab_size, uniform):
+    rows = []
+    for _ in range(num_rows):
+        length = row_length if uniform else int(random.integers(1, row_length + 1))
+        rows.append(Row(random.integers(0, vocab_size, length), int(random.integers(1, length + 1))))
+    return rows
+
+
+def write(path, rows, row_length, vocab_size):
+    with BlockWriter(path, row_length, vocab_size) as writer:
+        writer.write(rows)
+        return writer.finish(**DESCRIBED)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 30),
+    st.integers(1, 40),
+    st.sampled_from([100, 2**16, 2**16 + 1, 250_000]),
+    st.booleans(),
+)
+def test_what_is_written_is_read(tmp_path_factory, seed, num_rows, row_length, vocab_size, uniform):
+    random = np.random.default_rng(seed)
+    rows = make_rows(random, num_rows, row_length, vocab_size, uniform)
+    file = write(tmp_path_factory.mktemp("blocks") / "x.blocks", rows, row_length, vocab_size)
+    assert len(file) == num_rows
+    assert file.header.num_tokens == sum(len(row.ids) for row in rows)
+    indices = random.integers(0, num_rows, 12)
+    for batch in (file.read(indices), BlockFile(file.path, verify=True).read(indices)):
+        assert batch.ids.shape == (12, row_length)
+        assert batch.ids.dtype == (np.uint16 if vocab_size <= 2**16 else np.uint32)
+        for place, index in enumerate(indices):
+            row = rows[index]
+            np.testing.assert_array_equal(batch[place]["input_ids"], row.ids)
+            np.testing.assert_array_equal(
+                batch[place]["token_type_ids"], np.arange(len(row.ids)) >= row.second_segment
+            )
+    assert [len(file[i]["input_ids"]) for i in range(num_rows)] == [len(row.ids) for row in rows]
+    np.testing.assert_array_equal(file[-1]["input_ids"], rows[-1].ids)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "x.blocks", make_rows(np.random.default_rng(0), 20, 16, 100, False), 16, 100)
+
+
+@pytest.mark.parametrize("kept", [0, 8, 16, 20, 200, -1])
+def test_a_file_that_was_cut_off_is_refused(file, kept, tmp_path):
+    whole = Path(file.path).read_bytes()
+    short = tmp_path / "short.blocks"
+    short.write_bytes(whole[:kept])
+    with pytest.raises(ValueError, match=r"cut off|not a block file"):
+        BlockFile(short)
+
+
+@pytest.mark.parametrize("place", [20, 300])
+def test_a_file_that_was_altered_is_refused(file, place, tmp_path):
+    bytes_ = bytearray(Path(file.path).read_bytes())
+    bytes_[place] ^= 1
+    altered = tmp_path / "altered.blocks"
+    altered.write_bytes(bytes_)
+    with pytest.raises(ValueError, match="was altered"):
+        BlockFile(altered, verify=True)
+
+
+def test_another_file_is_refused(tmp_path):
+    other = tmp_path / "other.blocks"
+    other.write_text("not rows at all, but long enough to hold a footer if it were one")
+    with pytest.raises(ValueError, match="not a block file"):
+        BlockFile(other)
+
+
+def test_a_writer_that_does_not_finish_leaves_nothing(tmp_path):
+    with BlockWriter(tmp_path / "x.blocks", 16, 100) as writer:
+        writer.write(make_rows(np.random.default_rng(0), 3, 16, 100, True))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_maps_the_file_instead_of_copying_it(file):
+    pickled = pickle.dumps(file)
+    assert len(pickled) < 2000
+    np.testing.assert_array_equal(pickle.loads(pickled)[3]["input_ids"], file[3]["input_ids"])

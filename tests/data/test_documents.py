@@ -1,0 +1,55 @@
+import gzip
+import hashlib
+
+import pytest
+import zstandard
+
+from hf_electra_rtd.data.documents import find_files, read_lines, scan
+
+
+TEXT = "First line.\n  Second — line.  \n\n\nAnother document.\r\n"
+LINES = ["First line.", "Second — line.", "", "", "Another document.", ""]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".txt.zst"])
+def test_text_is_read_from_any_container(tmp_path, suffix):
+    path = tmp_path / f"corpus{suffix}"
+    compress = {".txt": bytes, ".txt.gz": gzip.compress, ".txt.zst": zstandard.compress}[suffix]
+    path.write_bytes(compress(TEXT.encode()))
+    assert list(read_lines(str(path))) == LINES
+    (source,) = scan([str(path)], disable_progress=True)
+    assert source.name == f"corpus{suffix}"
+    assert source.num_documents == 2
+    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = tmp_path / "bom.txt"
+    path.write_text("word", encoding="utf-8-sig")
+    assert list(read_lines(str(path))) == ["word", ""]
+
+
+def test_bytes_that_are_not_utf8_are_named(tmp_path):
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"eins\nzwei drei vier f" + b"\xfcnf\n")
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8: byte 21 is 0xfc"):
+        list(read_lines(str(path)))
+
+
+@pytest.mark.parametrize("content", ["", "\n\n  \n"])
+def test_a_file_without_text_is_refused(tmp_path, content):
+    path = tmp_path / "empty.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"empty\.txt holds no text"):
+        scan([str(path)], disable_progress=True)
+
+
+def test_globs_are_expanded_in_order_and_bad_names_refused(tmp_path):
+    for name in ("b.txt", "a.txt.gz", "c.pdf"):
+        (tmp_path / name).touch()
+    found = find_files([str(tmp_path / "b*"), str(tmp_path / "*.txt*")])
+    assert [name.rpartition("/")[2] for name in found] == ["b.txt", "a.txt.gz", "b.txt"]
+    with pytest.raises(ValueError, match="No file matches"):
+        find_files([str(tmp_path / "x*.txt")])
+    with pytest.raises(ValueError, match=r"c\.pdf is neither text"):
+        find_files([str(tmp_path / "*")])

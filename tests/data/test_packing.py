@@ -1,0 +1,149 @@
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_electra_rtd.data.packing import FullPacker, OriginalPacker, PackingTokens, get_packer
+
+
+CLS, SEP, STOP, QUOTE, FIRST_WORD = 2, 3, 5, 9, 20
+TOKENS = PackingTokens(CLS, SEP, np.array([STOP]), np.array([QUOTE]))
+
+documents = st.lists(
+    st.lists(st.lists(st.sampled_from([STOP, QUOTE, *range(FIRST_WORD, 40)]), max_size=60), min_size=1, max_size=6),
+    min_size=1,
+    max_size=8,
+)
+
+
+def pack(packer, texts):
+    rows = []
+    for text in texts:
+        for line in text:
+            rows += packer.add_line(line)
+        rows += packer.end_document()
+    return rows + packer.finish()
+
+
+def numbered(lengths, start=1000):
+    """Documents of one line each, every token of the corpus another."""
+    texts = []
+    for length in lengths:
+        texts.append([list(range(start, start + length))])
+        start += length
+    return texts
+
+
+def content(rows):
+    return [token for row in rows for token in row.ids.tolist() if token not in (CLS, SEP)]
+
+
+@given(documents, st.integers(8, 50), st.integers(0, 2**40))
+def test_full_rows_hold_every_token_once_in_order_but_for_a_remainder_shorter_than_a_row(texts, length, seed):
+    packer = FullPacker(TOKENS, length, seed)
+    rows = pack(packer, texts)
+    corpus = [token for text in texts for line in text for token in line]
+    packed = content(rows)
+    assert packed == corpus[: len(packed)]
+    assert packer.num_dropped == len(corpus) - len(packed) < length - 2
+
+
+@given(documents, st.integers(8, 50), st.integers(0, 2**40))
+def test_full_rows_have_exactly_the_length_and_well_formed_segments(texts, length, seed):
+    for row in pack(FullPacker(TOKENS, length, seed), texts):
+        assert len(row.ids) == length
+        assert row.ids[0] == CLS
+        assert row.ids[-1] == SEP
+        assert (row.ids == CLS).sum() == 1
+        assert row.ids[1] != SEP
+        if row.second_segment < length:
+            assert row.ids[row.second_segment - 1] == SEP
+            assert 1 < row.second_segment < length - 1
+
+
+@given(documents, st.integers(8, 50), st.integers(0, 2**40))
+def test_rows_do_not_depend_on_how_lines_arrive(texts, length, seed):
+    lines = [[[token for line in text for token in line]] for text in texts]  # a document as one line
+    assert len(pack(FullPacker(TOKENS, length, seed), lines)) == len(pack(FullPacker(TOKENS, length, seed), texts))
+
+
+def test_between_documents_stands_a_separator():
+    rows = pack(FullPacker(TOKENS, 32, 0), numbered([10] * 40))
+    for row in rows:
+        ids = row.ids.tolist()
+        for left, right in pairwise(ids[1:]):
+            if left >= 1000 and right >= 1000:
+                assert (left - 1000) // 10 == (right - 1000) // 10
+
+
+def test_segments_part_at_the_sentence_end_nearest_to_the_middle():
+    line = [30] * 12 + [STOP, QUOTE] + [31] * 5 + [STOP] + [32] * 200
+    packer = FullPacker(TOKENS, 32, 1)
+    row = next(row for row in pack(packer, [[line]]) if row.second_segment < 32)
+    # The middle of 29 tokens is 14; the sentence ends after its closing mark, at 14, not after 13 or 20.
+    assert row.second_segment == 1 + 14 + 1
+    assert row.ids[row.second_segment - 3 : row.second_segment].tolist() == [STOP, QUOTE, SEP]
+
+
+def test_without_a_sentence_end_segments_part_in_the_middle():
+    row = next(row for row in pack(FullPacker(TOKENS, 33, 1), [[[30] * 400]]) if row.second_segment < 33)
+    assert row.second_segment == 1 + 15 + 1
+
+
+def test_a_documents_end_near_the_middle_is_the_separator_of_the_segments():
+    rows = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))
+    row = rows[0]
+    assert row.second_segment == 16
+    assert row.ids[14:17].tolist() == [1013, SEP, 1014]
+    assert (row.ids == SEP).sum() == 2
+
+
+def test_a_tenth_of_full_rows_has_one_segment():
+    rows = pack(FullPacker(TOKENS, 16, 5), [[[30] * 60_000]])
+    one = sum(row.second_segment == 16 for row in rows)
+    assert abs(one - 0.1 * len(rows)) < 4 * (0.09 * len(rows)) ** 0.5
+
+
+@given(documents, st.integers(5, 50), st.integers(0, 2**40))
+def test_original_rows_cross_no_document_and_count_what_they_drop(texts, length, seed):
+    packer = OriginalPacker(TOKENS, length, seed)
+    kept = 0
+    for text in texts:
+        tokens = [token for line in text for token in line]
+        rows = [row for line in text for row in packer.add_line(line)] + packer.end_document()
+        packed = content(rows)
+        kept += len(packed)
+        assert not Counter(packed) - Counter(tokens)
+        assert all(len(row.ids) <= length for row in rows)
+        assert bool(rows) == bool(tokens)
+    assert packer.finish() == []
+    assert kept + packer.num_dropped == sum(len(line) for text in texts for line in text)
+
+
+def test_original_rows_deal_lines_to_segments_as_the_builder_does():
+    # Lines of 20 at L = 64: four make 80 >= 64. The first segment may take (64 - 3) // 2 = 30 tokens: one line, or two
+    # by a coin; what overflows 64 - 3 tokens is cut from the second.
+    packer = OriginalPacker(TOKENS, 64, 0)
+    rows = pack(packer, [[[30 + i % 4] * 20 for i in range(4000)]])
+    full = [row for row in rows if len(row.ids) == 64 and row.second_segment < 64]
+    assert {row.second_segment for row in full} == {22, 42}
+    coin = np.mean([row.second_segment == 42 for row in full])
+    assert abs(coin - 0.5) < 4 * 0.5 / len(full) ** 0.5
+    one_segment = np.mean([row.second_segment == len(row.ids) for row in rows])
+    assert 0.05 < one_segment < 0.2
+    shorter = np.mean([len(row.ids) < 64 for row in rows])
+    assert 0.02 < shorter < 0.08
+
+
+@pytest.mark.parametrize(("name", "length"), [("full", 7), ("original", 4)])
+def test_rows_too_short_are_refused(name, length, tokenizer):
+    with pytest.raises(ValueError, match="too short"):
+        get_packer(name, tokenizer, length, 0)
+
+
+def test_an_unknown_packing_is_refused(tokenizer):
+    with pytest.raises(ValueError, match=r"no packing='fulll'.*'full', 'original'"):
+        get_packer("fulll", tokenizer, 128, 0)

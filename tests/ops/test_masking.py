@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hf_electra_rtd.ops import (
+    IGNORED,
+    MaskedSlots,
+    choose_masked_positions,
+    masked_slots,
+    num_masked,
+    original_ids,
+    replace_at,
+    slots_from_labels,
+)
+
+
+@pytest.mark.parametrize(
+    ("probability", "length", "expected"),
+    [(0.15, 128, 19), (0.15, 512, 77), (0.25, 512, 128), (0.15, 3, 1), (0.15, 1, 1)],
+)
+def test_k_is_the_rounded_share_of_the_row(probability, length, expected):
+    assert num_masked(probability, length) == expected
+
+
+@st.composite
+def masking_cases(draw):
+    rows, length = draw(st.integers(1, 5)), draw(st.integers(1, 40))
+    slots = draw(st.integers(1, length))
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    candidates = torch.from_numpy(random.random((rows, length)) < draw(st.sampled_from([0.0, 0.1, 0.7, 1.0])))
+    uniforms = torch.from_numpy(random.random((rows, length), dtype=np.float32))
+    counts = torch.from_numpy(random.integers(1, slots + 1, rows))
+    return candidates, uniforms, counts, slots
+
+
+@given(masking_cases())
+def test_positions_are_distinct_ascending_candidates_and_exactly_as_many_as_asked(case):
+    candidates, uniforms, counts, slots = case
+    positions = choose_masked_positions(candidates, uniforms, counts, slots)
+    assert positions.shape == (len(candidates), slots)
+    for row, count, chosen in zip(candidates, counts.tolist(), positions.tolist(), strict=True):
+        used = [position for position in chosen if position >= 0]
+        assert len(used) == min(count, int(row.sum()))
+        assert used == sorted(set(used))
+        assert chosen[len(used) :] == [-1] * (slots - len(used))
+        assert all(row[position] for position in used)
+
+
+def test_every_candidate_is_as_likely():
+    trials, candidates = 20000, torch.tensor([False, True, True, True, True, True, False, True])
+    uniforms = torch.rand(trials, 8, generator=torch.Generator().manual_seed(0))
+    positions = choose_masked_positions(candidates.expand(trials, 8), uniforms, torch.full((trials,), 2), 2)
+    counts = torch.bincount(positions.flatten(), minlength=8)[candidates].double()
+    expected = 2 * trials / 6
+    assert ((counts - expected) ** 2 / expected).sum() < 5 + 4 * 10**0.5
+
+
+@given(st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32))
+def test_masking_and_restoring_are_inverse(rows, length, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 50, (rows, length), generator=generator)
+    positions = torch.rand(rows, length, generator=generator).argsort(dim=1)
+    labels = ids.gather(1, positions).masked_fill(torch.rand(rows, length, generator=generator) < 0.5, IGNORED)
+    slots = MaskedSlots(positions, labels)
+    masked = replace_at(ids, slots, torch.full_like(labels, 4))
+    assert torch.equal(masked.eq(4).sum(dim=1), labels.ne(IGNORED).sum(dim=1))
+    assert torch.equal(original_ids(masked, slots), ids)
+
+
+def test_unused_slots_write_nothing_even_where_they_point_at_a_used_one():
+    ids = torch.tensor([[7, 8, 9]])
+    slots = MaskedSlots(torch.tensor([[0, 0, 0]]), torch.tensor([[IGNORED, 7, IGNORED]]))
+    assert replace_at(ids, slots, torch.tensor([[1, 2, 3]])).tolist() == [[2, 8, 9]]
+
+
+@given(st.integers(1, 4), st.integers(1, 20), st.sampled_from([0.0, 0.2, 1.0]), st.integers(0, 2**32))
+def test_slots_from_labels_name_every_label_once(rows, length, share, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 50, (rows, length), generator=generator)
+    labels = labels.masked_fill(torch.rand(rows, length, generator=generator) >= share, IGNORED)
+    slots = slots_from_labels(labels)
+    assert slots.labels.shape[1] == max(1, int(labels.ne(IGNORED).sum(dim=1).max()))
+    rebuilt = replace_at(torch.full_like(labels, IGNORED), slots, slots.labels)
+    assert torch.equal(rebuilt, labels)
+    for positions in slots.positions.tolist():
+        assert len(set(positions)) == len(positions)
+
+
+def test_labels_of_another_shape_are_refused():
+    ids, positions = torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 2, dtype=torch.long)
+    with pytest.raises(ValueError, match="labels must have that shape"):
+        masked_slots(ids, positions, torch.zeros(2, 5, dtype=torch.long))
+    with pytest.raises(ValueError, match="shape of input_ids"):
+        masked_slots(ids, None, torch.zeros(2, 2, dtype=torch.long))

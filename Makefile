@@ -1,0 +1,49 @@
+# make pretrain   pre-train the tiny size on the bundled corpus (makes its environment first)
+# make test       the tests
+# make quality    ruff, formatting, the import contract, types
+PYTHON ?= python3
+VENV ?= .venv
+OUTPUT_DIR ?= runs/pretrain
+# More flags for the script, for instance ARGS='--max_steps 100'.
+ARGS ?=
+
+BIN := $(VENV)/bin
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# One process; told in full, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
+LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
+	--num_cpu_threads_per_process $(CORES)
+
+.PHONY: pretrain test test-slow quality style clean
+
+pretrain: $(VENV)/.installed
+	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m slow
+
+quality: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+style: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (some minutes the first time) ..."
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(INSTALL) -e '.[test,quality]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

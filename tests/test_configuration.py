@@ -1,0 +1,92 @@
+import pytest
+from transformers import AutoConfig, ElectraConfig
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.configuration_electra_rtd import SIZES, derive_generator_config
+from tests.conftest import tiny_config
+
+
+# Paper (arXiv 2003.10555), Table 6: layers, hidden size, feed-forward size, heads, embedding size of the
+# discriminator; hidden size, feed-forward size and heads of the generator, by its multiplier of 1/4, 1/3, 1/4.
+TABLE_6 = {
+    "small": ((12, 256, 1024, 4, 128), (64, 256, 1)),
+    "small++": ((12, 256, 1024, 4, 128), (256, 1024, 4)),
+    "base": ((12, 768, 3072, 12, 768), (256, 1024, 4)),
+    "large": ((24, 1024, 4096, 16, 1024), (256, 1024, 4)),
+    "tiny": ((4, 128, 512, 2, 64), (32, 128, 1)),
+}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sizes_are_those_of_table_6(size):
+    config = ElectraRTDConfig.from_size(size)
+    discriminator, generator = config.discriminator_config, config.generator_config
+    (layers, hidden, feed_forward, heads, embedding), (g_hidden, g_feed_forward, g_heads) = TABLE_6[size]
+    assert discriminator.num_hidden_layers == generator.num_hidden_layers == layers
+    assert (discriminator.hidden_size, discriminator.intermediate_size) == (hidden, feed_forward)
+    assert discriminator.num_attention_heads == heads
+    assert discriminator.embedding_size == generator.embedding_size == embedding
+    assert (generator.hidden_size, generator.intermediate_size) == (g_hidden, g_feed_forward)
+    assert generator.num_attention_heads == g_heads
+    dropout = 0.0 if size == "tiny" else 0.1
+    for tower in (discriminator, generator):
+        assert tower.hidden_dropout_prob == tower.attention_probs_dropout_prob == dropout
+        assert (tower.vocab_size, tower.max_position_embeddings) == (30522, 512)
+    assert (config.generator_weight, config.discriminator_weight) == (1.0, 50.0)
+
+
+def test_overrides_reach_both_towers_and_the_pair():
+    config = ElectraRTDConfig.from_size(
+        "small", vocab_size=1000, num_hidden_layers=6, generator_hidden_size=0.5, generator_layers=0.5, temperature=0.7
+    )
+    assert config.generator_config.vocab_size == config.discriminator_config.vocab_size == 1000
+    assert (config.generator_config.num_hidden_layers, config.discriminator_config.num_hidden_layers) == (3, 6)
+    assert config.generator_config.hidden_size == 128
+    assert config.temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 1.0}, "no option 'temprature'. Did you mean 'temperature'"),
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"discriminator_weight": float("inf")}, "discriminator_weight is inf"),
+        ({"generator": "bigram"}, "generator='bigram'"),
+        ({"generator_config": {"vocab_size": 10}, "discriminator_config": {"vocab_size": 11}}, "10 tokens and the"),
+    ],
+)
+def test_what_is_not_known_or_out_of_range_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ElectraRTDConfig(**options)
+
+
+def test_unknown_sizes_and_overrides_are_refused():
+    with pytest.raises(ValueError, match="no size 'medium'"):
+        ElectraRTDConfig.from_size("medium")
+    with pytest.raises(ValueError, match="Did you mean 'hidden_size'"):
+        ElectraRTDConfig.from_size("small", hiden_size=3)
+    with pytest.raises(ValueError, match="cannot be built"):
+        derive_generator_config(ElectraConfig(), hidden_size_fraction=0.0)
+
+
+@pytest.mark.parametrize(("option", "value"), [("objective", "rdt"), ("sharing", "al")])
+def test_unknown_objectives_and_modes_of_sharing_are_refused(option, value):
+    with pytest.raises(ValueError, match=f"no {option}='{value}'. Known are"):
+        ElectraForRTDPretraining(tiny_config(**{option: value}))
+
+
+def test_a_configuration_survives_saving(tmp_path):
+    config = tiny_config(temperature=0.5, sharing="word", disallow_correct=True)
+    config.save_pretrained(tmp_path)
+    for loaded in (ElectraRTDConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        differing = {key for key, value in config.to_dict().items() if loaded.to_dict()[key] != value}
+        assert differing <= {"_name_or_path"}
+
+
+def test_wrapping_a_towers_configuration_leaves_it_alone_and_leaks_no_path():
+    tower = ElectraConfig(vocab_size=50, name_or_path="/home/someone/secret")
+    tower._attn_implementation = "sdpa"
+    config = ElectraRTDConfig(discriminator_config=tower)
+    assert tower._attn_implementation == "sdpa"
+    assert tower.use_cache
+    assert "secret" not in config.to_json_string()

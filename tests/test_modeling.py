@@ -1,0 +1,289 @@
+"""What a broken RTD could not pass."""
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining
+from hf_electra_rtd.ops import IGNORED, reference
+from tests.conftest import VOCABULARY, pad_batch, tiny_config
+
+
+def originals(batch):
+    ids = batch["input_ids"].clone()
+    used = batch["labels"].ne(IGNORED)
+    rows = torch.arange(len(ids))[:, None].expand_as(batch["labels"])
+    ids[rows[used], batch["masked_positions"][used]] = batch["labels"][used]
+    return ids
+
+
+def body(tower):
+    """Parameters of a tower that the other one does not share."""
+    return {name: p for name, p in tower.named_parameters() if not name.startswith("electra.embeddings.")}
+
+
+# ---- Corruption and labels ----
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_discriminators_input_differs_from_the_original_exactly_where_the_label_is_1(batch, temperature):
+    model = ElectraForRTDPretraining(tiny_config(temperature=temperature)).eval()
+    output = model(**batch)
+    assert torch.equal(output.corrupted_input_ids.ne(originals(batch)).long(), output.replaced_labels)
+    assert output.replaced_labels.any()
+    masked = torch.zeros_like(batch["input_ids"]).scatter(1, batch["masked_positions"], 1).bool()
+    assert not output.replaced_labels[~masked].any()
+    assert not output.corrupted_input_ids.eq(VOCABULARY.index("[MASK]"))[~masked].any()
+
+
+def test_a_sample_equal_to_the_original_is_labelled_original(model, batch):
+    with torch.no_grad():  # a generator that always says the same word
+        model.generator.generator_lm_head.bias[17] = 1e4
+    batch["labels"][:, 0] = 17
+    output = model(**batch)
+    rows = torch.arange(len(batch["labels"]))
+    assert (output.corrupted_input_ids.gather(1, batch["masked_positions"]) == 17).all()
+    assert not output.replaced_labels[rows, batch["masked_positions"][:, 0]].any()
+    expected = batch["labels"].ne(17).long()
+    assert torch.equal(output.replaced_labels.gather(1, batch["masked_positions"]), expected)
+
+
+def test_kept_tokens_are_sampled_over_too(tokenizer, blocks, model):
+    collator = DataCollatorForRTD(tokenizer, keep_probability=1.0)
+    batch = collator(blocks[0].__getitems__(list(range(8))))
+    assert torch.equal(batch["input_ids"], originals(batch))
+    assert model(**batch).replaced_labels.any()
+
+
+def test_disallow_correct_replaces_every_masked_token(batch):
+    model = ElectraForRTDPretraining(tiny_config(disallow_correct=True)).eval()
+    output = model(**batch)
+    assert output.replaced_labels.sum() == batch["labels"].ne(IGNORED).sum()
+
+
+def test_greedy_samples_are_the_generators_predictions(batch):
+    model = ElectraForRTDPretraining(tiny_config(temperature=0.0)).eval()
+    output = model(**batch)
+    sampled = output.corrupted_input_ids.gather(1, batch["masked_positions"])
+    assert torch.equal(sampled, output.generator_predictions)
+
+
+def test_samples_follow_the_generators_softmax(model, batch):
+    model.generator.generator_lm_head.bias.data.normal_(std=1.0)
+    one = {key: value[:1] for key, value in batch.items() if key != "sampling_uniforms"}
+    draws = 4000
+    many = {key: value.expand(draws, *value.shape[1:]) for key, value in one.items()}
+    logits = model(**one, output_generator_logits=True).generator_logits[0]
+    sampled = model(**many).corrupted_input_ids.gather(1, many["masked_positions"])
+    for slot in range(logits.shape[0]):
+        expected = torch.softmax(logits[slot].double(), dim=0) * draws
+        observed = torch.bincount(sampled[:, slot], minlength=len(VOCABULARY)).double()
+        statistic = ((observed - expected) ** 2 / expected.clamp(min=1e-9))[expected > 5].sum()
+        degrees = int((expected > 5).sum())
+        assert statistic < degrees + 5 * (2 * degrees) ** 0.5
+
+
+def test_given_corruption_is_used_as_it_is(model, batch):
+    corrupted = originals(batch).clone()
+    corrupted[:, 5] = 11
+    output = model(**batch, corrupted_input_ids=corrupted)
+    assert torch.equal(output.corrupted_input_ids, corrupted)
+    assert torch.equal(output.replaced_labels, corrupted.ne(originals(batch)).long())
+
+
+# ---- Losses ----
+
+
+def test_losses_equal_the_stock_heads_over_all_positions(model, batch):
+    output = model(**batch)
+    tokens = {"token_type_ids": batch["token_type_ids"]}
+    labels = torch.full_like(batch["input_ids"], IGNORED).scatter(1, batch["masked_positions"], batch["labels"])
+    generator_loss = model.generator(batch["input_ids"], labels=labels, **tokens).loss
+    discriminator_loss = model.discriminator(output.corrupted_input_ids, labels=output.replaced_labels, **tokens).loss
+    torch.testing.assert_close(output.generator_loss, generator_loss, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(output.discriminator_loss, discriminator_loss, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(output.loss, generator_loss + 50 * discriminator_loss, rtol=1e-6, atol=1e-5)
+
+
+def test_the_discriminators_loss_counts_special_tokens_and_not_padding(model, batch):
+    wide = pad_batch(batch, 7)
+    output = model(**wide)
+    expected = reference.replaced_token_loss(output.logits.double(), output.replaced_labels, wide["attention_mask"])
+    assert wide["attention_mask"].sum() == 8 * 32  # [CLS] and [SEP] among them
+    torch.testing.assert_close(output.discriminator_loss.double(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_weights_weigh(batch):
+    config = tiny_config(generator_weight=0.5, discriminator_weight=3.0)
+    output = ElectraForRTDPretraining(config).eval()(**batch)
+    assert output.loss == 0.5 * output.generator_loss + 3.0 * output.discriminator_loss
+
+
+def test_both_forms_of_labels_agree(model, batch):
+    wide = torch.full_like(batch["input_ids"], IGNORED).scatter(1, batch["masked_positions"], batch["labels"])
+    narrow = model(**batch)
+    other = {key: value for key, value in batch.items() if key not in ("masked_positions", "labels")}
+    output = model(**other, labels=wide)
+    assert torch.equal(output.corrupted_input_ids, narrow.corrupted_input_ids)
+    assert output.loss == narrow.loss
+
+
+def test_unused_slots_count_nothing_wherever_they_point(model, batch):
+    labels = batch["labels"].clone()
+    labels[:, -2:] = IGNORED
+    fewer = {**batch, "labels": labels}
+    somewhere = {**fewer, "masked_positions": batch["masked_positions"].clone()}
+    somewhere["masked_positions"][:, -2:] = torch.tensor([0, -1])
+    first, second = model(**fewer), model(**somewhere)
+    assert first.loss == second.loss
+    assert torch.equal(first.corrupted_input_ids, second.corrupted_input_ids)
+    kept = {key: batch[key][:, :-2] for key in ("masked_positions", "labels", "sampling_uniforms")}
+    third = model(**{**batch, **kept})
+    torch.testing.assert_close(first.generator_loss, third.generator_loss)
+    assert torch.equal(first.corrupted_input_ids, third.corrupted_input_ids)
+
+
+def test_a_replayed_position_may_repeat_and_both_count(model, batch):
+    positions, labels = batch["masked_positions"].clone(), batch["labels"].clone()
+    positions[:, 1], labels[:, 1] = positions[:, 0], labels[:, 0]
+    replay = {**batch, "masked_positions": positions, "labels": labels}
+    output = model(**replay, corrupted_input_ids=originals(batch), output_generator_logits=True)
+    expected = F.cross_entropy(output.generator_logits.flatten(0, 1), labels.flatten())
+    torch.testing.assert_close(output.generator_loss, expected)
+
+
+def test_nothing_masked_gives_finite_losses(model, batch):
+    output = model(**{**batch, "labels": torch.full_like(batch["labels"], IGNORED)})
+    assert output.generator_loss == 0
+    assert output.loss.isfinite()
+    assert not output.replaced_labels.any()
+
+
+def test_without_labels_the_discriminator_judges_the_rows_as_they_are(model, batch):
+    output = model(batch["input_ids"])
+    assert output.loss is None
+    assert torch.equal(output.logits, model.discriminator(batch["input_ids"]).logits)
+
+
+# ---- Gradients ----
+
+
+@pytest.mark.parametrize("sharing", ["none", "word", "embeddings"])
+def test_no_gradient_of_the_discriminators_loss_reaches_the_generators_body(batch, sharing):
+    model = ElectraForRTDPretraining(tiny_config(sharing=sharing))
+    model(**batch).discriminator_loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in body(model.generator).values())
+
+    # A bias of the keys moves all scores of a query alike: softmax does not see it.
+    learning = (p for name, p in body(model.discriminator).items() if "key.bias" not in name)
+    assert all(p.grad is not None and p.grad.any() for p in learning)
+
+
+def test_the_discriminators_weight_does_not_change_the_generators_gradients(batch):
+    gradients = []
+    for weight in (0.0, 50.0, 1e6):
+        torch.manual_seed(0)
+        model = ElectraForRTDPretraining(tiny_config(discriminator_weight=weight)).eval()
+        model(**batch).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in body(model.generator).items()})
+    for other in gradients[1:]:
+        assert all(torch.equal(gradients[0][name], other[name]) for name in other)
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_a_sampled_padding_token_gets_its_gradient(model, batch, resized):
+    if resized:
+        model.resize_token_embeddings(len(VOCABULARY) + 3)
+    with torch.no_grad():
+        model.generator.generator_lm_head.bias[0] = 1e4  # always samples [PAD]
+    model.generator.requires_grad_(False)
+    model.discriminator.requires_grad_(True)
+    output = model(**batch)
+    assert output.corrupted_input_ids.eq(0).any()
+    output.discriminator_loss.backward()
+    assert model.get_input_embeddings().weight.grad[0].any()
+
+
+# ---- Equal results ----
+
+
+@pytest.mark.parametrize("padding", [1, 13])
+def test_padding_changes_nothing(model, batch, padding):
+    narrow, wide = model(**batch), model(**pad_batch(batch, padding))
+    assert torch.equal(narrow.corrupted_input_ids, wide.corrupted_input_ids[:, :32])
+    torch.testing.assert_close(narrow.logits, wide.logits[:, :32], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(narrow.generator_loss, wide.generator_loss, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(narrow.discriminator_loss, wide.discriminator_loss, rtol=1e-6, atol=1e-6)
+    assert not wide.replaced_labels[:, 32:].any()
+
+
+def test_no_mask_equals_a_mask_of_ones(model, batch):
+    without, with_ones = model(**batch), model(**batch, attention_mask=torch.ones_like(batch["input_ids"]))
+    torch.testing.assert_close(without.logits, with_ones.logits, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(without.loss, with_ones.loss, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", [2, 4, 8])
+def test_a_batch_equals_the_mean_of_its_micro_batches(batch, parts):
+    torch.manual_seed(0)
+    model = ElectraForRTDPretraining(tiny_config()).eval().double()
+    model(**batch).loss.backward()
+    whole = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    for start in range(0, 8, 8 // parts):
+        (model(**{key: value[start : start + 8 // parts] for key, value in batch.items()}).loss / parts).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-9, atol=1e-12)
+
+
+def test_bfloat16_autocast_stays_close_to_float32(model, batch):
+    exact = model(**batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = model(**batch, corrupted_input_ids=exact.corrupted_input_ids)
+    torch.testing.assert_close(rough.generator_loss, exact.generator_loss, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(rough.discriminator_loss, exact.discriminator_loss, rtol=2e-2, atol=2e-2)
+
+
+def test_activation_checkpointing_changes_nothing(batch):
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        model = ElectraForRTDPretraining(tiny_config()).train()
+        if checkpointing:
+            # transformers 5.23 renamed it; 5.17 has only the old name
+            enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+            enable()
+        model(**batch).loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def steps(forward, model, batch, count=4):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(count):
+        output = forward(**batch)
+        output.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(output.loss.detach())
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_graph_traces_whole_and_trains_alike(batch, backend, padded):
+    if padded:
+        batch = pad_batch(batch, 5)
+    trajectories = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        torch.compiler.reset()
+        model = ElectraForRTDPretraining(tiny_config()).train()
+        forward = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        trajectories.append(steps(forward, model, batch))
+    difference = (trajectories[0] - trajectories[1]).abs() / trajectories[0]
+    assert difference.max() < 1e-4
+    assert difference.mean() < 3e-5

@@ -1,0 +1,55 @@
+"""The README's commands and Python are run as they stand, with few steps."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FEW_STEPS = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "logging_steps": 1, "warmup_steps": 1}
+# The smallest model, whatever the size that is asked for: what is tested is that the flags mean something.
+SMALL = {"size": "tiny", "row_length": 64, "per_device_train_batch_size": 4}
+
+
+def blocks_of(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands():
+    """Every `python examples/...` or `accelerate launch examples/...`, with continued lines joined."""
+    lines = "\n".join(blocks_of("bash")).replace("\\\n", " ").splitlines()
+    found = (re.match(r"(?:python|accelerate launch) (examples/.*)", line.strip()) for line in lines)
+    return [match.group(1) for match in found if match]
+
+
+def test_the_readme_names_the_commands_that_do_all_the_set_up():
+    makefile = (ROOT / "Makefile").read_text()
+    text = "\n".join(blocks_of("bash"))
+    for target in ("pretrain", "test"):
+        assert f"make {target}" in text
+        assert f"\n{target}: " in makefile
+
+
+def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypatch):
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import pretrain
+
+    assert commands()
+    for command in commands():
+        script, *flags = shlex.split(command)
+        assert script == "examples/pretrain.py", f"do not know how to run {command}"
+        monkeypatch.setattr(sys, "argv", [script])
+        few = [part for name, value in {**FEW_STEPS, **SMALL}.items() for part in (f"--{name}", str(value))]
+        pretrain.main([*flags, *few, "--disable_tqdm", "--use_cpu"])
+
+    namespace = {}
+    assert blocks_of("python")
+    for block in blocks_of("python"):
+        few = re.sub(r"max_steps=[\d_]+", "max_steps=3, use_cpu=True, disable_tqdm=True, report_to='none'", block)
+        exec(compile(few, "README.md", "exec"), namespace)

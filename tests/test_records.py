@@ -1,0 +1,88 @@
+import json
+import math
+
+import pytest
+
+from hf_electra_rtd import PretrainingRecord
+from hf_electra_rtd.publishing.curves import plot_curves
+from hf_electra_rtd.records import RECORD_FILE, collect_hardware, collect_versions, utc_now
+
+
+def make_record(**changes):
+    curves = [
+        {"step": 10 * i, "generator_loss": 7 - 0.1 * i, "generator_accuracy": 0.01 * i, "discriminator_loss": 0.4,
+         "discriminator_auc": 0.5 + 0.02 * i, "learning_rate": 1e-3, "tokens_per_second": 5000.0}
+        for i in range(10)
+    ]  # fmt: skip
+    curves += [{"step": 50, **{f"eval_{name}": 0.6 for name in ("generator_loss", "discriminator_auc")}}]
+    return PretrainingRecord(
+        **{
+            "command": "pretrain.py",
+            "started": utc_now(),
+            "finished": utc_now(),
+            "arguments": {"training": {"seed": 42}},
+            "model": {"model_type": "electra_rtd"},
+            "parameters": {"generator": 10, "discriminator": 20, "total": 25},
+            "data": {"train": {"num_rows": 3}},
+            "hardware": collect_hardware(),
+            "versions": collect_versions(),
+            "steps": 100,
+            "rows": 3200,
+            "tokens": 409600,
+            "train_seconds": 12.5,
+            "flops": {"model": 1e12, "paper": 1.2e12},
+            "curves": curves,
+            "metrics": {"eval_discriminator_auc": 0.75},
+            **changes,
+        }
+    )
+
+
+def test_a_record_survives_its_file(tmp_path):
+    record = make_record()
+    path = record.save(tmp_path)
+    assert path.name == RECORD_FILE
+    assert PretrainingRecord.load(path) == PretrainingRecord.load(tmp_path) == record
+    assert [entry.name for entry in tmp_path.iterdir()] == [RECORD_FILE]
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    path = make_record(metrics={"eval_discriminator_auc": math.nan}).save(tmp_path)
+    assert json.loads(path.read_text())["metrics"] == {"eval_discriminator_auc": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": "many"}, "field 'steps' is a str, not a int"),
+        ({"steps": True}, "field 'steps' is a bool"),
+        ({"curves": {}}, "field 'curves' is a dict"),
+        ({"more": 1}, "field 'more' is not known"),
+        ({"tokens": ...}, "field 'tokens' is missing"),
+        ({"schema_version": 99}, "not a run record of version 1"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused_by_field(tmp_path, change, message):
+    path = make_record().save(tmp_path)
+    values = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    with pytest.raises(ValueError, match=message):
+        PretrainingRecord.load(path)
+
+
+def test_versions_and_hardware_are_told():
+    assert {"python", "torch", "transformers", "hf-electra-rtd"} <= collect_versions().keys()
+    hardware = collect_hardware()
+    assert hardware["cpu_cores"] >= 1
+    assert hardware["processor"]
+    assert hardware["accelerators"] == []
+
+
+def test_curves_are_drawn_from_the_record_alone(tmp_path):
+    path = plot_curves(make_record(), tmp_path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+
+
+def test_curves_of_a_run_without_evaluation_are_drawn_too(tmp_path):
+    plot_curves(make_record(metrics={}, curves=[{"step": 1, "generator_loss": 1.0}]), tmp_path)

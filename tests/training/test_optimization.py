@@ -1,0 +1,114 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, get_electra_schedule, get_parameter_groups
+from tests.conftest import tiny_config
+
+
+def original_adam(parameter, gradients, lr, betas, eps, weight_decay):
+    """google-research/electra model/optimization.py, `AdamWeightDecayOptimizer._apply_gradients`, in float64."""
+    p, m, v = parameter.double(), 0.0, 0.0
+    for gradient in gradients:
+        gradient = gradient.double()
+        m = betas[0] * m + (1 - betas[0]) * gradient
+        v = betas[1] * v + (1 - betas[1]) * gradient**2
+        p = p - lr * (m / (v.sqrt() + eps) + weight_decay * p)
+    return p
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3, 5), (64, 33)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("eps", "weight_decay"), [(1e-6, 0.01), (1e-3, 0.0)])
+def test_follows_the_originals_update(shape, dtype, eps, weight_decay):
+    parameter = nn.Parameter(torch.randn(shape, dtype=dtype))
+    gradients = [torch.randn(shape, dtype=dtype) * 10.0**scale for scale in (0, -4, 1, -2, 0)]
+    expected = original_adam(parameter.detach(), gradients, 1e-2, (0.9, 0.999), eps, weight_decay)
+    optimizer = ElectraAdamW([parameter], lr=1e-2, eps=eps, weight_decay=weight_decay)
+    for gradient in gradients:
+        parameter.grad = gradient
+        optimizer.step()
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(parameter.detach().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_with_bias_correction_it_is_torchs_adamw():
+    ours, theirs = (nn.Parameter(torch.arange(6.0)) for _ in range(2))
+    options = {"lr": 1e-2, "eps": 1e-6, "weight_decay": 0.01}
+    pair = (
+        (ours, ElectraAdamW([ours], bias_correction=True, **options)),
+        (theirs, torch.optim.AdamW([theirs], **options)),
+    )
+    for step in range(5):
+        for parameter, optimizer in pair:
+            parameter.grad = torch.sin(torch.arange(6.0) * (step + 1))
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_state_survives_saving():
+    parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizers = [ElectraAdamW([parameter], lr=0.1) for parameter in parameters]
+    for step in range(4):
+        if step == 2:
+            optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+            parameters[1].data.copy_(parameters[0].data)
+        for parameter, optimizer in zip(parameters, optimizers, strict=True):
+            if step >= 2 or optimizer is optimizers[0]:
+                parameter.grad = torch.tensor([1.0, -2.0, 0.5]) * (step + 1)
+                optimizer.step()
+    assert torch.equal(*parameters)
+
+
+def test_parameters_without_gradient_are_left_alone():
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = ElectraAdamW([used, unused], lr=0.1, weight_decay=0.5)
+    used.grad = torch.ones(2)
+    optimizer.step()
+    assert torch.equal(unused, torch.ones(2))
+    assert not torch.equal(used, torch.ones(2))
+
+
+@pytest.mark.parametrize("options", [{"lr": -1.0}, {"lr": 0.1, "eps": -1.0}, {"lr": 0.1, "betas": (0.9, 1.0)}])
+def test_values_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match="must be at least 0"):
+        ElectraAdamW([nn.Parameter(torch.ones(1))], **options)
+
+
+def test_decay_spares_biases_and_layer_norms_and_every_parameter_is_optimised_once():
+    model = ElectraForRTDPretraining(tiny_config())
+    decayed, exempt = get_parameter_groups(model, 0.01)
+    assert (decayed["weight_decay"], exempt["weight_decay"]) == (0.01, 0.0)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for name in (names[id(parameter)] for parameter in exempt["params"]):
+        assert name.endswith("bias") or "LayerNorm" in name
+    for name in (names[id(parameter)] for parameter in decayed["params"]):
+        assert not name.endswith("bias")
+        assert "LayerNorm" not in name
+    everything = [id(parameter) for group in (decayed, exempt) for parameter in group["params"]]
+    assert sorted(everything) == sorted(map(id, model.parameters()))
+
+
+def test_frozen_parameters_are_left_out():
+    model = ElectraForRTDPretraining(tiny_config(sharing="none"))
+    model.generator.requires_grad_(False)
+    groups = get_parameter_groups(model, 0.01)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.discriminator.parameters()))
+
+
+@pytest.mark.parametrize(("warmup", "total"), [(10, 100), (0, 10), (100, 100), (5, 1)])
+def test_the_schedule_is_decay_times_warmup(warmup, total):
+    optimizer = ElectraAdamW([nn.Parameter(torch.ones(1))], lr=2e-3)
+    schedule = get_electra_schedule(optimizer, warmup, total)
+    for step in range(total + 2):
+        expected = 2e-3 * max(0.0, 1 - step / total) * (min(1.0, step / warmup) if warmup else 1.0)
+        assert schedule.get_last_lr()[0] == pytest.approx(expected, rel=1e-12)
+        optimizer.step()
+        schedule.step()
+
+
+def test_a_schedule_needs_steps():
+    with pytest.raises(ValueError, match="at least one step"):
+        get_electra_schedule(ElectraAdamW([nn.Parameter(torch.ones(1))], lr=1.0), 0, 0)

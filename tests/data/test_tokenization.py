@@ -36,7 +36,13 @@ def test_a_tokenizer_survives_its_directory_and_its_vocabulary_file(trained, tmp
 
 @pytest.mark.parametrize(
     ("extra", "lowercase", "expected"),
-    [([], None, "[UNK]"), (["River"], None, "River"), (["River"], True, "river"), ([], False, "[UNK]")],
+    [
+        ([], None, "[UNK]"),
+        (["\u211d", "<S>"], None, "river"),
+        (["River"], None, "River"),
+        (["River"], True, "river"),
+        ([], False, "[UNK]"),
+    ],
 )
 def test_case_is_read_off_the_vocabulary_or_as_told(tmp_path, extra, lowercase, expected):
     words = [token for token in VOCABULARY if token != "river" or expected == "river"]

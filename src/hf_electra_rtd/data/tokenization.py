@@ -35,8 +35,9 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         if missing:
             raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is not a BERT-style vocabulary.")
         if lowercase is None:
-            words = (token for token in vocabulary if token not in SPECIAL_TOKENS and not token.startswith("[unused"))
-            lowercase = not any(character.isupper() for token in words for character in token)
+            # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
+            words = (token for token in vocabulary if token[:1] not in ("[", "<"))
+            lowercase = all(token == token.lower() for token in words)
         return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
     tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     check_tokenizer(tokenizer)

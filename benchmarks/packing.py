@@ -1,0 +1,57 @@
+#!/usr/bin/env python
+"""How much of a text each packing keeps, and how full its rows are.
+
+    python benchmarks/packing.py --tokenizer vocab.txt --row_length 128 text.txt
+
+On the first 6,000,000 bytes of an extract of English Wikipedia (2020), with the uncased English BERT vocabulary and
+rows of 128 tokens, google-research/electra's own builder keeps 959,125 of 1,301,858 tokens (74 %), fills 82 % of the
+positions, and makes 65 % full and 51 % two-segment rows; `original` should come close to these shares, which depend
+on its draws.
+"""
+
+import argparse
+import tempfile
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+from hf_electra_rtd.data.packing import PACKERS
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.tokenization import load_tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--tokenizer", required=True)
+    parser.add_argument("--row_length", type=int, default=128)
+    options = parser.parse_args()
+    tokenizer = load_tokenizer(options.tokenizer)
+    table = Table()
+    for heading in ("packing", "tokens", "kept", "share", "filled", "full rows", "two segments", "rows", "seconds"):
+        table.add_column(heading, justify="left" if heading == "packing" else "right")
+    for packing in PACKERS:
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as directory:
+            rows, _ = prepare_blocks(
+                options.files, tokenizer, directory, options.row_length, packing, disable_progress=True
+            )
+            header, counts = rows.header, rows.header.statistics
+        kept = counts["corpus_tokens"] - counts["dropped_tokens"]
+        table.add_row(
+            packing,
+            f"{counts['corpus_tokens']:,}",
+            f"{kept:,}",
+            f"{kept / counts['corpus_tokens']:.1%}",
+            f"{header.num_tokens / header.num_rows / header.row_length:.1%}",
+            f"{counts['full_rows'] / header.num_rows:.1%}",
+            f"{counts['two_segment_rows'] / header.num_rows:.1%}",
+            f"{header.num_rows:,}",
+            f"{time.perf_counter() - began:.1f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

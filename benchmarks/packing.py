@@ -4,9 +4,9 @@
     python benchmarks/packing.py --tokenizer vocab.txt --row_length 128 text.txt
 
 On the first 6,000,000 bytes of an extract of English Wikipedia (2020), with the uncased English BERT vocabulary and
-rows of 128 tokens, google-research/electra's own builder keeps 959,125 of 1,301,858 tokens (74 %), fills 82 % of the
-positions, and makes 65 % full and 51 % two-segment rows; `original` should come close to these shares, which depend
-on its draws.
+rows of 128 tokens, google-research/electra's own builder writes 959,125 ids (special tokens included) for 1,301,858
+tokens of text, fills 82 % of the positions, and makes 65 % full and 51 % two-segment rows; `original` should come
+close to these figures, which depend on its draws.
 """
 
 import argparse
@@ -29,7 +29,18 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = load_tokenizer(options.tokenizer)
     table = Table()
-    for heading in ("packing", "tokens", "kept", "share", "filled", "full rows", "two segments", "rows", "seconds"):
+    for heading in (
+        "packing",
+        "tokens",
+        "kept",
+        "share",
+        "ids",
+        "filled",
+        "full rows",
+        "two segments",
+        "rows",
+        "seconds",
+    ):
         table.add_column(heading, justify="left" if heading == "packing" else "right")
     for packing in PACKERS:
         began = time.perf_counter()
@@ -44,6 +55,7 @@ def main() -> None:
             f"{counts['corpus_tokens']:,}",
             f"{kept:,}",
             f"{kept / counts['corpus_tokens']:.1%}",
+            f"{header.num_tokens:,}",
             f"{header.num_tokens / header.num_rows / header.row_length:.1%}",
             f"{counts['full_rows'] / header.num_rows:.1%}",
             f"{counts['two_segment_rows'] / header.num_rows:.1%}",

@@ -49,7 +49,7 @@ sys.path.insert(0, {str(ROOT / "examples")!r})
 import pretrain
 pretrain.main(["--train_files", {blocks[0].path!r}, "--held_out_files", {blocks[1].path!r}, "--tokenizer",
     {str(tmp_path / "tokenizer")!r}, "--output_dir", {str(tmp_path / "run")!r}, "--row_length", "32", "--max_steps",
-    "3", "--warmup_steps", "1", "--use_cpu", "--disable_tqdm"])
+    "3", "--warmup_steps", "1", "--use_cpu", "--disable_tqdm", "True"])
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     assert (tmp_path / "run" / "run_record.json").exists()
@@ -63,6 +63,7 @@ def test_imports_flow_one_way():
 
 def test_every_tried_package_lies_within_the_declared_bounds():
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
@@ -71,7 +72,7 @@ def test_every_tried_package_lies_within_the_declared_bounds():
     lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines())
     tried = [Requirement(line) for line in lines if line]
     for requirement in declared:
-        pins = [pin for pin in tried if pin.name.replace("_", "-") == requirement.name.replace("_", "-")]
+        pins = [pin for pin in tried if canonicalize_name(pin.name) == canonicalize_name(requirement.name)]
         assert pins, f"{requirement.name} is not pinned in constraints.txt"
         for pin in pins:
             (specifier,) = pin.specifier

@@ -46,7 +46,7 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
         assert script == "examples/pretrain.py", f"do not know how to run {command}"
         monkeypatch.setattr(sys, "argv", [script])
         few = [part for name, value in {**FEW_STEPS, **SMALL}.items() for part in (f"--{name}", str(value))]
-        pretrain.main([*flags, *few, "--disable_tqdm", "--use_cpu"])
+        pretrain.main([*flags, *few, "--disable_tqdm", "True", "--use_cpu"])
 
     namespace = {}
     assert blocks_of("python")

@@ -47,8 +47,8 @@ def pretraining(tmp_path, corpus, monkeypatch):
             **options,
         }
         flattened = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
-        pretrain.main([*flattened, "--use_cpu", "--disable_tqdm", *flags])
-        return directory
+        pretrain.main([*flattened, "--use_cpu", "--disable_tqdm", "True", *flags])
+        return Path(values["output_dir"])
 
     return run
 

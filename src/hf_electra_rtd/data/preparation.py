@@ -155,15 +155,13 @@ class _Part:
             "full_rows": writer.num_full_rows,
             "two_segment_rows": writer.num_two_segment_rows,
         }
-        file = writer.finish(
+        return writer.finish(
             tokenizer_hash=self._tokenizer_hash,
             packing=self.packer.name,
             statistics=statistics,
             sources=[dataclasses.asdict(source) for source in sources],
             recipe=recipe,
         )
-        logger.info(f"{file.path}: {describe(file)}")
-        return file
 
 
 def describe(file: BlockFile) -> str:

@@ -28,6 +28,9 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
     _panel(axes[0, 1], curves, "Generator: accuracy at masked tokens", "%", ["generator_accuracy"], scale=100)
     _panel(axes[0, 2], curves, "Discriminator: loss", "nats a token", ["discriminator_loss"])
     _panel(axes[1, 0], curves, "Discriminator: area under the ROC curve", "", ["discriminator_auc"])
+    axes[1, 0].set_ylim(0.4, 1.0)
+    axes[1, 0].axhline(0.5, color=_ACCENT, linewidth=0.8, linestyle="--")
+    axes[1, 0].annotate("chance", (0.01, 0.505), xycoords=("axes fraction", "data"), fontsize=8, color=_ACCENT)
     _panel(
         axes[1, 1],
         curves,
@@ -37,6 +40,7 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
         scale=100,
         training=False,
     )
+    axes[1, 1].set_ylim(0, 100)
     rates = axes[1, 2]
     _style(rates, "Learning rate and speed", "")
     steps, values = _series(curves, "learning_rate")
@@ -46,9 +50,10 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
     steps, values = _series(curves, "tokens_per_second")
     speed.plot(steps, [value / 1000 for value in values], color=_TRAINING, label="thousand tokens a second")
     speed.set_ylim(bottom=0)
+    speed.tick_params(labelsize=8)
     speed.spines[["top", "left"]].set_visible(False)
     lines = [*rates.get_lines(), *speed.get_lines()]
-    rates.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8)
+    rates.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="lower left")
 
     for axis in axes[1]:
         axis.set_xlabel("step", fontsize=9)

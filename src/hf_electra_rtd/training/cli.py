@@ -40,7 +40,8 @@ def parse_arguments(
         dataclass_types,
         description=description,
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        usage="%(prog)s [--config FILE] [--flag value ...] (--help lists the flags)",  # all of them would fill screens
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--config", metavar="FILE", help="A YAML recipe: a mapping of flags to values. Flags win.")
     parser.set_defaults(**(defaults or {}))
@@ -55,7 +56,15 @@ def parse_arguments(
         if _parser_of("--num_train_epochs").parse_known_args(everything)[0].num_train_epochs is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)
-    return parser.parse_args_into_dataclasses(everything)[: len(dataclass_types)]
+    *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
+        parser.error(f"there is no flag {unknown[0]}" + (f"; did you mean {close[0]}?" if close else ""))
+    return tuple(filled[: len(dataclass_types)])
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Defaults beside each flag, and the description as it was written."""
 
 
 def _parser_of(flag: str) -> argparse.ArgumentParser:

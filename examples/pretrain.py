@@ -33,6 +33,7 @@ from hf_electra_rtd.training.pretraining import (
     prepare_output_dir,
     print_summary,
     save_outputs,
+    warn_of_idle_cores,
 )
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
 from hf_electra_rtd.training.trainer import DivergedError, RTDTrainer
@@ -53,15 +54,16 @@ def main(argv: list[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if training_args.process_index == 0 else logging.ERROR)
     set_seed(training_args.seed)
+    warn_of_idle_cores(training_args)
 
     # One process prepares; the others wait and read what it made.
-    with training_args.main_process_first(desc="preparing tokenizer and rows"):
+    with training_args.main_process_first(local=False, desc="preparing tokenizer and rows"):
         checkpoint = prepare_output_dir(
             training_args.output_dir,
             training_args.resume_from_checkpoint,
             data_args.overwrite_output_dir and training_args.process_index == 0,
         )
-        tokenizer = get_tokenizer(model_args, data_args, training_args.output_dir)
+        tokenizer = get_tokenizer(model_args, data_args, training_args.output_dir, resumed=checkpoint is not None)
         train_rows, held_out_rows = get_rows(data_args, training_args, tokenizer)
 
     model = build_model(model_args, tokenizer, training_args.row_length)

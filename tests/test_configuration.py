@@ -51,6 +51,7 @@ def test_overrides_reach_both_towers_and_the_pair():
         ({"temprature": 1.0}, "no option 'temprature'. Did you mean 'temperature'"),
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"discriminator_weight": float("inf")}, "discriminator_weight is inf"),
+        ({"tie_word_embeddings": False}, "sharing='none'"),
         ({"generator": "bigram"}, "generator='bigram'"),
         ({"generator_config": {"vocab_size": 10}, "discriminator_config": {"vocab_size": 11}}, "10 tokens and the"),
     ],

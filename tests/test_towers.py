@@ -84,6 +84,8 @@ def test_towers_can_be_models_and_keep_their_weights(batch):
     weights = discriminator.state_dict()
     pair = ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, sharing="none")
     assert pair.discriminator is discriminator
+    with pytest.raises(ValueError, match="no option temprature"):
+        ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, temprature=0.2)
     assert all(torch.equal(weights[name], tensor) for name, tensor in pair.discriminator.state_dict().items())
     pair(**batch).loss.backward()
 

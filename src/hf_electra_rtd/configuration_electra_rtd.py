@@ -74,11 +74,14 @@ _FRAMEWORK_KEYS = frozenset(
         "_name_or_path",
         "attn_implementation",
         "auto_map",
+        "bos_token_id",  # the Trainer of transformers 5.17 writes the tokenizer's special ids here
+        "eos_token_id",
         "experts_implementation",
         "model_type",
         "name_or_path",
         "num_labels",
         "output_attentions",
+        "pad_token_id",
         "torch_dtype",
     }
 )
@@ -204,6 +207,8 @@ class ElectraRTDConfig(PreTrainedConfig):
                 f"The generator has {generator.vocab_size} tokens and the discriminator {discriminator.vocab_size}: "
                 "what one samples, the other must read. Take towers of one tokenizer, or resize one of them first."
             )
+        if not self.tie_word_embeddings:
+            raise ValueError("tie_word_embeddings=False would undo every tie: say what is shared with sharing='none'.")
         for name in ("temperature", "generator_weight", "discriminator_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")

@@ -41,6 +41,8 @@ def load_towers(
     """
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+    if kwargs and isinstance(generator, PreTrainedModel) and isinstance(discriminator, PreTrainedModel):
+        raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     objective = get_objective(options.get("objective", ElectraRTDConfig.objective))
     pair = {
         "generator": _load(objective.generator_class, generator, kwargs),

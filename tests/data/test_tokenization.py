@@ -59,6 +59,13 @@ def test_a_file_that_is_no_bert_vocabulary_is_refused(tmp_path):
         load_tokenizer(str(path))
 
 
+def test_a_vocabulary_that_names_a_token_twice_is_refused(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*VOCABULARY, "mill", "more"]) + "\n")
+    with pytest.raises(ValueError, match="must not name a token twice"):
+        load_tokenizer(str(path))
+
+
 def test_empty_lines_are_told_from_lines_without_known_words(tokenizer):
     assert list(tokenize_lines(tokenizer, ["the mill", "", "\u200b"])) == [
         tokenizer.convert_tokens_to_ids(["the", "mill"]),

@@ -97,8 +97,19 @@ def test_the_recipes_are_those_of_table_6(size):
         assert not arguments.bf16
 
 
-def test_a_shuffling_sampler_and_unknown_sizes_are_refused():
-    with pytest.raises(ValueError, match="shuffled already"):
-        RTDTrainingArguments("out", train_sampling_strategy="random", use_cpu=True)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hub_token": "hf_secret"}, "written into the run's files"),
+        ({"push_to_hub": True}, "upload the prepared text"),
+        ({"mask_probability": 1.0}, r"mask_probability is 1\.0"),
+    ],
+)
+def test_arguments_that_would_leak_or_fail_late_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        RTDTrainingArguments("out", use_cpu=True, **options)
+
+
+def test_unknown_sizes_are_refused():
     with pytest.raises(ValueError, match="no size 'medium'"):
         RTDTrainingArguments.from_size("medium", "out")

@@ -131,15 +131,20 @@ def test_one_tower_is_enough(tmp_path, tokenizer, given):
     tower, original = getattr(built, given), getattr(pair, given)
     for (name, parameter), (_, expected) in zip(tower.named_parameters(), original.named_parameters(), strict=True):
         assert torch.equal(parameter, expected), name
+    other = built.generator if given == "discriminator" else built.discriminator
+    words = other.get_input_embeddings().weight
+    assert torch.equal(words, original.get_input_embeddings().weight)
     assert built.generator.config.embedding_size == built.discriminator.config.embedding_size == 16
     built(torch.tensor([[2, 10, 11, 3]]))
 
 
 def test_a_configuration_file_replaces_the_size_and_flags_win_over_it(tmp_path, tokenizer):
     tiny_config(temperature=0.3, sharing="word").save_pretrained(tmp_path)
-    built = build_model(ModelArguments(model_config=str(tmp_path), sharing="none"), tokenizer, 32)
+    built = build_model(ModelArguments(model_config=str(tmp_path), sharing="embeddings"), tokenizer, 32)
     assert built.discriminator.config.hidden_size == 32
-    assert (built.config.temperature, built.config.sharing) == (0.3, "none")
+    assert (built.config.temperature, built.config.sharing) == (0.3, "embeddings")
+    with pytest.raises(ValueError, match="temperature is -1"):
+        build_model(ModelArguments(model_config=str(tmp_path), temperature=-1.0), tokenizer, 32)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +169,31 @@ def test_another_run_is_not_overwritten_unless_asked(pretraining):
     pretraining("--overwrite_output_dir", vocab_size=100, max_steps=2)
     assert not (directory / "checkpoint-4").exists()
     assert PretrainingRecord.load(directory).steps == 2
+
+
+def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path, caplog):
+    for step, state in ((9, "{}"), (100, ""), (1000, None)):
+        directory = tmp_path / f"checkpoint-{step}"
+        directory.mkdir()
+        if state is not None:
+            (directory / "trainer_state.json").write_text(state)
+    latest = prepare_output_dir(str(tmp_path), "latest", overwrite=False)
+    assert latest == str(tmp_path / "checkpoint-9")
+    assert caplog.text.count("is not whole") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_config": "x", "generator": "y"}, "cannot be joined with --generator"),
+        ({"generator": "x", "discriminator": "y", "generator_hidden_size": 0.5}, "made anew"),
+        ({"sharing": "some"}, "no sharing='some'"),
+        ({"objective": "guess"}, "no objective='guess'"),
+    ],
+)
+def test_options_that_cannot_be_honoured_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        ModelArguments(**options)
 
 
 def test_there_must_be_something_to_resume(tmp_path):

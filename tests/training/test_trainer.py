@@ -1,6 +1,7 @@
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -14,7 +15,8 @@ from hf_electra_rtd import (
     RTDTrainer,
     RTDTrainingArguments,
 )
-from tests.conftest import tiny_config
+from hf_electra_rtd.data.preparation import prepare_blocks
+from tests.conftest import WORDS, tiny_config
 
 
 def arguments(directory, **options):
@@ -120,6 +122,9 @@ def test_held_out_loss_does_not_depend_on_the_batch_size(tmp_path, blocks, token
     metrics = [
         make_trainer(tmp_path, blocks, tokenizer, per_device_eval_batch_size=size).evaluate() for size in (3, 50)
     ]
+    assert metrics[0]["eval_loss"] == pytest.approx(
+        metrics[0]["eval_generator_loss"] + 50 * metrics[0]["eval_discriminator_loss"], rel=1e-12
+    )
     for name in ("eval_loss", "eval_generator_loss", "eval_discriminator_loss", "eval_discriminator_auc"):
         assert metrics[0][name] == pytest.approx(metrics[1][name], rel=1e-5)
 
@@ -154,8 +159,10 @@ def test_resuming_warns_of_nothing_and_leaves_no_pickle_of_arguments(tmp_path, b
     make_trainer(tmp_path, blocks, tokenizer).train()
     assert not list(tmp_path.rglob("training_args.bin"))
     trainer = make_trainer(tmp_path, blocks, tokenizer)
-    with caplog.at_level(logging.WARNING):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    theirs = logging.getLogger("transformers")  # does not propagate to where pytest listens
+    theirs.addHandler(caplog.handler)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    theirs.removeHandler(caplog.handler)
     assert "missing keys" not in caplog.text
 
 
@@ -221,6 +228,55 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path, blocks, tokenizer
     with pytest.raises(DivergedError, match="a weight is no longer finite"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
+
+
+def test_without_checkpoints_a_run_that_diverged_ends_in_an_error_too(tmp_path, blocks, tokenizer):
+    class PoisonAtTheEnd(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 6:
+                model.generator.generator_lm_head.bias.data[3] = float("nan")
+
+    options = {"save_strategy": "no", "eval_strategy": "no"}
+    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[PoisonAtTheEnd()], **options)
+    with pytest.raises(DivergedError, match="There is no checkpoint yet"):
+        trainer.train()
+
+
+def test_rows_that_are_no_stream_are_shuffled_by_the_sampler(tmp_path, blocks, tokenizer):
+    model, collator = ElectraForRTDPretraining(tiny_config()), DataCollatorForRTD(tokenizer)
+    ours = make_trainer(tmp_path, blocks, tokenizer)
+    assert type(ours._get_train_sampler()).__name__ == "SequentialSampler"
+    other = RTDTrainer(model, arguments(tmp_path), *blocks, processing_class=tokenizer, data_collator=collator)
+    assert type(other._get_train_sampler()).__name__ == "RandomSampler"
+
+
+def test_the_discriminator_learns_what_context_can_tell(tmp_path, tokenizer):
+    # A text in which every word decides the next: a replaced word stands out, but only to who reads its neighbours.
+    random = np.random.default_rng(0)
+    follower = dict(zip(WORDS, random.permutation(WORDS), strict=True))
+    words = [WORDS[0]]
+    for _ in range(30_000):
+        words.append(follower[words[-1]] if random.random() < 0.95 else str(random.choice(WORDS)))
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(" ".join(words[i : i + 500]) for i in range(0, len(words), 500)))
+    blocks = prepare_blocks([str(corpus)], tokenizer, tmp_path, 32, held_out_share=0.1, disable_progress=True)
+    set_seed(0)
+    options = {"hidden_size": 64, "embedding_size": 64, "intermediate_size": 128, "initializer_range": 0.08}
+    model = ElectraForRTDPretraining(tiny_config(**options))
+    args = arguments(
+        tmp_path,
+        max_steps=400,
+        per_device_train_batch_size=16,
+        learning_rate=3e-3,
+        warmup_steps=40,
+        bias_correction=True,
+        logging_steps=400,
+        eval_steps=400,
+        save_steps=400,
+    )
+    trainer = RTDTrainer(model, args, *blocks, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.log_history[-2]["eval_discriminator_auc"] > 0.8
 
 
 def test_a_collapsed_discriminator_is_told_once(tmp_path, blocks, tokenizer, caplog):

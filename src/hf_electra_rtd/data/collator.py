@@ -19,6 +19,20 @@ from hf_electra_rtd.ops import IGNORED, choose_masked_positions, counter_uniform
 MASKING: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {"token": choose_masked_positions}
 
 
+def check_masking(mask_probability: float, keep_probability: float, masking: str) -> None:
+    """Refuses options that cannot mask.
+
+    Raises:
+        ValueError: for a probability out of range, or a kind of masking that does not exist.
+    """
+    if not 0.0 < mask_probability < 1.0:
+        raise ValueError(f"mask_probability is {mask_probability}: it must lie between 0 and 1 (the paper: 0.15).")
+    if not 0.0 <= keep_probability <= 1.0:
+        raise ValueError(f"keep_probability is {keep_probability}: it must lie between 0 and 1 (the original: 0.15).")
+    if masking not in MASKING:
+        raise ValueError(f"There is no masking={masking!r}. Known are: {', '.join(map(repr, MASKING))}.")
+
+
 class DataCollatorForRTD:
     """Masks K = round(mask_probability * L) distinct tokens a row and returns what the model's `forward` takes.
 
@@ -35,7 +49,8 @@ class DataCollatorForRTD:
         masking: `"token"`: single tokens, all alike.
         seed: makes masks and samples a function of it and of each row's `stream_position`, which
             [`RowStream`](hf_electra_rtd.data.stream) gives. None draws from torch's generator.
-        row_length: pad to this length; by default to the longest row of the batch.
+        row_length: pad to this length; by default to the longest row of the batch. Give it with a seed where rows
+            differ in length: the random numbers of a row depend on the length that it is padded to.
 
     Returns (when called), all int64 but for the uniforms:
         `input_ids` (B, L), `token_type_ids` (B, L), `masked_positions` (B, K), `labels` (B, K); `attention_mask` (B,
@@ -55,14 +70,7 @@ class DataCollatorForRTD:
         seed: int | None = None,
         row_length: int | None = None,
     ) -> None:
-        if not 0.0 < mask_probability < 1.0:
-            raise ValueError(f"mask_probability is {mask_probability}: it must lie between 0 and 1 (the paper: 0.15).")
-        if not 0.0 <= keep_probability <= 1.0:
-            raise ValueError(
-                f"keep_probability is {keep_probability}: it must lie between 0 and 1 (the original: 0.15)."
-            )
-        if masking not in MASKING:
-            raise ValueError(f"There is no masking={masking!r}. Known are: {', '.join(map(repr, MASKING))}.")
+        check_masking(mask_probability, keep_probability, masking)
         check_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.mask_probability, self.keep_probability = mask_probability, keep_probability

@@ -8,9 +8,10 @@ import gzip
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any
 
 from tqdm.auto import tqdm
 
@@ -52,6 +53,7 @@ def find_files(patterns: list[str]) -> list[str]:
         if not found:
             raise ValueError(f"No file matches {pattern!r}.")
         files.extend(found)
+    files = list(dict.fromkeys(files))
     for file in files:
         if not file.endswith((*TEXT_SUFFIXES, BLOCK_SUFFIX)):
             raise ValueError(
@@ -65,21 +67,63 @@ def open_bytes(file: str) -> IO[bytes] | gzip.GzipFile:
     if file.endswith(".gz"):
         return gzip.open(file, "rb")
     if file.endswith(".zst"):
+        return io.BufferedReader(_ZstdFile(file))
+    return open(file, "rb")
+
+
+class _ZstdFile(io.RawIOBase):
+    """A .zst file of one or more frames. `zstandard`'s own reader takes a file that was cut off for a whole one."""
+
+    def __init__(self, file: str) -> None:
         import zstandard
 
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(open(file, "rb"), closefd=True))
-    return open(file, "rb")
+        self._file = open(file, "rb")  # noqa: SIM115
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()
+        self._in_frame = False
+        self._packed = b""
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            self._packed = self._packed or self._file.read(1 << 16)
+            if not self._packed:
+                if self._in_frame:
+                    raise EOFError("its last frame is not complete")
+                return 0
+            self._in_frame = True
+            self._ready, self._packed = self._frame.decompress(self._packed), b""
+            if self._frame.eof:
+                self._packed = self._frame.unused_data
+                self._frame, self._in_frame = self._new_frame(), False
+        taken, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+def _whole_lines(stream: Iterable[bytes], file: str) -> Iterator[bytes]:
+    try:
+        yield from stream
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f"{file} was cut off or is damaged ({error}): fetch it again.") from None
 
 
 def read_lines(file: str) -> Iterator[str]:
     """The lines of a text file, stripped; an empty string where a document ends (the file's end included).
 
     Raises:
-        ValueError: for bytes that are not UTF-8, naming the file and the byte.
+        ValueError: for bytes that are not UTF-8, naming the file and the byte, or a compressed file that was cut off.
     """
     position = 0
     with open_bytes(file) as stream:
-        for raw in stream:
+        for raw in _whole_lines(stream, file):
             try:
                 yield raw.decode("utf-8-sig" if position == 0 else "utf-8").strip()
             except UnicodeDecodeError as error:

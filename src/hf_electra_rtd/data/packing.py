@@ -250,6 +250,11 @@ def get_packer(
     Raises:
         ValueError: if there is none, or the rows are too short for it.
     """
+    check_packing(name)
+    return PACKERS[name](PackingTokens.of(tokenizer), row_length, seed)
+
+
+def check_packing(name: str) -> None:
+    """Raises ValueError if there is no packing of that name."""
     if name not in PACKERS:
         raise ValueError(f"There is no packing={name!r}. Known are: {', '.join(map(repr, PACKERS))}.")
-    return PACKERS[name](PackingTokens.of(tokenizer), row_length, seed)

@@ -106,8 +106,7 @@ def choose_held_out(num_documents: int, share: float, seed: int) -> np.ndarray:
     Raises:
         ValueError: for a share out of range, or if nothing would be left to train on.
     """
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"held_out_share is {share}: it must be at least 0 and below 1.")
+    check_held_out_share(share)
     if share == 0.0:
         return np.empty(0, dtype=np.int64)
     count = max(1, round(share * num_documents))
@@ -118,6 +117,12 @@ def choose_held_out(num_documents: int, share: float, seed: int) -> np.ndarray:
         )
     bits = randomness.counter_bits(seed, randomness.SPLITTING, 0, num_documents, 1)[:, 0]
     return np.sort(np.argsort(bits, kind="stable")[:count])
+
+
+def check_held_out_share(share: float) -> None:
+    """Raises ValueError for a share out of range."""
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"held_out_share is {share}: it must be at least 0 and below 1.")
 
 
 class _Part:

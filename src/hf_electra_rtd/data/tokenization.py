@@ -28,6 +28,7 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     Raises:
         ValueError: for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids do not fit.
     """
+    tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with open(name_or_path, encoding="utf-8") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
@@ -38,8 +39,11 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             words = (token for token in vocabulary if token[:1] not in ("[", "<"))
             lowercase = all(token == token.lower() for token in words)
-        return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
-    tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
+    else:
+        if lowercase is not None:
+            raise ValueError(f"{name_or_path} says itself whether it lower-cases: --lowercase is for a vocab.txt.")
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     check_tokenizer(tokenizer)
     return tokenizer
 
@@ -48,8 +52,15 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a tokenizer that RTD pre-training cannot work with.
 
     Raises:
-        ValueError: names the special token that is missing.
+        ValueError: names the special token that is missing, or says that the ids have gaps.
     """
+    if not tokenizer.is_fast:
+        raise ValueError("The tokenizer is a slow one: convert it to a fast one (a tokenizer.json).")
+    if max(tokenizer.get_vocab().values()) >= len(tokenizer):
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer)} tokens, but ids up to {max(tokenizer.get_vocab().values())}: a "
+            "vocabulary must not name a token twice, nor leave a line blank."
+        )
     for name in ("pad", "unk", "cls", "sep", "mask"):
         if tokenizer.convert_tokens_to_ids(str(getattr(tokenizer, f"{name}_token"))) is None or (
             getattr(tokenizer, f"{name}_token_id") is None
@@ -116,8 +127,8 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> Iterator[
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 of everything that decides how text becomes ids: two tokenizers with one hash give the same blocks."""
-    described: dict[str, Any] = {"vocabulary": sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])}
     pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
-    described |= {key: pipeline[key] for key in ("normalizer", "pre_tokenizer")}
+    parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
+    described: dict[str, Any] = {key: pipeline[key] for key in parts}
     described["special"] = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -9,6 +9,7 @@ import torch
 from transformers import TrainingArguments
 
 from hf_electra_rtd.configuration_electra_rtd import SIZES
+from hf_electra_rtd.data.collator import check_masking
 
 
 # Paper = arXiv 2003.10555, Table 6; Code = google-research/electra configure_pretraining.py.
@@ -16,16 +17,16 @@ _PAPER_LOGGING = {"logging_steps": 100, "eval_steps": 5000, "save_steps": 1000} 
 RECIPES: dict[str, dict[str, Any]] = {
     # Ours: about five minutes on two CPU cores for the bundled corpus.
     "tiny": {
-        "learning_rate": 2e-3,
-        "per_device_train_batch_size": 32,
+        "learning_rate": 1.5e-3,
+        "per_device_train_batch_size": 16,
         "per_device_eval_batch_size": 64,
         "max_steps": 1000,
-        "warmup_steps": 100,
+        "warmup_steps": 200,
         "row_length": 128,
         "mask_probability": 0.15,
-        "logging_steps": 20,
+        "logging_steps": 25,
         "eval_steps": 100,
-        "save_steps": 100,
+        "save_steps": 200,
     },
     "small": {
         "learning_rate": 5e-4,
@@ -113,21 +114,30 @@ class RTDTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "bfloat16 autocast. By default where a GPU supports it, and not on a CPU."}
     )
     dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that make batches."})
-    # A stream's order is its own (data/stream.py), it has no columns to remove, and every parameter is used.
-    train_sampling_strategy: str = field(default="sequential", metadata={"help": "Leave at sequential."})
+    # A block file has no columns to remove, and every parameter is used.
     remove_unused_columns: bool = field(default=False, metadata={"help": "Leave off: rows are not columns."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide losses that are not finite."})
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave off: all are used."})
+    ddp_timeout: int = field(
+        default=24 * 3600,
+        metadata={"help": "Seconds that processes wait for each other; one of them prepares the text."},
+    )
 
     def __post_init__(self) -> None:
+        check_masking(self.mask_probability, self.keep_probability, self.masking)
+        if self.hub_token is not None:
+            raise ValueError(
+                "hub_token would be written into the run's files: set HF_TOKEN, or log in with `hf auth login`."
+            )
+        if self.push_to_hub:
+            raise ValueError(
+                "push_to_hub would upload the prepared text with the model: push the towers when the run is over."
+            )
         if self.bf16 is None:
             self.bf16 = (
-                not (self.use_cpu or self.fp16) and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-            )
-        if self.train_sampling_strategy != "sequential":
-            raise ValueError(
-                f"train_sampling_strategy={self.train_sampling_strategy!r} would shuffle a stream that is shuffled "
-                "already, and could not be resumed: leave it at 'sequential'."
+                not (self.use_cpu or self.fp16)
+                and torch.cuda.is_available()
+                and torch.cuda.is_bf16_supported(including_emulation=False)
             )
         super().__post_init__()
 

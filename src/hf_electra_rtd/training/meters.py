@@ -145,6 +145,9 @@ class Stopwatch:
     def start(self) -> None:
         self._started = self._now()
 
+    def stop(self) -> None:
+        self._passed, self._started = self.seconds, None
+
     @property
     def seconds(self) -> float:
         """Seconds since `start`, without pauses; 0 before."""
@@ -152,8 +155,8 @@ class Stopwatch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        running, self._passed = self._started is not None, self.seconds
-        self._started = None
+        running = self._started is not None
+        self.stop()
         try:
             yield
         finally:

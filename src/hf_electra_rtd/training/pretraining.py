@@ -10,20 +10,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.documents import BLOCK_SUFFIX, find_files, read_lines
-from hf_electra_rtd.data.preparation import describe, prepare_blocks
+from hf_electra_rtd.data.packing import check_packing
+from hf_electra_rtd.data.preparation import check_held_out_share, describe, prepare_blocks
 from hf_electra_rtd.data.stream import RowStream
-from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.tokenization import MAX_LENGTH, load_tokenizer, tokenizer_hash, train_wordpiece
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
@@ -32,6 +36,15 @@ logger = logging.getLogger(__name__)
 
 TOKENIZER_DIRECTORY = "tokenizer"
 BLOCKS_DIRECTORY = "blocks"
+# Options of the pair's configuration that are flags too.
+_PAIR_OPTIONS = (
+    "objective",
+    "sharing",
+    "generator_weight",
+    "discriminator_weight",
+    "temperature",
+    "disallow_correct",
+)
 
 
 @dataclass
@@ -51,16 +64,39 @@ class ModelArguments:
     discriminator: str | None = field(
         default=None, metadata={"help": "Directory or Hub id of a pre-trained discriminator to start from."}
     )
-    objective: str = field(default="rtd", metadata={"help": "What the main tower learns: rtd."})
-    sharing: str = field(default="embeddings", metadata={"help": "What the towers share: none, word or embeddings."})
+    # None: as the configuration has it (its defaults are the paper's). What is given here wins over a file.
+    objective: str | None = field(default=None, metadata={"help": "What the main tower learns: rtd (default)."})
+    sharing: str | None = field(
+        default=None, metadata={"help": "What the towers share: none, word or embeddings (default)."}
+    )
     generator_hidden_size: float | None = field(
         default=None,
         metadata={"help": "Generator's width as a fraction of the discriminator's; by default the size's."},
     )
-    generator_weight: float = field(default=1.0, metadata={"help": "Weight of the generator's loss."})
-    discriminator_weight: float = field(default=50.0, metadata={"help": "Weight of the discriminator's loss."})
-    temperature: float = field(default=1.0, metadata={"help": "Of the generator when sampling; 0 is greedy."})
-    disallow_correct: bool = field(default=False, metadata={"help": "Never sample the original token."})
+    generator_weight: float | None = field(default=None, metadata={"help": "Weight of the generator's loss (1)."})
+    discriminator_weight: float | None = field(
+        default=None, metadata={"help": "Weight of the discriminator's loss (50)."}
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "Of the generator when sampling (1); 0 is greedy."}
+    )
+    disallow_correct: bool | None = field(default=None, metadata={"help": "Never sample the original token."})
+
+    def __post_init__(self) -> None:
+        if self.objective is not None:
+            get_objective(self.objective)
+        if self.sharing is not None:
+            get_sharing(self.sharing)
+        towers = [name for name in ("generator", "discriminator") if getattr(self, name) is not None]
+        if self.model_config is not None and towers:
+            raise ValueError(f"--model_config describes new towers: it cannot be joined with --{towers[0]}.")
+        if len(towers) == 2 and self.generator_hidden_size is not None:
+            raise ValueError("--generator_hidden_size is for a generator made anew, but --generator names one.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What was asked for, of the pair's configuration."""
+        return {name: getattr(self, name) for name in _PAIR_OPTIONS if getattr(self, name) is not None}
 
 
 @dataclass
@@ -86,9 +122,14 @@ class DataArguments:
         default=None,
         metadata={"help": "For a trained tokenizer or a vocab.txt; by default as the vocab.txt is, or true."},
     )
+    data_license: str | None = field(default=None, metadata={"help": "Licence of the text, for the run's record."})
     overwrite_output_dir: bool = field(
         default=False, metadata={"help": "Delete the run that lies in output_dir, and start anew."}
     )
+
+    def __post_init__(self) -> None:
+        check_packing(self.packing)
+        check_held_out_share(self.held_out_share)
 
 
 def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
@@ -106,7 +147,7 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool) -> 
         ValueError: if another run lies there, or there is nothing to resume.
     """
     directory = Path(output_dir)
-    latest = get_last_checkpoint(output_dir) if directory.is_dir() else None
+    latest = _latest_checkpoint(directory)
     if resume is not None:
         checkpoint = latest if resume == "latest" else resume
         if checkpoint is None or not os.path.isdir(checkpoint):
@@ -118,17 +159,44 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool) -> 
                 f"{output_dir} holds another run. Continue it with --resume_from_checkpoint latest, delete it with "
                 "--overwrite_output_dir, or choose another --output_dir."
             )
-        for path in [*directory.glob("checkpoint-*"), *(directory / name for name in ("generator", "discriminator"))]:
+        parts = ("generator", "discriminator", TOKENIZER_DIRECTORY)
+        for path in [*directory.glob("checkpoint-*"), *(directory / name for name in parts)]:
             shutil.rmtree(path, ignore_errors=True)
-        for name in (RECORD_FILE, CURVES_FILE):
+        for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
             (directory / name).unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
     return None
 
 
-def get_tokenizer(model: ModelArguments, data: DataArguments, output_dir: str) -> PreTrainedTokenizerBase:
-    """The tokenizer named by `--tokenizer`, or that of the towers to start from, or one trained on the text (once a
-    run).
+def _latest_checkpoint(directory: Path) -> str | None:
+    """The checkpoint of the highest step that is whole: the Trainer writes its state last."""
+    steps = {path: path.name.rpartition("-")[2] for path in directory.glob("checkpoint-*")}
+    for path in sorted((path for path in steps if steps[path].isdigit()), key=lambda path: -int(steps[path])):
+        try:
+            TrainerState.load_from_json(str(path / "trainer_state.json"))
+        except (OSError, ValueError):
+            logger.warning(f"{path} is not whole, and is passed over.")
+            continue
+        return str(path)
+    return None
+
+
+def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
+    """Says when a run on the CPU leaves cores idle: `accelerate launch` gives a process one core by default."""
+    threads, cores = torch.get_num_threads(), collect_hardware()["cpu_cores"]
+    if training.device.type == "cpu" and training.world_size * threads < cores:
+        logger.warning(
+            f"Training on {training.world_size * threads} of {cores} CPU cores. To use all, launch with "
+            f"--num_cpu_threads_per_process {cores // training.world_size} (or set OMP_NUM_THREADS)."
+        )
+
+
+def get_tokenizer(
+    model: ModelArguments, data: DataArguments, output_dir: str, resumed: bool = False
+) -> PreTrainedTokenizerBase:
+    """The tokenizer named by `--tokenizer`, or that of the towers to start from, or one trained on the text.
+
+    A trained one is kept in the run's directory, where a run that is resumed finds it.
 
     Raises:
         ValueError: if there is neither a tokenizer nor text to train one on.
@@ -137,8 +205,7 @@ def get_tokenizer(model: ModelArguments, data: DataArguments, output_dir: str) -
     if named is not None:
         return load_tokenizer(named, data.lowercase)
     trained = Path(output_dir) / TOKENIZER_DIRECTORY
-    if trained.is_dir():
-        logger.info(f"Using the tokenizer in {trained}.")
+    if resumed:
         return load_tokenizer(str(trained))
     files = find_files(data.train_files)
     if any(file.endswith(BLOCK_SUFFIX) for file in files):
@@ -222,21 +289,10 @@ def build_model(
     Raises:
         ValueError: for towers that do not fit the tokenizer, the rows or each other.
     """
-    options: dict[str, Any] = {
-        name: getattr(model, name)
-        for name in (
-            "objective",
-            "sharing",
-            "generator_weight",
-            "discriminator_weight",
-            "temperature",
-            "disallow_correct",
-        )
-    }
     if model.generator is None and model.discriminator is None:
-        pair = ElectraForRTDPretraining(_new_config(model, tokenizer, row_length, options))
+        pair = ElectraForRTDPretraining(_new_config(model, tokenizer, row_length))
     else:
-        pair = _from_towers(model, tokenizer, row_length, options)
+        pair = _from_towers(model, tokenizer, row_length)
     for name in ("generator", "discriminator"):
         config = getattr(pair, name).config
         if config.vocab_size != len(tokenizer):
@@ -252,30 +308,29 @@ def build_model(
     return pair
 
 
-def _new_config(
-    model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int, options: dict[str, Any]
-) -> ElectraRTDConfig:
+def _new_config(model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int) -> ElectraRTDConfig:
     if model.model_config is not None:
-        config = ElectraRTDConfig.from_pretrained(model.model_config)
-        for name, value in options.items():
-            if value != getattr(ElectraRTDConfig, name):  # what was asked for on the command line wins over the file
-                setattr(config, name, value)
+        described = ElectraRTDConfig.from_pretrained(model.model_config)
+        generator = described.generator_config
         if model.generator_hidden_size is not None:
-            config.generator_config = derive_generator_config(config.discriminator_config, model.generator_hidden_size)
-        return config
-    if model.generator_hidden_size is not None:
-        options["generator_hidden_size"] = model.generator_hidden_size
+            generator = derive_generator_config(described.discriminator_config, model.generator_hidden_size)
+        values = {name: getattr(described, name) for name in _PAIR_OPTIONS} | model.options
+        return ElectraRTDConfig(
+            generator_config=generator, discriminator_config=described.discriminator_config, **values
+        )
+    fraction = {} if model.generator_hidden_size is None else {"generator_hidden_size": model.generator_hidden_size}
     return ElectraRTDConfig.from_size(
         model.size,
         vocab_size=len(tokenizer),
-        max_position_embeddings=max(512, row_length),
+        max_position_embeddings=max(MAX_LENGTH, row_length),
         pad_token_id=tokenizer.pad_token_id,
-        **options,
+        **fraction,
+        **model.options,
     )
 
 
 def _from_towers(
-    model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int, options: dict[str, Any]
+    model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int
 ) -> ElectraForRTDPretraining:
     generator: Any = model.generator
     discriminator: Any = model.discriminator
@@ -283,16 +338,21 @@ def _from_towers(
         discriminator = ElectraForPreTraining.from_pretrained(discriminator, dtype="float32")
         fraction = 0.25 if model.generator_hidden_size is None else model.generator_hidden_size
         generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, fraction))
+        _start_embeddings_from(discriminator, generator, model.sharing)
     elif discriminator is None:
         generator = ElectraForMaskedLM.from_pretrained(generator, dtype="float32")
-        config = _new_config(model, tokenizer, row_length, {}).discriminator_config
+        config = _new_config(model, tokenizer, row_length).discriminator_config
         for size in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
             setattr(config, size, getattr(generator.config, size))
         discriminator = ElectraForPreTraining(config)
-        if options["sharing"] != "none":
-            # The discriminator owns what is shared: let it begin with what the generator has learnt.
-            discriminator.electra.embeddings.load_state_dict(generator.electra.embeddings.state_dict())
-    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
+        _start_embeddings_from(generator, discriminator, model.sharing)
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **model.options)
+
+
+def _start_embeddings_from(trained: Any, new: Any, sharing: str | None) -> None:
+    """Lets what is shared begin with what the trained tower has learnt, whichever tower it is."""
+    if sharing != "none":
+        new.electra.embeddings.load_state_dict(trained.electra.embeddings.state_dict())
 
 
 def save_outputs(

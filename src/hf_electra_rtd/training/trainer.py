@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
-from transformers.trainer_utils import SchedulerType
+from transformers.trainer_utils import EvalLoopOutput, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
@@ -67,12 +68,17 @@ class RTDTrainer(Trainer):
         data_collator: Any = None,
         **kwargs: Any,
     ) -> None:
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"One process drives {args.n_gpu} GPUs: launch one process a GPU (`accelerate launch --num_processes "
+                f"{args.n_gpu}`), or show it a single one (CUDA_VISIBLE_DEVICES=0)."
+            )
         seed = args.seed if args.data_seed is None else args.data_seed
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class), or a data_collator of its own.")
             data_collator = DataCollatorForRTD(
-                processing_class, args.mask_probability, args.keep_probability, args.masking, seed
+                processing_class, args.mask_probability, args.keep_probability, args.masking, seed, args.row_length
             )
         self.passes_over_rows: float | None = None
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
@@ -132,6 +138,11 @@ class RTDTrainer(Trainer):
         self.passes_over_rows = args.max_steps * global_batch / len(rows)
         return RowStream(rows, args.max_steps * global_batch, seed)
 
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
+        # A stream is shuffled already, and must be read in order to be resumed.
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        return SequentialSampler(dataset) if isinstance(dataset, RowStream) else super()._get_train_sampler(dataset)
+
     # ---- Optimisation ----
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
@@ -165,7 +176,11 @@ class RTDTrainer(Trainer):
         self.stopwatch = Stopwatch()
         self._seconds_logged, self._seconds_before = 0.0, None
         self.stopwatch.start()
-        return super().train(*args, **kwargs)
+        result = super().train(*args, **kwargs)
+        self._count_sessions_before()
+        self.stopwatch.stop()
+        self._stop_where_a_weight_diverged()
+        return result
 
     @property
     def train_seconds(self) -> float:
@@ -199,6 +214,7 @@ class RTDTrainer(Trainer):
     # ---- Evaluation ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        self._stop_where_a_weight_diverged()
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
         if self.is_in_train and "eval_discriminator_auc" in metrics:
@@ -219,6 +235,24 @@ class RTDTrainer(Trainer):
             output = model(**inputs, output_generator_logits=True)
         return output.loss, tuple(held_out_tensors(output, inputs)), inputs["labels"]
 
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        metrics, config = output.metrics, self.model.config
+        if self._own_metrics and metrics is not None and f"{metric_key_prefix}_generator_loss" in metrics:
+            # The parent's is a mean of batch means, which depends on how rows fall into batches and ranks.
+            metrics[f"{metric_key_prefix}_loss"] = (
+                config.generator_weight * metrics[f"{metric_key_prefix}_generator_loss"]
+                + config.discriminator_weight * metrics[f"{metric_key_prefix}_discriminator_loss"]
+            )
+        return output
+
     # ---- Logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -231,10 +265,7 @@ class RTDTrainer(Trainer):
 
     def _add_meters(self, logs: dict[str, float]) -> None:
         meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
-        if self._seconds_before is None:  # a resumed run's log tells what the sessions before took
-            self._seconds_before = max(
-                (entry.get("train_seconds", 0.0) for entry in self.state.log_history), default=0.0
-            )
+        self._count_sessions_before()
         seconds = self.stopwatch.seconds
         passed, self._seconds_logged = seconds - self._seconds_logged, seconds
         if not math.isfinite(logs["loss"]):
@@ -244,6 +275,13 @@ class RTDTrainer(Trainer):
             logs |= meters
             logs["train_seconds"] = self.train_seconds
             self._watch_for_collapse(meters["discriminator_recall"], meters["discriminator_auc"])
+
+    def _count_sessions_before(self) -> None:
+        """A resumed run's log tells what the sessions before took; read before this session logs."""
+        if self._seconds_before is None:
+            self._seconds_before = max(
+                (entry.get("train_seconds", 0.0) for entry in self.state.log_history), default=0.0
+            )
 
     def _watch_for_collapse(self, recall: float, auc: float) -> None:
         # At the beginning every discriminator says "original" to everything.
@@ -261,11 +299,13 @@ class RTDTrainer(Trainer):
     # ---- Checkpoints ----
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        finite = torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all()
-        if not finite:
-            self._stop("a weight is no longer finite")
+        self._stop_where_a_weight_diverged()
         with self.stopwatch.paused():
             super()._save_checkpoint(model, trial)
+
+    def _stop_where_a_weight_diverged(self) -> None:
+        if not torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all():
+            self._stop("a weight is no longer finite")
 
     def _stop(self, reason: str) -> None:
         checkpoints = sorted(

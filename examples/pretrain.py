@@ -4,7 +4,7 @@
     accelerate launch examples/pretrain.py
 
 trains the tiny size on the bundled corpus (759,000 tokens of English novels) in about five minutes on two CPU cores,
-and reaches a held-out AUC of about 0.8. On your own text, with the paper's small size:
+and leaves both towers. On your own text, with the paper's small size:
 
     accelerate launch examples/pretrain.py --size small --train_files 'corpus/*.txt.zst' --output_dir runs/small
 

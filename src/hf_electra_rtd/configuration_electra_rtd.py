@@ -22,6 +22,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "intermediate_size": 512,
         "num_attention_heads": 2,
         "embedding_size": 64,
+        "initializer_range": 0.06,  # 0.02 is for layers of 256 and more
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
         "generator_hidden_size": 0.25,

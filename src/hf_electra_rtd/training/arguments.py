@@ -15,14 +15,14 @@ from hf_electra_rtd.data.collator import check_masking
 # Paper = arXiv 2003.10555, Table 6; Code = google-research/electra configure_pretraining.py.
 _PAPER_LOGGING = {"logging_steps": 100, "eval_steps": 5000, "save_steps": 1000}  # Code: save_checkpoints_steps=1000
 RECIPES: dict[str, dict[str, Any]] = {
-    # Ours: about five minutes on two CPU cores for the bundled corpus. A run this short has no room for the warm-up that
-    # Adam without bias correction needs (see `ElectraAdamW`).
+    # Ours: about five minutes on two CPU cores for the bundled corpus. A run this short has no room for the warm-up
+    # that Adam without bias correction needs (see `ElectraAdamW`).
     "tiny": {
         "learning_rate": 5e-4,
         "bias_correction": True,
         "per_device_train_batch_size": 16,
         "per_device_eval_batch_size": 64,
-        "max_steps": 1000,
+        "max_steps": 1500,
         "warmup_steps": 100,
         "row_length": 128,
         "mask_probability": 0.15,

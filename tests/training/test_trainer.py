@@ -155,6 +155,24 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
             assert entry.get(name) == expected.get(name)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 1}, "seed was 42, now 1"),
+        ({"mask_probability": 0.3}, r"mask_probability was 0\.15, now 0\.3"),
+        ({"gradient_accumulation_steps": 2}, "rows_per_step was 8, now 16"),
+    ],
+)
+def test_a_run_is_not_resumed_with_another_stream(tmp_path, blocks, tokenizer, options, message):
+    make_trainer(tmp_path, blocks, tokenizer).train()
+    trainer = make_trainer(tmp_path, blocks, tokenizer, **options)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    split = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    same = make_trainer(tmp_path, blocks, tokenizer, **split)
+    same.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+
+
 def test_resuming_warns_of_nothing_and_leaves_no_pickle_of_arguments(tmp_path, blocks, tokenizer, caplog):
     make_trainer(tmp_path, blocks, tokenizer).train()
     assert not list(tmp_path.rglob("training_args.bin"))

@@ -3,6 +3,7 @@ resumes."""
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -19,6 +20,7 @@ from transformers.trainer_utils import EvalLoopOutput, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import HELD_OUT_POSITION, RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
@@ -28,6 +30,8 @@ from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, has_collap
 from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
 
+
+STREAM_FILE = "stream.json"
 
 logger = logging.getLogger(__name__)
 
@@ -172,11 +176,13 @@ class RTDTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(resume_from_checkpoint, str):
+            self._refuse_another_stream(Path(resume_from_checkpoint) / STREAM_FILE)
         self.stopwatch = Stopwatch()
         self._seconds_logged, self._seconds_before = 0.0, None
         self.stopwatch.start()
-        result = super().train(*args, **kwargs)
+        result = super().train(resume_from_checkpoint, *args, **kwargs)
         self._count_sessions_before()
         self.stopwatch.stop()
         self._stop_where_a_weight_diverged()
@@ -326,6 +332,35 @@ class RTDTrainer(Trainer):
         arguments = Path(str(output_dir or self.args.output_dir)) / "training_args.bin"
         if self.args.should_save and os.path.exists(arguments):
             arguments.unlink()
+        if self.args.should_save and (stream := self._describe_stream()) is not None:
+            (arguments.parent / STREAM_FILE).write_text(json.dumps(stream, indent=2) + "\n", encoding="utf-8")
+
+    def _describe_stream(self) -> dict[str, Any] | None:
+        """What decides which rows, masks and samples a step sees; None without a stream."""
+        stream, args = self.train_dataset, self.args
+        if not isinstance(stream, RowStream):
+            return None
+        return {
+            "rows": stream.rows.header.sha256 if isinstance(stream.rows, BlockFile) else len(stream.rows),
+            "seed": stream.seed,
+            "rows_per_step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            "mask_probability": args.mask_probability,
+            "keep_probability": args.keep_probability,
+            "masking": args.masking,
+        }
+
+    def _refuse_another_stream(self, path: Path) -> None:
+        """A resumed run must go on with the stream that it began."""
+        now = self._describe_stream()
+        if now is None or not path.exists():
+            return
+        before = json.loads(path.read_text(encoding="utf-8"))
+        changed = [f"{name} was {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
+        if changed:
+            raise ValueError(
+                f"{path.parent} cannot be resumed with another stream of rows: {'; '.join(changed)}. Give the text "
+                "and the flags that it began with, or start anew (--generator and --discriminator take its towers)."
+            )
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied tensor is stored once, under its source; its other names are not missing.

@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
@@ -26,8 +27,6 @@ def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_th
     def count(module, inputs, output):
         nonlocal counted
         counted += 2 * inputs[0].numel() // inputs[0].shape[-1] * module.in_features * module.out_features
-
-    import torch
 
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):

@@ -46,7 +46,8 @@ class PretrainingRecord:
         steps: optimiser steps.
         rows: rows that were trained on, over all steps and processes.
         tokens: real tokens in these rows.
-        train_seconds: time in training steps of this session; evaluation and saving left out.
+        train_seconds: time in training steps, evaluation and saving left out; of a resumed run, with the sessions
+            before as far as they were logged.
         flops: `model` and `paper`, the two conventions of `hf_electra_rtd.accounting`.
         curves: the log, a dict a line, each with `step`.
         metrics: held-out metrics at the end; empty without held-out rows.

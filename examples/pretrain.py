@@ -23,12 +23,10 @@ from transformers import set_seed
 from hf_electra_rtd.records import utc_now
 from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments
 from hf_electra_rtd.training.cli import parse_arguments
+from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
 from hf_electra_rtd.training.pretraining import (
-    DataArguments,
     ModelArguments,
     build_model,
-    get_rows,
-    get_tokenizer,
     make_record,
     prepare_output_dir,
     print_summary,
@@ -63,7 +61,9 @@ def main(argv: list[str]) -> None:
             training_args.resume_from_checkpoint,
             data_args.overwrite_output_dir and training_args.process_index == 0,
         )
-        tokenizer = get_tokenizer(model_args, data_args, training_args.output_dir, resumed=checkpoint is not None)
+        tokenizer = get_tokenizer(
+            data_args, training_args.output_dir, model_args.tokenizer_source, resumed=checkpoint is not None
+        )
         train_rows, held_out_rows = get_rows(data_args, training_args, tokenizer)
 
     model = build_model(model_args, tokenizer, training_args.row_length)

@@ -10,7 +10,8 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
 from hf_electra_rtd.training.arguments import RECIPES
-from hf_electra_rtd.training.pretraining import DataArguments, ModelArguments, build_model, prepare_output_dir
+from hf_electra_rtd.training.inputs import DataArguments
+from hf_electra_rtd.training.pretraining import ModelArguments, build_model, prepare_output_dir
 from tests.conftest import VOCABULARY, tiny_config
 
 

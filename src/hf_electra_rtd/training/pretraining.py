@@ -1,4 +1,4 @@
-"""The parts of a pre-training run, whichever loop drives it: tokenizer, rows, model, outputs."""
+"""The parts of a pre-training run, whichever loop drives it: directory, model, outputs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from transformers.trainer_callback import TrainerState
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
 from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.data.documents import BLOCK_SUFFIX, find_files, read_lines
-from hf_electra_rtd.data.packing import check_packing
-from hf_electra_rtd.data.preparation import check_held_out_share, describe, prepare_blocks
 from hf_electra_rtd.data.stream import RowStream
-from hf_electra_rtd.data.tokenization import MAX_LENGTH, load_tokenizer, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.tokenization import MAX_LENGTH
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
@@ -30,12 +27,11 @@ from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardw
 from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY
 
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_DIRECTORY = "tokenizer"
-BLOCKS_DIRECTORY = "blocks"
 # Options of the pair's configuration that are flags too.
 _PAIR_OPTIONS = (
     "objective",
@@ -94,42 +90,14 @@ class ModelArguments:
             raise ValueError("--generator_hidden_size is for a generator made anew, but --generator names one.")
 
     @property
+    def tokenizer_source(self) -> str | None:
+        """The tower whose tokenizer is taken where none is named."""
+        return self.discriminator or self.generator
+
+    @property
     def options(self) -> dict[str, Any]:
         """What was asked for, of the pair's configuration."""
         return {name: getattr(self, name) for name in _PAIR_OPTIONS if getattr(self, name) is not None}
-
-
-@dataclass
-class DataArguments:
-    """Which text, and how it becomes rows."""
-
-    train_files: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text files or globs (.txt, .txt.gz, .txt.zst), or one prepared block file (.blocks)."},
-    )
-    held_out_files: list[str] | None = field(
-        default=None, metadata={"help": "Held-out text or a block file; by default a share of the documents."}
-    )
-    held_out_share: float = field(
-        default=0.05, metadata={"help": "Share of the documents that is held out; 0 for none."}
-    )
-    packing: str = field(default="full", metadata={"help": "How text becomes rows: full or original."})
-    tokenizer: str | None = field(
-        default=None, metadata={"help": "Directory, Hub id or vocab.txt; by default one is trained on the text."}
-    )
-    vocab_size: int = field(default=8192, metadata={"help": "Tokens of a tokenizer that is trained."})
-    lowercase: bool | None = field(
-        default=None,
-        metadata={"help": "For a trained tokenizer or a vocab.txt; by default as the vocab.txt is, or true."},
-    )
-    data_license: str | None = field(default=None, metadata={"help": "Licence of the text, for the run's record."})
-    overwrite_output_dir: bool = field(
-        default=False, metadata={"help": "Delete the run that lies in output_dir, and start anew."}
-    )
-
-    def __post_init__(self) -> None:
-        check_packing(self.packing)
-        check_held_out_share(self.held_out_share)
 
 
 def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
@@ -189,96 +157,6 @@ def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
             f"Training on {training.world_size * threads} of {cores} CPU cores. To use all, launch with "
             f"--num_cpu_threads_per_process {cores // training.world_size} (or set OMP_NUM_THREADS)."
         )
-
-
-def get_tokenizer(
-    model: ModelArguments, data: DataArguments, output_dir: str, resumed: bool = False
-) -> PreTrainedTokenizerBase:
-    """The tokenizer named by `--tokenizer`, or that of the towers to start from, or one trained on the text.
-
-    A trained one is kept in the run's directory, where a run that is resumed finds it.
-
-    Raises:
-        ValueError: if there is neither a tokenizer nor text to train one on.
-    """
-    named = data.tokenizer or model.discriminator or model.generator
-    if named is not None:
-        return load_tokenizer(named, data.lowercase)
-    trained = Path(output_dir) / TOKENIZER_DIRECTORY
-    if resumed:
-        return load_tokenizer(str(trained))
-    files = find_files(data.train_files)
-    if any(file.endswith(BLOCK_SUFFIX) for file in files):
-        raise ValueError(
-            "A block file holds no text to train a tokenizer on: name the one that made it (--tokenizer)."
-        )
-    logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
-    tokenizer = train_wordpiece(
-        lambda: (line for file in files for line in read_lines(file)),
-        data.vocab_size,
-        lowercase=data.lowercase is not False,
-    )
-    save_tokenizer(tokenizer, trained)
-    return tokenizer
-
-
-def get_rows(
-    data: DataArguments, training: RTDTrainingArguments, tokenizer: PreTrainedTokenizerBase
-) -> tuple[BlockFile, BlockFile | None]:
-    """The training and the held-out rows, prepared from text or read from block files.
-
-    Raises:
-        ValueError: for files that cannot be used, by name.
-    """
-    share = 0.0 if data.held_out_files else data.held_out_share
-    train, held_out = _rows(data.train_files, "train", share, data, training, tokenizer)
-    if data.held_out_files:
-        held_out, _ = _rows(data.held_out_files, "held_out", 0.0, data, training, tokenizer)
-    for name, rows in (("Training", train), ("Held out", held_out)):
-        if rows is not None:
-            logger.info(f"{name}: {describe(rows)}")
-    return train, held_out
-
-
-def _rows(
-    patterns: list[str],
-    name: str,
-    held_out_share: float,
-    data: DataArguments,
-    training: RTDTrainingArguments,
-    tokenizer: PreTrainedTokenizerBase,
-) -> tuple[BlockFile, BlockFile | None]:
-    if not patterns:
-        raise ValueError("There is nothing to train on: name text or block files (--train_files).")
-    files = find_files(patterns)
-    if not any(file.endswith(BLOCK_SUFFIX) for file in files):
-        return prepare_blocks(
-            files,
-            tokenizer,
-            Path(str(training.output_dir)) / BLOCKS_DIRECTORY,
-            training.row_length,
-            data.packing,
-            held_out_share,
-            training.seed,
-            name,
-            bool(training.disable_tqdm),
-        )
-    if len(files) > 1:
-        raise ValueError(f"Give one block file alone, not {len(files)} files: {', '.join(files)}.")
-    rows = BlockFile(files[0], verify=True)
-    if rows.header.tokenizer_hash != tokenizer_hash(tokenizer):
-        raise ValueError(f"{files[0]} was made with another tokenizer: name the one that made it (--tokenizer).")
-    if rows.header.row_length != training.row_length:
-        raise ValueError(
-            f"{files[0]} has rows of {rows.header.row_length} tokens, not {training.row_length}: "
-            f"say --row_length {rows.header.row_length}, or prepare the text again."
-        )
-    if held_out_share and name == "train":
-        logger.warning(
-            f"{files[0]} is prepared and cannot be split by document: the run is not evaluated. Name its held-out "
-            "rows (--held_out_files)."
-        )
-    return rows, None
 
 
 def build_model(

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from hf_electra_rtd.data.stream import RowStream
     from hf_electra_rtd.records import PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
+    from hf_electra_rtd.training.checkpoints import CheckpointError
+    from hf_electra_rtd.training.health import DivergedError
     from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
-    from hf_electra_rtd.training.trainer import DivergedError, RTDTrainer
+    from hf_electra_rtd.training.trainer import RTDTrainer
 
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
     "DataCollatorForRTD": "data.collator",
-    "DivergedError": "training.trainer",
+    "CheckpointError": "training.checkpoints",
+    "DivergedError": "training.health",
     "ElectraAdamW": "training.optimization",
     "PretrainingRecord": "records",
     "RTDTrainer": "training.trainer",
@@ -42,6 +45,7 @@ _LOADED_WHEN_ASKED_FOR = {
 
 __all__ = [
     "BlockFile",
+    "CheckpointError",
     "DataCollatorForRTD",
     "DivergedError",
     "ElectraAdamW",

@@ -116,7 +116,7 @@ def test_an_auc_of_one_class_is_not_a_number(by_hand):
 
 def test_the_stopwatch_counts_only_what_is_not_paused():
     now = 100.0
-    stopwatch = Stopwatch(lambda: now)
+    stopwatch = Stopwatch(now=lambda: now)
     assert stopwatch.seconds == 0
     with stopwatch.paused():
         now += 5

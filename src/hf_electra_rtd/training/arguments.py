@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -167,3 +167,27 @@ def get_recipe(size: str) -> dict[str, Any]:
     if size not in RECIPES:
         raise ValueError(f"There is no size {size!r}. Known are: {', '.join(RECIPES)}.")
     return dict(RECIPES[size])
+
+
+def refuse_other_options(args: RTDTrainingArguments, known: set[str]) -> None:
+    """Refuses what a loop other than the Trainer's would not do.
+
+    Args:
+        args: of the run.
+        known: names of the fields that the loop knows; the others must have their defaults.
+
+    Raises:
+        ValueError: names the flags.
+    """
+    given = {name: getattr(args, name) for name in known}
+    defaults = RTDTrainingArguments(**given)
+    unknown = [
+        field.name
+        for field in fields(args)
+        if field.init and field.name not in known and getattr(args, field.name) != getattr(defaults, field.name)
+    ]
+    if unknown:
+        raise ValueError(
+            f"This loop does not know {', '.join(f'--{name}' for name in unknown)}: leave it out, or take the Trainer "
+            "(examples/pretrain.py)."
+        )

@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from accelerate import Accelerator
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import DataLoader
 from transformers import EvalPrediction
 
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.modeling_electra_rtd import ElectraRTDOutput
 from hf_electra_rtd.ops import IGNORED, masked_slots
 
@@ -58,6 +61,37 @@ def held_out_tensors(output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> Hel
         correct=output.generator_predictions.eq(slots.labels).long(),
         sampled_correct=output.corrupted_input_ids.gather(1, slots.positions).eq(slots.labels).long(),
         used=used.long(),
+    )
+
+
+def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
+    """The metrics of [`held_out_metrics`] with the prefix `eval_`, and `eval_loss`, over the processes of a run.
+
+    Args:
+        model: the pair as `accelerator` prepared it; in evaluation mode only here.
+        loader: of the held-out rows, prepared likewise.
+        accelerator: of the run.
+    """
+    training = model.training
+    model.eval()
+    parts: list[list[np.ndarray]] = []
+    for batch in loader:
+        with torch.no_grad():
+            output = model(**batch, output_generator_logits=True)
+        tensors = accelerator.gather_for_metrics(tuple(held_out_tensors(output, batch)))
+        parts.append([tensor.cpu().numpy() for tensor in tensors])
+    model.train(training)
+    columns: Any = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
+    found = held_out_metrics(EvalPrediction(columns, label_ids=columns[0]))  # the tensors hold their own labels
+    metrics = {f"eval_{name}": value for name, value in found.items()}
+    return {"eval_loss": weighted_loss(metrics, accelerator.unwrap_model(model).config), **metrics}
+
+
+def weighted_loss(metrics: dict[str, float], config: ElectraRTDConfig, prefix: str = "eval") -> float:
+    """The loss of the whole held-out set. (A mean of batch means depends on how rows fall into batches and ranks.)"""
+    return float(
+        config.generator_weight * metrics[f"{prefix}_generator_loss"]
+        + config.discriminator_weight * metrics[f"{prefix}_discriminator_loss"]
     )
 
 

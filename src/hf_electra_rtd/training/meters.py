@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd.modeling_electra_rtd import ElectraRTDOutput
 from hf_electra_rtd.ops import IGNORED, masked_slots
@@ -130,17 +131,24 @@ def has_collapsed(recall: float, auc: float) -> bool:
     return recall < COLLAPSED_RECALL and auc < COLLAPSED_AUC
 
 
+def seconds_trained(state: TrainerState | None) -> float:
+    """What the sessions of a run took, as far as its log tells; 0 for a run that begins."""
+    log = [] if state is None else state.log_history
+    return max((entry.get("train_seconds", 0.0) for entry in log), default=0.0)
+
+
 class Stopwatch:
     """Seconds that a run spent on training: evaluation and saving pause it.
 
     Args:
+        seconds_before: of the sessions before, for a run that is resumed.
         now: a monotonic clock in seconds.
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, seconds_before: float = 0.0, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._started: float | None = None
-        self._passed = 0.0
+        self._passed = self._lap_began = seconds_before
 
     def start(self) -> None:
         self._started = self._now()
@@ -150,8 +158,13 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since `start`, without pauses; 0 before."""
+        """Seconds since `start`, without pauses, with those of the sessions before."""
         return self._passed + (0.0 if self._started is None else self._now() - self._started)
+
+    def lap(self) -> float:
+        """Seconds since the last lap, without pauses."""
+        began, self._lap_began = self._lap_began, self.seconds
+        return self._lap_began - began
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from hf_electra_rtd.training.arguments import RTDTrainingArguments
+
+
+logger = logging.getLogger(__name__)
 
 
 class ElectraAdamW(Optimizer):
@@ -143,3 +149,25 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
         return max(0.0, 1.0 - step / num_training_steps) * warmup
 
     return LambdaLR(optimizer, factor)
+
+
+def make_optimizer(model: nn.Module, args: RTDTrainingArguments) -> ElectraAdamW:
+    """The optimiser that a run's arguments ask for."""
+    return ElectraAdamW(
+        get_parameter_groups(model, args.weight_decay),
+        lr=args.learning_rate,
+        betas=(args.adam_beta1, args.adam_beta2),
+        eps=args.adam_epsilon,
+        bias_correction=args.bias_correction,
+    )
+
+
+def make_schedule(optimizer: Optimizer, args: RTDTrainingArguments, num_training_steps: int) -> LambdaLR:
+    """The schedule that a run's arguments ask for; warns of a warm-up that takes the whole run."""
+    num_warmup_steps = args.get_warmup_steps(num_training_steps)
+    if num_warmup_steps >= num_training_steps:
+        logger.warning(
+            f"The warm-up takes {num_warmup_steps:,} steps, the whole run only {num_training_steps:,}: the learning "
+            "rate never gets near its base. Lower warmup_steps (below 1, it is a share of the run)."
+        )
+    return get_electra_schedule(optimizer, num_warmup_steps, num_training_steps)

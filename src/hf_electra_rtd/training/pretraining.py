@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
-from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
@@ -27,11 +25,21 @@ from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardw
 from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.checkpoints import (
+    get_latest_checkpoint,
+    latest_checkpoint,
+    list_checkpoints,
+    read_state,
+    remove_directory,
+    remove_unfinished,
+    unfinished,
+)
 from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY
 
 
 logger = logging.getLogger(__name__)
 
+_PARTS = ("generator", "discriminator", TOKENIZER_DIRECTORY)
 # Options of the pair's configuration that are flags too.
 _PAIR_OPTIONS = (
     "objective",
@@ -100,53 +108,55 @@ class ModelArguments:
         return {name: getattr(self, name) for name in _PAIR_OPTIONS if getattr(self, name) is not None}
 
 
-def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
+def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, writes: bool = True) -> str | None:
     """Makes the directory of the run, and finds the checkpoint to resume from.
 
     Args:
         output_dir: of the run.
-        resume: a checkpoint's directory, `"latest"`, or None to start anew.
+        resume: a checkpoint's directory; `"latest"`; `"auto"`: the latest where there is one, else a new run; or None
+            to start anew.
         overwrite: delete a run that lies there.
+        writes: whether this process makes and deletes; one of the run does.
 
     Returns:
         The checkpoint's directory, or None.
 
     Raises:
-        ValueError: if another run lies there, or there is nothing to resume.
+        ValueError: if another run lies there, there is nothing to resume, or the checkpoint is not whole.
     """
     directory = Path(output_dir)
-    latest = _latest_checkpoint(directory)
-    if resume is not None:
-        checkpoint = latest if resume == "latest" else resume
-        if checkpoint is None or not os.path.isdir(checkpoint):
-            raise ValueError(f"There is no checkpoint to resume from: {checkpoint or f'{output_dir} holds none'}.")
-        return checkpoint
+    if directory.exists() and not directory.is_dir():
+        raise ValueError(f"{output_dir} is a file: choose another --output_dir.")
+    if writes:
+        remove_unfinished(directory)
+    latest = latest_checkpoint(directory)
+    if resume == "latest" or (resume == "auto" and latest is not None):
+        return str(get_latest_checkpoint(directory))
+    if resume not in (None, "auto"):
+        if not os.path.isdir(resume):
+            raise ValueError(f"There is no checkpoint to resume from: {resume} is no directory.")
+        read_state(resume)
+        return resume
     if latest is not None or (directory / RECORD_FILE).exists():
         if not overwrite:
             raise ValueError(
                 f"{output_dir} holds another run. Continue it with --resume_from_checkpoint latest, delete it with "
                 "--overwrite_output_dir, or choose another --output_dir."
             )
-        parts = ("generator", "discriminator", TOKENIZER_DIRECTORY)
-        for path in [*directory.glob("checkpoint-*"), *(directory / name for name in parts)]:
-            shutil.rmtree(path, ignore_errors=True)
-        for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
-            (directory / name).unlink(missing_ok=True)
-    directory.mkdir(parents=True, exist_ok=True)
+        if writes:
+            _remove_run(directory)
+    if writes:
+        directory.mkdir(parents=True, exist_ok=True)
     return None
 
 
-def _latest_checkpoint(directory: Path) -> str | None:
-    """The checkpoint of the highest step that is whole: the Trainer writes its state last."""
-    steps = {path: path.name.rpartition("-")[2] for path in directory.glob("checkpoint-*")}
-    for path in sorted((path for path in steps if steps[path].isdigit()), key=lambda path: -int(steps[path])):
-        try:
-            TrainerState.load_from_json(str(path / "trainer_state.json"))
-        except (OSError, ValueError):
-            logger.warning(f"{path} is not whole, and is passed over.")
-            continue
-        return str(path)
-    return None
+def _remove_run(directory: Path) -> None:
+    """What a run leaves, the prepared text apart: it is used again where it fits."""
+    for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
+        (directory / name).unlink(missing_ok=True)
+    for path in (*list_checkpoints(directory), *(directory / name for name in _PARTS)):
+        if path.exists():
+            remove_directory(path)
 
 
 def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
@@ -236,12 +246,19 @@ def _start_embeddings_from(trained: Any, new: Any, sharing: str | None) -> None:
 def save_outputs(
     model: ElectraForRTDPretraining, tokenizer: PreTrainedTokenizerBase, record: PretrainingRecord, output_dir: str
 ) -> None:
-    """Writes the pair, both towers, the record and the picture of a run into its directory."""
-    model.save_pretrained(output_dir)
-    save_tokenizer(tokenizer, output_dir)
-    model.save_towers(output_dir, tokenizer)
-    record.save(output_dir)
-    plot_curves(record, output_dir)
+    """Writes the pair, both towers, the record and the picture of a run into its directory; the record last, so that
+    a directory with a record is complete.
+
+    Raises:
+        CheckpointError: if anything could not be written.
+    """
+    with unfinished(output_dir) as staging:
+        model.save_pretrained(staging)
+        save_tokenizer(tokenizer, staging)
+        model.save_towers(staging, tokenizer)
+        plot_curves(record, staging)
+    with unfinished(output_dir) as staging:
+        record.save(staging)
 
 
 def make_record(

@@ -39,39 +39,37 @@ def format_log(logs: dict[str, float], state: TrainerState, seconds_left: float 
     return None
 
 
-class _Clock:
-    """Estimates the time that is left, from the steps of this session."""
+class RemainingTime:
+    """Estimates the time that is left, from the steps of this session.
 
-    def __init__(self) -> None:
-        self._start: tuple[float, int] | None = None
+    Args:
+        state: of the loop as it begins.
+    """
 
-    def start(self, state: TrainerState) -> None:
-        self._start = time.monotonic(), state.global_step
+    def __init__(self, state: TrainerState) -> None:
+        self._began, self._first_step = time.monotonic(), state.global_step
 
-    def seconds_left(self, state: TrainerState) -> float | None:
-        if self._start is None or state.global_step == self._start[1]:
-            return None
-        began, first = self._start
-        return (time.monotonic() - began) / (state.global_step - first) * (state.max_steps - state.global_step)
+    def seconds(self, state: TrainerState) -> float | None:
+        """Seconds left; None before the first step."""
+        steps = state.global_step - self._first_step
+        return (time.monotonic() - self._began) / steps * (state.max_steps - state.global_step) if steps else None
 
 
 class RTDProgressCallback(ProgressCallback):
     """The Trainer's bar, with lines to read in place of dictionaries."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._clock = _Clock()
+    _remaining: RemainingTime | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        self._clock.start(state)
+        self._remaining = RemainingTime(state)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        line = format_log(logs or {}, state, self._clock.seconds_left(state))
+        line = format_log(logs or {}, state, None if self._remaining is None else self._remaining.seconds(state))
         if state.is_world_process_zero and line is not None:
             tqdm.write(line)
 
@@ -79,17 +77,16 @@ class RTDProgressCallback(ProgressCallback):
 class RTDPrinterCallback(PrinterCallback):
     """The same lines where bars are switched off."""
 
-    def __init__(self) -> None:
-        self._clock = _Clock()
+    _remaining: RemainingTime | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._clock.start(state)
+        self._remaining = RemainingTime(state)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
-        line = format_log(logs or {}, state, self._clock.seconds_left(state))
+        line = format_log(logs or {}, state, None if self._remaining is None else self._remaining.seconds(state))
         if state.is_world_process_zero and line is not None:
             print(line, flush=True)

@@ -3,9 +3,7 @@ resumes."""
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -15,29 +13,40 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, set_seed
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.stream import HELD_OUT_POSITION, RowStream
+from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
-from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors
-from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, has_collapsed
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
+from hf_electra_rtd.training.checkpoints import (
+    CHECKPOINT_PREFIX,
+    STATE_FILE,
+    check_tensors,
+    get_latest_checkpoint,
+    read_state,
+    remove_old_checkpoints,
+    unfinished,
+)
+from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors, weighted_loss
+from hf_electra_rtd.training.health import HealthWatch
+from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
+from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
+from hf_electra_rtd.training.stream import (
+    data_seed,
+    describe_stream,
+    fit_stream,
+    held_out_stream,
+    refuse_another_stream,
+    write_stream,
+)
 
-
-STREAM_FILE = "stream.json"
 
 logger = logging.getLogger(__name__)
-
-
-class DivergedError(FloatingPointError):
-    """The loss or a weight is no longer a finite number."""
 
 
 class RTDTrainer(Trainer):
@@ -77,18 +86,25 @@ class RTDTrainer(Trainer):
                 f"One process drives {args.n_gpu} GPUs: launch one process a GPU (`accelerate launch --num_processes "
                 f"{args.n_gpu}`), or show it a single one (CUDA_VISIBLE_DEVICES=0)."
             )
-        seed = args.seed if args.data_seed is None else args.data_seed
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class), or a data_collator of its own.")
             data_collator = DataCollatorForRTD(
-                processing_class, args.mask_probability, args.keep_probability, args.masking, seed, args.row_length
+                processing_class,
+                args.mask_probability,
+                args.keep_probability,
+                args.masking,
+                data_seed(args),
+                args.row_length,
             )
         self.passes_over_rows: float | None = None
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
-            train_dataset = self._stream(train_dataset, args, seed)
-            if eval_dataset is not None and not isinstance(eval_dataset, RowStream):
-                eval_dataset = RowStream(eval_dataset, shuffle=False, first_position=HELD_OUT_POSITION)
+            if train_dataset is not None:
+                train_dataset = fit_stream(train_dataset, args)
+                # The Trainer's own epoch is the whole stream, so that it never starts the sampler anew.
+                self.passes_over_rows = len(train_dataset) / len(train_dataset.rows)
+            if eval_dataset is not None:
+                eval_dataset = held_out_stream(eval_dataset)
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out rows: the run will not be evaluated.")
             args.eval_strategy = "no"
@@ -110,37 +126,8 @@ class RTDTrainer(Trainer):
                 self.add_callback(ours)
         self.meters = TrainingMeters()
         self.stopwatch = Stopwatch()
-        self._seconds_logged = 0.0
-        self._seconds_before: float | None = None
-        self._collapsed = False
-
-    def _stream(self, rows: Any, args: RTDTrainingArguments, seed: int) -> RowStream | None:
-        for strategy in ("eval_strategy", "save_strategy", "logging_strategy"):
-            if getattr(args, strategy) == "epoch":
-                raise ValueError(
-                    f"{strategy}='epoch' has no meaning for a run that is one stream of rows: take 'steps'."
-                )
-        if rows is None:
-            return None
-        global_batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        if isinstance(rows, RowStream):
-            if len(rows) != args.max_steps * global_batch:
-                raise ValueError(
-                    f"The stream has {len(rows)} rows, but {args.max_steps} steps of {global_batch} rows need "
-                    f"{args.max_steps * global_batch}: give the rows themselves, and the stream is made to fit."
-                )
-            self.passes_over_rows = len(rows) / len(rows.rows)
-            return rows
-        if args.max_steps <= 0:
-            args.max_steps = math.floor(args.num_train_epochs * len(rows) / global_batch)
-            if args.max_steps < 1:
-                raise ValueError(
-                    f"{args.num_train_epochs:g} epochs of {len(rows)} rows do not fill one step of {global_batch} "
-                    "rows: give more text, a smaller batch, more epochs, or --max_steps."
-                )
-        # The whole run is one stream, so the Trainer's own epoch is the run, and never starts the sampler anew.
-        self.passes_over_rows = args.max_steps * global_batch / len(rows)
-        return RowStream(rows, args.max_steps * global_batch, seed)
+        self.health = HealthWatch(str(args.output_dir))
+        self._staging: Path | None = None
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         # A stream is shuffled already, and must be read in order to be resumed.
@@ -153,46 +140,40 @@ class RTDTrainer(Trainer):
         args = self.args
         stock = {OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED}
         if self.optimizer is None and self.optimizer_cls_and_kwargs is None and args.optim in stock:
-            self.optimizer = ElectraAdamW(
-                get_parameter_groups(self.model if model is None else model, args.weight_decay),
-                lr=args.learning_rate,
-                betas=(args.adam_beta1, args.adam_beta2),
-                eps=args.adam_epsilon,
-                bias_correction=args.bias_correction,
-            )
+            self.optimizer = make_optimizer(self.model if model is None else model, args)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
         optimizer = self.optimizer if optimizer is None else optimizer
         if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
             assert optimizer is not None
-            num_warmup_steps = self.args.get_warmup_steps(num_training_steps)
-            if num_warmup_steps >= num_training_steps:
-                logger.warning(
-                    f"The warm-up takes {num_warmup_steps:,} steps, the whole run only {num_training_steps:,}: the "
-                    "learning rate never gets near its base. Lower warmup_steps (below 1, it is a share of the run)."
-                )
-            self.lr_scheduler = get_electra_schedule(optimizer, num_warmup_steps, num_training_steps)
+            self.lr_scheduler = make_schedule(optimizer, self.args, num_training_steps)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(resume_from_checkpoint, str):
-            self._refuse_another_stream(Path(resume_from_checkpoint) / STREAM_FILE)
-        self.stopwatch = Stopwatch()
-        self._seconds_logged, self._seconds_before = 0.0, None
+        state = None
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = str(get_latest_checkpoint(str(self.args.output_dir)))
+        if resume_from_checkpoint:
+            state = read_state(resume_from_checkpoint)
+            check_tensors(resume_from_checkpoint, self.model)
+            refuse_another_stream(describe_stream(self.train_dataset, self.args), resume_from_checkpoint)
+        elif self.args.world_size > 1:
+            # Every process was seeded alike, so that they build the same model; their dropout must differ.
+            set_seed(self.args.seed + self.args.process_index)
+        self.stopwatch = Stopwatch(seconds_trained(state))
         self.stopwatch.start()
         result = super().train(resume_from_checkpoint, *args, **kwargs)
-        self._count_sessions_before()
         self.stopwatch.stop()
-        self._stop_where_a_weight_diverged()
+        self.health.check_weights(self.state.global_step, self.model)
         return result
 
     @property
     def train_seconds(self) -> float:
         """Time in training steps, evaluation and saving left out; with the sessions before, as far as they were
         logged."""
-        return (self._seconds_before or 0.0) + self.stopwatch.seconds
+        return self.stopwatch.seconds
 
     def compute_loss(
         self,
@@ -220,11 +201,11 @@ class RTDTrainer(Trainer):
     # ---- Evaluation ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self._stop_where_a_weight_diverged()
+        self.health.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
         if self.is_in_train and "eval_discriminator_auc" in metrics:
-            self._watch_for_collapse(metrics["eval_discriminator_recall"], metrics["eval_discriminator_auc"])
+            self._check_discriminator(metrics["eval_discriminator_recall"], metrics["eval_discriminator_auc"])
         return metrics
 
     def prediction_step(
@@ -250,13 +231,9 @@ class RTDTrainer(Trainer):
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
-        metrics, config = output.metrics, self.model.config
+        metrics = output.metrics
         if self._own_metrics and metrics is not None and f"{metric_key_prefix}_generator_loss" in metrics:
-            # The parent's is a mean of batch means, which depends on how rows fall into batches and ranks.
-            metrics[f"{metric_key_prefix}_loss"] = (
-                config.generator_weight * metrics[f"{metric_key_prefix}_generator_loss"]
-                + config.discriminator_weight * metrics[f"{metric_key_prefix}_discriminator_loss"]
-            )
+            metrics[f"{metric_key_prefix}_loss"] = weighted_loss(metrics, self.model.config, metric_key_prefix)
         return output
 
     # ---- Logging ----
@@ -271,60 +248,47 @@ class RTDTrainer(Trainer):
 
     def _add_meters(self, logs: dict[str, float]) -> None:
         meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
-        self._count_sessions_before()
-        seconds = self.stopwatch.seconds
-        passed, self._seconds_logged = seconds - self._seconds_logged, seconds
-        if not math.isfinite(logs["loss"]):
-            self._stop("the loss is no longer finite")
+        self.health.check_loss(self.state.global_step, logs["loss"])
         if meters:
-            meters["tokens_per_second"] = meters.pop("tokens") / max(passed, 1e-9)
+            meters["tokens_per_second"] = meters.pop("tokens") / max(self.stopwatch.lap(), 1e-9)
             logs |= meters
             logs["train_seconds"] = self.train_seconds
-            self._watch_for_collapse(meters["discriminator_recall"], meters["discriminator_auc"])
+            self._check_discriminator(meters["discriminator_recall"], meters["discriminator_auc"])
 
-    def _count_sessions_before(self) -> None:
-        """A resumed run's log tells what the sessions before took; read before this session logs."""
-        if self._seconds_before is None:
-            self._seconds_before = max(
-                (entry.get("train_seconds", 0.0) for entry in self.state.log_history), default=0.0
-            )
-
-    def _watch_for_collapse(self, recall: float, auc: float) -> None:
-        # At the beginning every discriminator says "original" to everything.
-        warmup = self.args.get_warmup_steps(self.state.max_steps)
-        collapsed = has_collapsed(recall, auc) and self.state.global_step > max(warmup, self.state.max_steps // 10)
-        if collapsed and not self._collapsed:
-            logger.warning(
-                f"Step {self.state.global_step:,}: the discriminator has collapsed to the majority class (it finds "
-                f"{recall:.1%} of the replaced tokens, area under the ROC curve {auc:.2f}). The generator may be too "
-                "strong or the learning rate too high: try a smaller generator (generator_hidden_size), a lower "
-                "learning rate, or a longer warm-up."
-            )
-        self._collapsed = collapsed
+    def _check_discriminator(self, recall: float, auc: float) -> None:
+        max_steps = self.state.max_steps
+        warmup_steps = self.args.get_warmup_steps(max_steps)
+        self.health.check_discriminator(self.state.global_step, max_steps, warmup_steps, recall, auc)
 
     # ---- Checkpoints ----
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        self._stop_where_a_weight_diverged()
-        with self.stopwatch.paused():
+        self.health.check_weights(self.state.global_step, self.model)
+        run_directory = super()._get_output_dir(trial)
+        with (
+            self.stopwatch.paused(),
+            unfinished(run_directory, self.args.should_save, self.accelerator.wait_for_everyone) as self._staging,
+        ):
             super()._save_checkpoint(model, trial)
+            if self.args.should_save:
+                checkpoint = Path(self._staging) / f"{CHECKPOINT_PREFIX}{self.state.global_step}"
+                write_stream(describe_stream(self.train_dataset, self.args), checkpoint)
+                self._name_best_checkpoint(Path(run_directory))
+                self.state.save_to_json(str(checkpoint / STATE_FILE))
+        self._staging = None
+        if self.args.should_save:
+            remove_old_checkpoints(run_directory, self.args.save_total_limit, self.state.best_model_checkpoint)
 
-    def _stop_where_a_weight_diverged(self) -> None:
-        if not torch.stack([parameter.isfinite().all() for parameter in self.model.parameters()]).all():
-            self._stop("a weight is no longer finite")
+    def _get_output_dir(self, trial: Any) -> str:
+        # The parent writes a checkpoint where this says: beside its final place.
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
-    def _stop(self, reason: str) -> None:
-        checkpoints = sorted(
-            Path(str(self.args.output_dir)).glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2])
-        )
-        remedy = (
-            f"The last good checkpoint is {checkpoints[-1]}; start from it with a lower learning rate."
-            if checkpoints
-            else "There is no checkpoint yet; start again with a lower learning rate or a longer warm-up."
-        )
-        raise DivergedError(
-            f"Step {self.state.global_step:,}: {reason}. The run stops, and saves nothing more. {remedy}"
-        )
+    def _name_best_checkpoint(self, run_directory: Path) -> None:
+        """The parent saw the best checkpoint in the hidden directory, or did not see it there."""
+        if self.state.best_global_step:
+            best = run_directory / f"{CHECKPOINT_PREFIX}{self.state.best_global_step}"
+            if best.exists() or self.state.best_global_step == self.state.global_step:
+                self.state.best_model_checkpoint = str(best)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         super()._save(output_dir, state_dict)
@@ -332,35 +296,18 @@ class RTDTrainer(Trainer):
         arguments = Path(str(output_dir or self.args.output_dir)) / "training_args.bin"
         if self.args.should_save and os.path.exists(arguments):
             arguments.unlink()
-        if self.args.should_save and (stream := self._describe_stream()) is not None:
-            (arguments.parent / STREAM_FILE).write_text(json.dumps(stream, indent=2) + "\n", encoding="utf-8")
 
-    def _describe_stream(self) -> dict[str, Any] | None:
-        """What decides which rows, masks and samples a step sees; None without a stream."""
-        stream, args = self.train_dataset, self.args
-        if not isinstance(stream, RowStream):
-            return None
-        return {
-            "rows": stream.rows.header.sha256 if isinstance(stream.rows, BlockFile) else len(stream.rows),
-            "seed": stream.seed,
-            "rows_per_step": args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
-            "mask_probability": args.mask_probability,
-            "keep_probability": args.keep_probability,
-            "masking": args.masking,
-        }
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self._other_processes_before(Path(checkpoint)):
+            # Their states fit nobody here. Dropout goes on with new numbers, not with those of the first step again.
+            set_seed(self.args.seed + self.state.global_step + self.args.process_index)
+        super()._load_rng_state(checkpoint)
 
-    def _refuse_another_stream(self, path: Path) -> None:
-        """A resumed run must go on with the stream that it began."""
-        now = self._describe_stream()
-        if now is None or not path.exists():
-            return
-        before = json.loads(path.read_text(encoding="utf-8"))
-        changed = [f"{name} was {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
-        if changed:
-            raise ValueError(
-                f"{path.parent} cannot be resumed with another stream of rows: {'; '.join(changed)}. Give the text "
-                "and the flags that it began with, or start anew (--generator and --discriminator take its towers)."
-            )
+    def _other_processes_before(self, checkpoint: Path) -> bool:
+        files = [checkpoint / f"rng_state_{rank}.pth" for rank in range(self.args.world_size)]
+        return not all(
+            file.exists() for file in (files if self.args.world_size > 1 else [checkpoint / "rng_state.pth"])
+        )
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied tensor is stored once, under its source; its other names are not missing.

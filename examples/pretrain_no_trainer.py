@@ -1,0 +1,204 @@
+#!/usr/bin/env python
+"""The run of `pretrain.py` with a loop of your own in place of the Trainer: the same flags, text, model, optimiser,
+meters, records and outputs, and the same losses. Change the loop as you like.
+
+    accelerate launch examples/pretrain_no_trainer.py
+
+trains the tiny size on the bundled corpus in about five minutes on two CPU cores. Flags of the Trainer that this loop
+does not know are refused.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
+from transformers import TrainerState, set_seed
+from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
+
+from hf_electra_rtd import CheckpointError, DivergedError
+from hf_electra_rtd.training.arguments import refuse_other_options
+from hf_electra_rtd.training.checkpoints import (
+    CHECKPOINT_PREFIX,
+    STATE_FILE,
+    check_tensors,
+    read_state,
+    remove_old_checkpoints,
+    unfinished,
+)
+from hf_electra_rtd.training.evaluation import evaluate_held_out
+from hf_electra_rtd.training.health import HealthWatch
+from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal
+from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
+from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
+from hf_electra_rtd.training.progress import RemainingTime, format_log
+from hf_electra_rtd.training.run import Run, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.stream import describe_stream, refuse_another_stream, write_stream
+
+
+BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
+# What the loop below does; every other option of the Trainer must be left as it is.
+OPTIONS = {
+    *("output_dir", "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("per_device_eval_batch_size", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction", "data_seed", "bf16", "fp16", "use_cpu"),
+    *("row_length", "mask_probability", "keep_probability", "masking", "dataloader_num_workers", "ddp_timeout"),
+    *("logging_steps", "logging_first_step", "logging_strategy", "eval_strategy", "eval_steps", "eval_delay"),
+    *("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint", "disable_tqdm"),
+}
+
+
+class Loop:
+    """What changes while a run goes on."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, args = run, run.args
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if args.bf16 else "fp16" if args.fp16 else None,
+            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            step_scheduler_with_optimizer=False,  # one step of the schedule a step, whatever the number of processes
+        )
+        self.optimizer = make_optimizer(run.model, args)
+        self.schedule = make_schedule(self.optimizer, args, args.max_steps)
+        workers = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers}
+        self.loader = DataLoader(run.stream, args.per_device_train_batch_size, **workers)
+        self.held_out = None
+        if run.held_out is not None:
+            self.held_out = DataLoader(run.held_out, args.per_device_eval_batch_size, **workers)
+        else:
+            args.eval_strategy = "no"
+        self.state, self.control = TrainerState(max_steps=args.max_steps), TrainerControl()
+        self.state.compute_steps(args, args.max_steps)
+        self.health = HealthWatch(args.output_dir)
+        self.meters = TrainingMeters()
+
+    def begin(self) -> None:
+        """Goes to the first step, or to the one after the checkpoint."""
+        checkpoint, rank = self.run.checkpoint, self.accelerator.process_index
+        if checkpoint is not None:
+            self.state.log_history = read_state(checkpoint).log_history
+            self.state.global_step = read_state(checkpoint).global_step
+            check_tensors(checkpoint, self.run.model)
+            refuse_another_stream(describe_stream(self.run.stream, self.run.args), checkpoint)
+        self.model, self.optimizer, self.schedule, self.loader, self.held_out = self.accelerator.prepare(
+            self.run.model, self.optimizer, self.schedule, self.loader, self.held_out
+        )
+        # Every process built the same model; their dropout must differ. What a checkpoint knows of it comes after.
+        set_seed(self.run.args.seed + self.state.global_step + rank)
+        if checkpoint is not None:
+            self.accelerator.load_state(checkpoint)
+        self.clock = Stopwatch(seconds_trained(self.state))
+
+    def train(self) -> bool:
+        """Trains to the end; False if a signal stopped it before."""
+        args, accelerator, state = self.run.args, self.accelerator, self.state
+        loader = accelerator.skip_first_batches(self.loader, state.global_step * args.gradient_accumulation_steps)
+        loss, logged_at = torch.zeros((), device=accelerator.device), state.global_step
+        remaining = RemainingTime(state)
+        hidden = args.disable_tqdm or not accelerator.is_main_process
+        self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
+        self.model.train()
+        self.clock.start()
+        with StopSignal() as signal, self.bar:
+            for batch in loader:
+                with accelerator.accumulate(self.model):
+                    output = self.model(**batch)
+                    accelerator.backward(output.loss)
+                    if accelerator.sync_gradients:
+                        norm = accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm)
+                        rate = self.schedule.get_last_lr()[0]
+                        self.optimizer.step()
+                        self.schedule.step()
+                        self.optimizer.zero_grad()
+                self.meters.update(output, batch)
+                loss += output.loss.detach() / args.gradient_accumulation_steps
+                if not accelerator.sync_gradients:
+                    continue
+
+                state.global_step += 1
+                state.epoch = state.global_step / state.max_steps * len(self.run.stream) / len(self.run.stream.rows)
+                self.bar.update()
+                stopped = state.global_step < state.max_steps and signal.should_stop(state.global_step)
+                control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
+                if control.should_log or stopped:
+                    mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
+                    self.log(self.metered({"loss": mean, "grad_norm": norm.item(), "learning_rate": rate}), remaining)
+                    loss.zero_()
+                    logged_at = state.global_step
+                if control.should_evaluate:
+                    self.evaluate(remaining)
+                if control.should_save or (stopped and args.save_strategy != "no"):
+                    self.save()
+                if stopped:
+                    return False
+        self.clock.stop()
+        self.health.check_weights(state.global_step, self.model)
+        return True
+
+    def metered(self, logs: dict[str, float]) -> dict[str, float]:
+        """A training log with what was metered since the last one."""
+        args, step = self.run.args, self.state.global_step
+        meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
+        meters["tokens_per_second"] = meters.pop("tokens") / max(self.clock.lap(), 1e-9)
+        self.health.check_loss(step, logs["loss"])
+        self.health.check_discriminator(
+            step,
+            self.state.max_steps,
+            args.get_warmup_steps(self.state.max_steps),
+            meters["discriminator_recall"],
+            meters["discriminator_auc"],
+        )
+        return {**logs, **meters, "train_seconds": self.clock.seconds}
+
+    def log(self, logs: dict[str, float], remaining: RemainingTime) -> None:
+        self.state.log_history.append({"epoch": self.state.epoch, **logs, "step": self.state.global_step})
+        line = format_log(logs, self.state, remaining.seconds(self.state))
+        if self.accelerator.is_main_process and line is not None:
+            self.bar.write(line)
+
+    def evaluate(self, remaining: RemainingTime) -> dict[str, float]:
+        self.health.check_weights(self.state.global_step, self.model)
+        with self.clock.paused():
+            metrics = evaluate_held_out(self.model, self.held_out, self.accelerator)
+        self.log(metrics, remaining)
+        return metrics
+
+    def save(self) -> None:
+        self.health.check_weights(self.state.global_step, self.model)
+        run, accelerator = self.run, self.accelerator
+        with (
+            self.clock.paused(),
+            unfinished(run.args.output_dir, accelerator.is_main_process, accelerator.wait_for_everyone) as staging,
+        ):
+            checkpoint = staging / f"{CHECKPOINT_PREFIX}{self.state.global_step}"
+            accelerator.save_state(str(checkpoint))
+            if accelerator.is_main_process:
+                run.model.config.save_pretrained(checkpoint)
+                write_stream(describe_stream(run.stream, run.args), checkpoint)
+                self.state.save_to_json(str(checkpoint / STATE_FILE))
+        if accelerator.is_main_process:
+            remove_old_checkpoints(run.args.output_dir, run.args.save_total_limit)
+
+
+def main(argv: list[str]) -> int:
+    run = start_run(argv, __doc__, {"train_files": [str(BUNDLED_CORPUS)], "output_dir": "runs/pretrain_no_trainer"})
+    refuse_other_options(run.args, OPTIONS)
+    loop = Loop(run)
+    loop.begin()
+    if not loop.train():
+        if loop.accelerator.is_main_process:
+            say_how_to_resume(run, loop.state.global_step)
+        return INTERRUPTED
+    metrics = loop.evaluate(RemainingTime(loop.state)) if run.held_out is not None else {}
+    if loop.accelerator.is_main_process:
+        finish_run(run, loop.state.global_step, loop.clock.seconds, loop.state.log_history, metrics)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, DivergedError, CheckpointError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,201 @@
+"""A pre-training run from its command line to its outputs; the loop in the middle is the caller's.
+
+`start_run` reads flags, prepares text and model; a loop trains; `finish_run` leaves what a run leaves. Both scripts,
+with `RTDTrainer` and with bare `accelerate`, are these three steps.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.collator import DataCollatorForRTD
+from hf_electra_rtd.data.stream import RowStream
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.records import utc_now
+from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments
+from hf_electra_rtd.training.cli import parse_arguments
+from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
+from hf_electra_rtd.training.pretraining import (
+    ModelArguments,
+    build_model,
+    make_record,
+    prepare_output_dir,
+    print_summary,
+    save_outputs,
+    warn_of_idle_cores,
+)
+from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
+from hf_electra_rtd.training.stream import data_seed, fit_stream, held_out_stream
+
+
+NUM_SHOWN_ROWS = 4
+
+
+@dataclass
+class RunArguments:
+    """What is to be done at all."""
+
+    dry_run: bool = field(
+        default=False, metadata={"help": "Prepare the text, show what would happen and how long it takes, and stop."}
+    )
+
+
+@dataclass
+class Run:
+    """A run that is ready for its loop.
+
+    Attributes:
+        argv: what was typed, the script's path first.
+        started: UTC, ISO 8601.
+        run_args, model_args, data_args, args: the flags; `args` are the training arguments.
+        checkpoint: directory to resume from, or None.
+        tokenizer: of both towers.
+        stream: the training rows, as long as the run.
+        held_out: the held-out rows, or None.
+        collator: masks both.
+        model: the pair, as it begins.
+    """
+
+    argv: list[str]
+    started: str
+    run_args: RunArguments
+    model_args: ModelArguments
+    data_args: DataArguments
+    args: RTDTrainingArguments
+    checkpoint: str | None
+    tokenizer: PreTrainedTokenizerBase
+    stream: RowStream
+    held_out: RowStream | None
+    collator: DataCollatorForRTD
+    model: ElectraForRTDPretraining
+
+    @property
+    def command(self) -> str:
+        """What was typed, without the directory that the script lies in."""
+        return shlex.join([Path(self.argv[0]).name, *self.argv[1:]])
+
+    @property
+    def resume_command(self) -> str:
+        """What to type to go on after an interruption."""
+        words = list(self.argv)
+        for flag in ("--resume_from_checkpoint", "--overwrite_output_dir"):
+            if flag in words:
+                index = words.index(flag)
+                has_value = index + 1 < len(words) and not words[index + 1].startswith("--")
+                del words[index : index + 1 + has_value]
+        launcher = ["accelerate", "launch"]
+        if self.args.world_size > 1:
+            launcher += ["--num_processes", str(self.args.world_size)]
+        return shlex.join([*launcher, *words, "--resume_from_checkpoint", "latest"])
+
+
+def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, Any]) -> Run:
+    """Everything before the loop: flags, tokenizer, rows, model.
+
+    Args:
+        argv: the command line, without the program's name.
+        description: for `--help`.
+        defaults: of flags.
+
+    Raises:
+        ValueError: for flags or files that cannot be used, before any work is lost.
+        SystemExit: by `--help`, or for an unknown flag.
+    """
+    started = utc_now()
+    run_args, model_args, data_args, args = parse_arguments(
+        (RunArguments, ModelArguments, DataArguments, RTDTrainingArguments),
+        argv,
+        description=description,
+        defaults=defaults,
+        recipes=RECIPES,
+    )
+    is_main = args.process_index == 0
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
+    set_seed(args.seed)
+    warn_of_idle_cores(args)
+    # One process prepares; the others wait and read what it made.
+    with args.main_process_first(local=False, desc="preparing tokenizer and rows"):
+        checkpoint = prepare_output_dir(
+            str(args.output_dir), args.resume_from_checkpoint, data_args.overwrite_output_dir, writes=is_main
+        )
+        tokenizer = get_tokenizer(
+            data_args, str(args.output_dir), model_args.tokenizer_source, resumed=checkpoint is not None
+        )
+        train_rows, held_out_rows = get_rows(data_args, args, tokenizer)
+    model = build_model(model_args, tokenizer, args.row_length)
+    return Run(
+        argv=[sys.argv[0], *argv],
+        started=started,
+        run_args=run_args,
+        model_args=model_args,
+        data_args=data_args,
+        args=args,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        stream=fit_stream(train_rows, args),
+        held_out=None if held_out_rows is None else held_out_stream(held_out_rows),
+        collator=DataCollatorForRTD(
+            tokenizer, args.mask_probability, args.keep_probability, args.masking, data_seed(args), args.row_length
+        ),
+        model=model,
+    )
+
+
+def finish_run(
+    run: Run, steps: int, train_seconds: float, curves: list[dict[str, Any]], metrics: dict[str, float]
+) -> None:
+    """Writes the pair, both towers and the record, and shows how the run went. For one process of the run.
+
+    Args:
+        run: whose model is trained now.
+        steps: optimiser steps.
+        train_seconds: time in training steps.
+        curves: the log, a dict a line.
+        metrics: of the held-out rows, at the end; empty without.
+
+    Raises:
+        CheckpointError: if anything could not be written.
+    """
+    held_out = None if run.held_out is None else run.held_out.rows
+    assert held_out is None or isinstance(held_out, BlockFile)
+    record = make_record(
+        command=run.command,
+        started=run.started,
+        arguments={
+            "model": asdict(run.model_args),
+            "data": asdict(run.data_args),
+            "training": run.args.to_sanitized_dict(),
+        },
+        model=run.model,
+        rows=run.stream,
+        held_out=held_out,
+        mask_probability=run.args.mask_probability,
+        steps=steps,
+        train_seconds=train_seconds,
+        curves=curves,
+        metrics=metrics,
+    )
+    save_outputs(run.model, run.tokenizer, record, str(run.args.output_dir))
+    if run.held_out is not None:
+        rows = run.held_out.__getitems__(list(range(min(NUM_SHOWN_ROWS, len(run.held_out)))))
+        print_showcase([pick_sentence(row) for row in judge_rows(run.model, run.collator, rows)])
+    print_summary(record, str(run.args.output_dir))
+
+
+def say_how_to_resume(run: Run, step: int) -> None:
+    """The last words of a run that was interrupted and saved."""
+    print(
+        f"\nInterrupted after step {step:,} of {run.args.max_steps:,}; everything up to it is saved in "
+        f"{run.args.output_dir}. Go on with:\n  {run.resume_command}",
+        flush=True,
+    )

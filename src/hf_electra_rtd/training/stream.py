@@ -1,0 +1,106 @@
+"""The stream of rows of a run: as long as the run, and the same again when it is resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.stream import HELD_OUT_POSITION, RowStream
+from hf_electra_rtd.training.arguments import RTDTrainingArguments
+
+
+STREAM_FILE = "stream.json"
+
+
+def data_seed(args: RTDTrainingArguments) -> int:
+    """The seed of order, masks and samples."""
+    return args.seed if args.data_seed is None else args.data_seed
+
+
+def rows_per_step(args: RTDTrainingArguments) -> int:
+    """Rows of one optimiser step, over accumulated batches and all processes."""
+    return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+
+def fit_stream(rows: Any, args: RTDTrainingArguments) -> RowStream:
+    """A stream of exactly the run's length; sets `args.max_steps` where only `num_train_epochs` is given.
+
+    Args:
+        rows: rows, or a [`RowStream`] that must fit already.
+        args: of the run.
+
+    Raises:
+        ValueError: if the rows do not fill one optimiser step, a stream has another length than the run, or something
+            shall happen at the end of an epoch, which a stream does not have.
+    """
+    for strategy in ("eval_strategy", "save_strategy", "logging_strategy"):
+        if getattr(args, strategy) == "epoch":
+            raise ValueError(f"{strategy}='epoch' has no meaning for a run that is one stream of rows: take 'steps'.")
+    global_batch = rows_per_step(args)
+    if isinstance(rows, RowStream):
+        if len(rows) != args.max_steps * global_batch:
+            raise ValueError(
+                f"The stream has {len(rows)} rows, but {args.max_steps} steps of {global_batch} rows need "
+                f"{args.max_steps * global_batch}: give the rows themselves, and the stream is made to fit."
+            )
+        return rows
+    if args.max_steps <= 0:
+        args.max_steps = math.floor(args.num_train_epochs * len(rows) / global_batch)
+        if args.max_steps < 1:
+            raise ValueError(
+                f"{args.num_train_epochs:g} epochs of {len(rows)} rows do not fill one step of {global_batch} "
+                "rows: give more text, a smaller batch, more epochs, or --max_steps."
+            )
+    return RowStream(rows, args.max_steps * global_batch, data_seed(args))
+
+
+def held_out_stream(rows: Any) -> RowStream:
+    """Held-out rows in their order, with random numbers that no training row has."""
+    return rows if isinstance(rows, RowStream) else RowStream(rows, shuffle=False, first_position=HELD_OUT_POSITION)
+
+
+def describe_stream(stream: Any, args: RTDTrainingArguments) -> dict[str, Any] | None:
+    """What decides which rows, masks and samples a step sees; None for rows that are no [`RowStream`]."""
+    if not isinstance(stream, RowStream):
+        return None
+    return {
+        "rows": stream.rows.header.sha256 if isinstance(stream.rows, BlockFile) else len(stream.rows),
+        "seed": stream.seed,
+        "rows_per_step": rows_per_step(args),
+        "mask_probability": args.mask_probability,
+        "keep_probability": args.keep_probability,
+        "masking": args.masking,
+    }
+
+
+def write_stream(description: dict[str, Any] | None, checkpoint: str | os.PathLike[str]) -> None:
+    """Leaves the description in a checkpoint."""
+    if description is not None:
+        (Path(checkpoint) / STREAM_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def refuse_another_stream(description: dict[str, Any] | None, checkpoint: str | os.PathLike[str]) -> None:
+    """A resumed run must go on with the stream that it began.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    path = Path(checkpoint) / STREAM_FILE
+    if description is None or not path.exists():
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    changed = [
+        f"{name} was {before.get(name)}, now {value}"
+        for name, value in description.items()
+        if before.get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"{path.parent} cannot be resumed with another stream of rows: {'; '.join(changed)}. Give the text and "
+            "the flags that it began with (rows a step count over all processes and accumulated batches), or start "
+            "anew (--generator and --discriminator take its towers)."
+        )

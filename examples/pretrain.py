@@ -17,7 +17,8 @@ from pathlib import Path
 
 from hf_electra_rtd import CheckpointError, DivergedError, RTDTrainer
 from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignalCallback
-from hf_electra_rtd.training.run import finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.run import evaluation_at, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.sharding import gather_pair
 
 
 BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
@@ -40,9 +41,11 @@ def main(argv: list[str]) -> int:
         if trainer.is_world_process_zero():
             say_how_to_resume(run, trainer.state.global_step)
         return INTERRUPTED
-    metrics = trainer.evaluate() if run.held_out is not None else {}
+    step, log = trainer.state.global_step, trainer.state.log_history
+    metrics = evaluation_at(step, log) or (trainer.evaluate() if run.held_out is not None else {})
+    model = gather_pair(run.model, trainer.model_wrapped, trainer.accelerator)
     if trainer.is_world_process_zero():
-        finish_run(run, trainer.state.global_step, trainer.train_seconds, trainer.state.log_history, metrics)
+        finish_run(run, model, step, trainer.train_seconds, log, metrics)
     return 0
 
 

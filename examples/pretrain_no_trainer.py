@@ -34,7 +34,8 @@ from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RemainingTime, format_log
-from hf_electra_rtd.training.run import Run, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.run import Run, evaluation_at, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.sharding import gather_pair, keep_tied_tensors_together
 from hf_electra_rtd.training.stream import describe_stream, refuse_another_stream, write_stream
 
 
@@ -82,6 +83,7 @@ class Loop:
             self.state.global_step = read_state(checkpoint).global_step
             check_tensors(checkpoint, self.run.model)
             refuse_another_stream(describe_stream(self.run.stream, self.run.args), checkpoint)
+        keep_tied_tensors_together(self.run.model, self.accelerator)
         self.model, self.optimizer, self.schedule, self.loader, self.held_out = self.accelerator.prepare(
             self.run.model, self.optimizer, self.schedule, self.loader, self.held_out
         )
@@ -90,13 +92,13 @@ class Loop:
         if checkpoint is not None:
             self.accelerator.load_state(checkpoint)
         self.clock = Stopwatch(seconds_trained(self.state))
+        self.remaining = RemainingTime(self.state)
 
     def train(self) -> bool:
         """Trains to the end; False if a signal stopped it before."""
         args, accelerator, state = self.run.args, self.accelerator, self.state
         loader = accelerator.skip_first_batches(self.loader, state.global_step * args.gradient_accumulation_steps)
         loss, logged_at = torch.zeros((), device=accelerator.device), state.global_step
-        remaining = RemainingTime(state)
         hidden = args.disable_tqdm or not accelerator.is_main_process
         self.bar = tqdm(total=state.max_steps, initial=state.global_step, disable=hidden, unit="step")
         self.model.train()
@@ -124,11 +126,11 @@ class Loop:
                 control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
                 if control.should_log or stopped:
                     mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
-                    self.log(self.metered({"loss": mean, "grad_norm": norm.item(), "learning_rate": rate}), remaining)
+                    self.log(self.metered({"loss": mean, "grad_norm": norm.item(), "learning_rate": rate}))
                     loss.zero_()
                     logged_at = state.global_step
                 if control.should_evaluate:
-                    self.evaluate(remaining)
+                    self.evaluate()
                 if control.should_save or (stopped and args.save_strategy != "no"):
                     self.save()
                 if stopped:
@@ -152,17 +154,17 @@ class Loop:
         )
         return {**logs, **meters, "train_seconds": self.clock.seconds}
 
-    def log(self, logs: dict[str, float], remaining: RemainingTime) -> None:
+    def log(self, logs: dict[str, float]) -> None:
         self.state.log_history.append({"epoch": self.state.epoch, **logs, "step": self.state.global_step})
-        line = format_log(logs, self.state, remaining.seconds(self.state))
+        line = format_log(logs, self.state, self.remaining.seconds(self.state))
         if self.accelerator.is_main_process and line is not None:
             self.bar.write(line)
 
-    def evaluate(self, remaining: RemainingTime) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         self.health.check_weights(self.state.global_step, self.model)
         with self.clock.paused():
             metrics = evaluate_held_out(self.model, self.held_out, self.accelerator)
-        self.log(metrics, remaining)
+        self.log(metrics)
         return metrics
 
     def save(self) -> None:
@@ -191,9 +193,11 @@ def main(argv: list[str]) -> int:
         if loop.accelerator.is_main_process:
             say_how_to_resume(run, loop.state.global_step)
         return INTERRUPTED
-    metrics = loop.evaluate(RemainingTime(loop.state)) if run.held_out is not None else {}
+    step, log = loop.state.global_step, loop.state.log_history
+    metrics = evaluation_at(step, log) or (loop.evaluate() if run.held_out is not None else {})
+    model = gather_pair(run.model, loop.model, loop.accelerator)
     if loop.accelerator.is_main_process:
-        finish_run(run, loop.state.global_step, loop.clock.seconds, loop.state.log_history, metrics)
+        finish_run(run, model, step, loop.clock.seconds, log, metrics)
     return 0
 
 

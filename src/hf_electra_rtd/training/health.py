@@ -7,6 +7,7 @@ import math
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.meters import has_collapsed
@@ -36,8 +37,12 @@ class HealthWatch:
             self._stop(step, "the loss is no longer finite")
 
     def check_weights(self, step: int, model: nn.Module) -> None:
-        """Raises [`DivergedError`] if any weight is not finite; waits for the device once."""
-        if not torch.stack([parameter.isfinite().all() for parameter in model.parameters()]).all():
+        """Raises [`DivergedError`] if any weight is not finite; waits for the device once. Of a sharded model, every
+        process looks at its part."""
+        parts = (
+            parameter.to_local() if isinstance(parameter, DTensor) else parameter for parameter in model.parameters()
+        )
+        if not torch.stack([part.isfinite().all() for part in parts]).all():
             self._stop(step, "a weight is no longer finite")
 
     def check_discriminator(self, step: int, max_steps: int, warmup_steps: int, recall: float, auc: float) -> None:

@@ -151,13 +151,25 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
     )
 
 
+def evaluation_at(step: int, log_history: list[dict[str, Any]]) -> dict[str, float] | None:
+    """The held-out metrics that the loop logged at a step, which need not be computed again; None where it did not."""
+    logged = [log for log in log_history if log["step"] == step and "eval_loss" in log]
+    return {name: value for name, value in logged[-1].items() if name.startswith("eval_")} if logged else None
+
+
 def finish_run(
-    run: Run, steps: int, train_seconds: float, curves: list[dict[str, Any]], metrics: dict[str, float]
+    run: Run,
+    model: ElectraForRTDPretraining,
+    steps: int,
+    train_seconds: float,
+    curves: list[dict[str, Any]],
+    metrics: dict[str, float],
 ) -> None:
     """Writes the pair, both towers and the record, and shows how the run went. For one process of the run.
 
     Args:
-        run: whose model is trained now.
+        run: the run.
+        model: the trained pair.
         steps: optimiser steps.
         train_seconds: time in training steps.
         curves: the log, a dict a line.
@@ -176,7 +188,7 @@ def finish_run(
             "data": asdict(run.data_args),
             "training": run.args.to_sanitized_dict(),
         },
-        model=run.model,
+        model=model,
         rows=run.stream,
         held_out=held_out,
         mask_probability=run.args.mask_probability,
@@ -185,10 +197,10 @@ def finish_run(
         curves=curves,
         metrics=metrics,
     )
-    save_outputs(run.model, run.tokenizer, record, str(run.args.output_dir))
+    save_outputs(model, run.tokenizer, record, str(run.args.output_dir))
     if run.held_out is not None:
         rows = run.held_out.__getitems__(list(range(min(NUM_SHOWN_ROWS, len(run.held_out)))))
-        print_showcase([pick_sentence(row) for row in judge_rows(run.model, run.collator, rows)])
+        print_showcase([pick_sentence(row) for row in judge_rows(model, run.collator, rows)])
     print_summary(record, str(run.args.output_dir))
 
 

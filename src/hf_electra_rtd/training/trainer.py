@@ -36,6 +36,7 @@ from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
+from hf_electra_rtd.training.sharding import keep_tied_tensors_together
 from hf_electra_rtd.training.stream import (
     data_seed,
     describe_stream,
@@ -117,6 +118,7 @@ class RTDTrainer(Trainer):
             data_collator=data_collator,
             **kwargs,
         )
+        keep_tied_tensors_together(self.model, self.accelerator)
         # A user's own `compute_metrics` gets what a plain Trainer would give it: (logits, replaced_labels).
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:

@@ -1,0 +1,39 @@
+"""What a pair needs to be trained in shards (FSDP2), and to be whole again."""
+
+from __future__ import annotations
+
+from accelerate import Accelerator, DistributedType
+from torch import nn
+
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+
+
+def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Accelerator) -> None:
+    """Lets FSDP2 shard what is tied with the rest of the pair. To be called before `accelerator.prepare`.
+
+    `accelerate` would shard the input and the output embeddings apart from the rest, and torch refuses a tensor in two
+    groups; here three modules share the word table. Without names for these embeddings, they stay in one group.
+    """
+    if accelerator.distributed_type == DistributedType.FSDP:
+        pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore
+
+
+def gather_pair(
+    pair: ElectraForRTDPretraining, prepared: nn.Module, accelerator: Accelerator
+) -> ElectraForRTDPretraining:
+    """The pair with all of its tensors: itself, or a copy on the main process where training shards them. To be called
+    by every process.
+
+    Args:
+        pair: the model.
+        prepared: what `accelerator` made of it.
+        accelerator: of the run.
+    """
+    if accelerator.distributed_type != DistributedType.FSDP:
+        return pair
+    tensors = accelerator.get_state_dict(prepared)
+    if not accelerator.is_main_process:
+        return pair
+    whole = ElectraForRTDPretraining(pair.config)
+    whole.load_state_dict(tensors)
+    return whole

@@ -63,11 +63,13 @@ class Loop:
         )
         self.optimizer = make_optimizer(run.model, args)
         self.schedule = make_schedule(self.optimizer, args, args.max_steps)
-        workers = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers}
-        self.loader = DataLoader(run.stream, args.per_device_train_batch_size, **workers)
+        # A generator of its own: a loader that begins draws a number, which dropout must not miss after resuming.
+        options = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers}
+        options["generator"] = torch.Generator()
+        self.loader = DataLoader(run.stream, args.per_device_train_batch_size, **options)
         self.held_out = None
         if run.held_out is not None:
-            self.held_out = DataLoader(run.held_out, args.per_device_eval_batch_size, **workers)
+            self.held_out = DataLoader(run.held_out, args.per_device_eval_batch_size, **options)
         else:
             args.eval_strategy = "no"
         self.state, self.control = TrainerState(max_steps=args.max_steps), TrainerControl()

@@ -133,7 +133,7 @@ class Loop:
                     logged_at = state.global_step
                 if control.should_evaluate:
                     self.evaluate()
-                if control.should_save or (stopped and args.save_strategy != "no"):
+                if control.should_save or stopped:
                     self.save()
                 if stopped:
                     return False

@@ -172,17 +172,6 @@ def test_another_run_is_not_overwritten_unless_asked(pretraining):
     assert PretrainingRecord.load(directory).steps == 2
 
 
-def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path, caplog):
-    for step, state in ((9, "{}"), (100, ""), (1000, None)):
-        directory = tmp_path / f"checkpoint-{step}"
-        directory.mkdir()
-        if state is not None:
-            (directory / "trainer_state.json").write_text(state)
-    latest = prepare_output_dir(str(tmp_path), "latest", overwrite=False)
-    assert latest == str(tmp_path / "checkpoint-9")
-    assert caplog.text.count("is not whole") == 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -202,6 +191,10 @@ def test_there_must_be_something_to_resume(tmp_path):
         prepare_output_dir(str(tmp_path), "latest", overwrite=False)
     with pytest.raises(ValueError, match="no checkpoint to resume from"):
         prepare_output_dir(str(tmp_path), str(tmp_path / "checkpoint-7"), overwrite=False)
+    assert prepare_output_dir(str(tmp_path), "auto", overwrite=False) is None
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="is a file"):
+        prepare_output_dir(str(tmp_path / "file"), None, overwrite=False)
 
 
 @pytest.mark.parametrize(

@@ -57,18 +57,6 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def get_latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path:
-    """The last checkpoint that is whole.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    checkpoint = latest_checkpoint(output_dir)
-    if checkpoint is None:
-        raise ValueError(f"There is no checkpoint to resume from: {output_dir} holds none that is whole.")
-    return checkpoint
-
-
 def read_state(checkpoint: str | os.PathLike[str]) -> TrainerState:
     """The state of the loop that wrote a checkpoint, after a look at whether the checkpoint is whole.
 

@@ -26,7 +26,6 @@ from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
-    get_latest_checkpoint,
     latest_checkpoint,
     list_checkpoints,
     read_state,
@@ -130,8 +129,10 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, wri
     if writes:
         remove_unfinished(directory)
     latest = latest_checkpoint(directory)
-    if resume == "latest" or (resume == "auto" and latest is not None):
-        return str(get_latest_checkpoint(directory))
+    if resume in ("latest", "auto") and latest is not None:
+        return str(latest)
+    if resume == "latest":
+        raise ValueError(f"There is no checkpoint to resume from: {output_dir} holds none that is whole.")
     if resume not in (None, "auto"):
         if not os.path.isdir(resume):
             raise ValueError(f"There is no checkpoint to resume from: {resume} is no directory.")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -121,6 +122,9 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
     is_main = args.process_index == 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
+    # It warns at every checkpoint that tied tensors are stored once; `check_tensors` looks after that.
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
     warn_of_idle_cores(args)
     # One process prepares; the others wait and read what it made.

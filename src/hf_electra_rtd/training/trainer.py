@@ -26,7 +26,7 @@ from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     STATE_FILE,
     check_tensors,
-    get_latest_checkpoint,
+    latest_checkpoint,
     read_state,
     remove_old_checkpoints,
     unfinished,
@@ -156,7 +156,10 @@ class RTDTrainer(Trainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         state = None
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(get_latest_checkpoint(str(self.args.output_dir)))
+            latest = latest_checkpoint(str(self.args.output_dir))
+            if latest is None:
+                raise ValueError(f"There is no checkpoint to resume from: {self.args.output_dir} holds none.")
+            resume_from_checkpoint = str(latest)
         if resume_from_checkpoint:
             state = read_state(resume_from_checkpoint)
             check_tensors(resume_from_checkpoint, self.model)

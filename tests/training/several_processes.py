@@ -1,0 +1,49 @@
+"""Runs command lines of the two scripts, one after the other, in one process group: a worker for `test_processes.py`.
+
+    torchrun --nproc_per_node 2 several_processes.py commands.json
+
+`commands.json` is a list of [script, flag, ...]. With `--shard`, training is sharded as on GPUs (FSDP2), which
+`accelerate` does not offer for CPUs: it is told that these are GPUs.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+
+os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "examples")]
+
+
+def shard_on_cpus() -> None:
+    from accelerate import DistributedType, state
+
+    os.environ.update(
+        ACCELERATE_USE_FSDP="true",
+        FSDP_VERSION="2",
+        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
+        FSDP_TRANSFORMER_CLS_TO_WRAP="ElectraLayer",
+        FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT",
+        FSDP_RESHARD_AFTER_FORWARD="true",
+    )
+    original = state.AcceleratorState.__init__
+
+    def initialise(self, *args, **kwargs):
+        if "fsdp_plugin" not in state.AcceleratorState._shared_state:
+            state.PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+        original(self, *args, **kwargs)
+
+    state.AcceleratorState.__init__ = initialise
+
+
+if __name__ == "__main__":
+    import pretrain
+    import pretrain_no_trainer
+
+    if "--shard" in sys.argv:
+        shard_on_cpus()
+    mains = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
+    for script, *flags in json.loads(Path(sys.argv[1]).read_text()):
+        assert mains[script](flags) == 0

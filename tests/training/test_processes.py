@@ -1,0 +1,180 @@
+"""Two processes do what one does: the same rows, losses and weights, whoever began and whoever goes on."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hf_electra_rtd import PretrainingRecord
+from tests.conftest import VOCABULARY, make_text, tiny_config
+
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import pretrain  # noqa: E402
+import pretrain_no_trainer  # noqa: E402
+
+
+MAINS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
+ROWS_PER_STEP = 16
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("processes")
+    (directory / "corpus.txt").write_text(make_text(40), encoding="utf-8")
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    tiny_config().save_pretrained(directory)
+    return directory
+
+
+def command(workplace, script, name, num_processes, *flags):
+    """Two epochs, with the same global batch for any number of processes."""
+    values = {
+        "train_files": workplace / "corpus.txt",
+        "tokenizer": workplace / "vocab.txt",
+        "model_config": workplace,
+        "output_dir": workplace / name,
+        "row_length": 32,
+        "per_device_train_batch_size": ROWS_PER_STEP // num_processes,
+        "per_device_eval_batch_size": 3,  # the last batch is not full, in any process
+        "max_steps": -1,
+        "num_train_epochs": 2,
+        "learning_rate": 1e-3,
+        "warmup_steps": 2,
+        "logging_steps": 1,
+        "eval_steps": 5,
+        "save_steps": 5,
+        "save_total_limit": 100,
+    }
+    return [
+        script,
+        *(part for flag, value in values.items() for part in (f"--{flag}", str(value))),
+        *("--use_cpu", "--disable_tqdm", "True"),
+        *flags,
+    ]
+
+
+def run_here(arguments, monkeypatch):
+    script, *flags = arguments
+    monkeypatch.setattr(sys, "argv", [script])
+    assert MAINS[script](flags) == 0
+
+
+def launch(commands, workplace, launcher=("-m", "torch.distributed.run"), flags=()):
+    """Runs command lines in two processes."""
+    (workplace / "commands.json").write_text(json.dumps(commands))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [sys.executable, *launcher, "--nproc_per_node", "2", "--master_port", str(port)]
+    words += [str(Path(__file__).parent / "several_processes.py"), str(workplace / "commands.json"), *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
+def begun_before(workplace, name, source, step=5):
+    """A run of which only the checkpoint of a step of another is left."""
+    (workplace / name).mkdir()
+    shutil.copytree(workplace / source / f"checkpoint-{step}", workplace / name / f"checkpoint-{step}")
+
+
+def assert_same_run(one, other, rounding=1e-5):
+    weights = [load_file(directory / "model.safetensors") for directory in (one, other)]
+    assert weights[0].keys() == weights[1].keys()
+    for name, tensor in weights[0].items():
+        # The gradient of a key's bias is nothing but rounding, which Adam scales up.
+        if rounding == 0.0 or not name.endswith("key.bias"):
+            torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=rounding)
+    records = [PretrainingRecord.load(directory) for directory in (one, other)]
+    assert (records[0].steps, records[0].rows, records[0].tokens) == (
+        records[1].steps,
+        records[1].rows,
+        records[1].tokens,
+    )
+    names = ("loss", "grad_norm", "learning_rate", "generator_loss", "discriminator_loss", "generator_accuracy")
+    names += ("sampled_accuracy", "replaced_share", "epoch", "eval_loss", "eval_discriminator_auc")
+    curves = [
+        {(log["step"], name): log[name] for log in record.curves for name in names if name in log}
+        for record in records
+    ]
+    assert curves[0].keys() == curves[1].keys()
+    for key, value in curves[0].items():
+        assert curves[1][key] == pytest.approx(value, rel=2e-5, abs=1e-7), key
+
+
+def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from_each_other(workplace, monkeypatch):
+    scripts = {"trainer": "pretrain.py", "loop": "pretrain_no_trainer.py"}
+    for name, script in scripts.items():
+        run_here(command(workplace, script, f"{name}-1", 1), monkeypatch)
+        begun_before(workplace, f"{name}-1-2", f"{name}-1")
+    resume = ("--resume_from_checkpoint", "latest")
+    commands = []
+    for name, script in scripts.items():
+        commands.append(command(workplace, script, f"{name}-2", 2))
+        commands.append(command(workplace, script, f"{name}-1-2", 2, *resume))
+    launch(commands, workplace)
+    for name, script in scripts.items():
+        begun_before(workplace, f"{name}-2-1", f"{name}-2")
+        run_here(command(workplace, script, f"{name}-2-1", 1, *resume), monkeypatch)
+
+    record = PretrainingRecord.load(workplace / "trainer-1")
+    rows = record.data["train"]["num_rows"]
+    assert rows * 2 - ROWS_PER_STEP < record.rows <= rows * 2
+    assert_same_run(workplace / "trainer-1", workplace / "loop-1", rounding=0.0)
+    for name in scripts:
+        for other in ("2", "1-2", "2-1"):
+            assert_same_run(workplace / f"{name}-1", workplace / f"{name}-{other}")
+
+
+def test_sharded_training_is_the_same_run_and_resumes(workplace, monkeypatch):
+    if not (workplace / "loop-1").exists():
+        run_here(command(workplace, "pretrain_no_trainer.py", "loop-1", 1), monkeypatch)
+    whole = [command(workplace, script, f"sharded-{script[:-3]}", 2) for script in MAINS]
+    launch(whole, workplace, flags=["--shard"])
+    for script in MAINS:
+        directory = workplace / f"sharded-{script[:-3]}"
+        assert_same_run(workplace / "loop-1", directory)
+        begun_before(workplace, f"{directory.name}-resumed", directory.name)
+    resume = ("--resume_from_checkpoint", "latest")
+    launch(
+        [command(workplace, script, f"sharded-{script[:-3]}-resumed", 2, *resume) for script in MAINS],
+        workplace,
+        flags=["--shard"],
+    )
+    for script in MAINS:
+        assert_same_run(workplace / "loop-1", workplace / f"sharded-{script[:-3]}-resumed")
+
+
+def test_accelerate_launches_two_processes_on_the_cpu(workplace):
+    """With the configuration that the examples give, which `accelerate launch --cpu --num_processes 2` does not do."""
+    script, *flags = command(workplace, "pretrain.py", "launched", 2)
+    config = ROOT / "examples" / "accelerate_configs" / "cpu.yaml"
+    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    words = [*launcher, str(ROOT / "examples" / script), *flags]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert done.stdout.count("The run") == 1  # one of them speaks
+    record = PretrainingRecord.load(workplace / "launched")
+    assert record.rows == record.steps * ROWS_PER_STEP
+    assert record.arguments["training"]["per_device_train_batch_size"] == ROWS_PER_STEP // 2
+
+
+def test_every_accelerate_config_can_be_read():
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    configs = {
+        path.stem: load_config_from_file(str(path)) for path in (ROOT / "examples/accelerate_configs").iterdir()
+    }
+    assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "fsdp2"}
+    assert configs["fsdp2"].fsdp_config["fsdp_version"] == 2

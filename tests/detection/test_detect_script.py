@@ -34,10 +34,8 @@ def test_proposals_and_verdicts_are_printed_and_readable_without_colour(main, di
     main(["--model", directory, SENTENCE, "--mask", "mills", "--top_k", "2"])
     text = capsys.readouterr().out
     assert "\x1b[" not in text
-    assert (
-        len(re.findall(r"^(?:mill|##s) +\d+\.\d% \(no\. \d+\) +\S+ \d+\.\d% +\S+ \d+\.\d% +\S+ \d+\.\d%", text, re.M))
-        == 2
-    )
+    proposal = r" +\S+ \d+\.\d%"
+    assert len(re.findall(rf"^(?:mill|##s) +\d+\.\d% \(no\. \d+\){proposal * 3}", text, re.MULTILINE)) == 2
     (original,), (corrupted,), (verdicts,) = (lines(text, label) for label in ("original", "corrupted", "replaced?"))
     assert original == ["the", "old", "mill", "##s", "were", "not", "the", "great", "river", "##s", "."]
     for before, after, verdict in zip(original, corrupted, verdicts, strict=True):

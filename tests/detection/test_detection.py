@@ -92,5 +92,5 @@ def test_sentences_without_tokens_or_with_too_many_are_refused(run, model, token
         with pytest.raises(ValueError, match="has no token"):
             run(empty)
     assert len(run("mill " * 62).tokens) == 64
-    with pytest.raises(ValueError, match="has 65 tokens with .*, the model 64 positions"):
+    with pytest.raises(ValueError, match=r"has 65 tokens with .*, the model 64 positions"):
         judge(model.discriminator, tokenizer, "mill " * 63)

@@ -67,7 +67,7 @@ def test_a_directory_that_is_no_pair_is_refused_with_what_is_there(directory, tm
     shutil.copytree(directory, empty / "checkpoint-7")
     with pytest.raises(ValueError, match=r"has not ended; name one of its 1 checkpoints, such as .*checkpoint-7"):
         load_for_detection(str(empty))
-    with pytest.raises(ValueError, match="type 'electra', not a pair of towers.*It is a single tower"):
+    with pytest.raises(ValueError, match=r"type 'electra', not a pair of towers.*It is a single tower"):
         load_for_detection(str(directory / "discriminator"))
     shutil.rmtree(directory / "generator")
     with pytest.raises(ValueError, match="a discriminator but no generator"):

@@ -19,7 +19,7 @@ def print_detection(detection: Detection, console: Any) -> None:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for header in ("masked", "as likely as", "sampled", "the generator proposes"):
+    for header in ("masked", "its probability", "sampled", "most likely to the generator"):
         table.add_column(header)
     for fill in detection.fills:
         table.add_row(

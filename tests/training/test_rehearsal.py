@@ -12,14 +12,8 @@ from rich.console import Console
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, RowStream, RTDTrainer, RTDTrainingArguments
 from hf_electra_rtd.accounting import model_flops, paper_flops
-from hf_electra_rtd.training.rehearsal import (
-    check_output_dir,
-    estimate_disk,
-    find_ties,
-    format_bytes,
-    print_rehearsal,
-    rehearse,
-)
+from hf_electra_rtd.training.disk import check_output_dir, estimate_disk, format_bytes
+from hf_electra_rtd.training.rehearsal import find_ties, print_rehearsal, rehearse
 from tests.conftest import tiny_config
 
 

@@ -1,14 +1,20 @@
 """Native towers: out of the pair, and into it."""
 
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.towers import load_tower
+from hf_electra_rtd.training.pretraining import ModelArguments, build_model
 from tests.conftest import VOCABULARY, tiny_config
 
 
@@ -117,3 +123,144 @@ def test_attention_of_a_tower_is_what_it_was_loaded_with(exported, batch):
         assert tower.config._attn_implementation == "eager"
         assert tower.electra.encoder.layer[0].attention.self.config._attn_implementation == "eager"
     assert AutoModelForMaskedLM.from_pretrained(exported / "generator").config._attn_implementation == "sdpa"
+
+
+# ---- What is refused, whichever way a tower is loaded ----
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+
+
+def change_weights(directory, change):
+    tensors = load_file(directory / WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / WEIGHTS, metadata={"format": "pt"})
+
+
+def change_config(directory, **values):
+    config = json.loads((directory / CONFIG).read_text())
+    (directory / CONFIG).write_text(json.dumps({**config, **values}))
+
+
+def refused(match, source, model_class=ElectraForPreTraining):
+    with pytest.raises(ValueError, match=match):
+        load_tower(model_class, source)
+
+
+def test_a_tower_that_lacks_a_tensor_is_refused_not_completed_at_random(exported):
+    change_weights(exported / "discriminator", lambda tensors: tensors.pop("discriminator_predictions.dense.weight"))
+    refused(r"lacks tensors: discriminator_predictions\.dense\.weight", exported / "discriminator")
+
+
+def test_a_tower_with_foreign_tensors_is_refused_and_ten_of_them_are_listed(exported):
+    foreign = {f"adapter.{index:02}": torch.zeros(1) for index in range(12)}
+    change_weights(exported / "generator", lambda tensors: tensors.update(foreign))
+    refused(
+        r"foreign to ElectraForMaskedLM: adapter\.00, .*adapter\.09 and 2 more",
+        exported / "generator",
+        ElectraForMaskedLM,
+    )
+
+
+def test_a_tower_with_tensors_of_another_shape_is_refused(exported):
+    change_config(exported / "discriminator", vocab_size=60)
+    refused(r"word_embeddings\.weight \(55, 16\), not \(60, 16\)", exported / "discriminator")
+
+
+def test_a_tower_of_the_other_kind_is_refused_and_what_it_is_said(exported):
+    refused(r"saved as ElectraForMaskedLM.*lacks.*foreign", exported / "generator")
+
+
+def test_old_position_ids_and_the_tied_copy_of_a_table_are_no_foreign_tensors(model, exported):
+    def as_older_versions_saved(tensors):
+        tensors["electra.embeddings.position_ids"] = torch.arange(64)[None]
+        tensors["generator_lm_head.weight"] = tensors["electra.embeddings.word_embeddings.weight"].clone()
+
+    change_weights(exported / "generator", as_older_versions_saved)
+    loaded = load_tower(ElectraForMaskedLM, exported / "generator")
+    for (name, parameter), (_, expected) in zip(
+        loaded.named_parameters(), model.generator.named_parameters(), strict=True
+    ):
+        assert torch.equal(parameter, expected), name
+
+
+def test_a_pickle_is_not_read_and_the_command_in_the_error_converts_it(model, exported, tmp_path):
+    directory = exported / "generator"
+    torch.save(model.generator.state_dict(), directory / "pytorch_model.bin")
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match="as a pickle, which could run any code") as error:
+        load_tower(ElectraForMaskedLM, directory)
+    command = str(error.value).splitlines()[-1]
+    assert "weights_only=True" in command
+    python = re.sub(r"^python", f'"{sys.executable}"', command)
+    subprocess.run(python, shell=True, check=True)
+    loaded = load_tower(ElectraForMaskedLM, directory)
+    assert torch.equal(loaded.generator_lm_head.bias, model.generator.generator_lm_head.bias)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04not safetensors", None])
+def test_damaged_weights_are_refused(exported, content):
+    path = exported / "discriminator" / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    refused("damaged, or are not safetensors", exported / "discriminator")
+
+
+def test_directories_without_a_model_are_refused(exported, tmp_path):
+    refused("There is no directory", tmp_path / "absent")
+    refused("There is no directory", "runs/of/somebody")
+    refused("is a file: name the directory", exported / "generator" / CONFIG)
+    (exported / "discriminator" / WEIGHTS).unlink()
+    refused("no weights: there is no model.safetensors", exported / "discriminator")
+    (exported / "discriminator" / CONFIG).write_text("{")
+    refused("is not JSON", exported / "discriminator")
+    (exported / "discriminator" / CONFIG).unlink()
+    refused("holds no model: there is no config.json", exported / "discriminator")
+
+
+def test_models_of_another_type_are_refused(model, exported, tmp_path):
+    change_config(exported / "discriminator", model_type="bert")
+    refused("is a model of type 'bert', not 'electra'", exported / "discriminator")
+    model.save_pretrained(tmp_path)
+    refused("type 'electra_rtd', not 'electra'. Its towers lie in .*generator and .*discriminator", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["nobody/has-published-this", "nor-this", "not a valid id!"])
+def test_a_hub_id_that_cannot_be_reached_is_a_clear_error(name):
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    refused("no directory here, and the Hub does not give it.*HF_HUB_OFFLINE", name)
+
+
+@pytest.mark.parametrize("given", ["generator", "discriminator"])
+def test_one_tower_to_start_from_is_checked_like_two(exported, tokenizer, given):
+    change_weights(exported / given, lambda tensors: tensors.pop("electra.encoder.layer.1.output.dense.weight"))
+    both = {name: str(exported / name) for name in ("generator", "discriminator")}
+    for towers in ({given: both[given]}, both):
+        with pytest.raises(ValueError, match=r"lacks tensors: electra\.encoder\.layer\.1\.output\.dense\.weight"):
+            build_model(ModelArguments(**towers), tokenizer, 32)
+
+
+def test_towers_of_different_vocabularies_are_refused_by_their_sizes(exported, tmp_path, tokenizer):
+    ElectraForRTDPretraining(tiny_config(vocab_size=60)).save_towers(tmp_path / "other")
+    with pytest.raises(ValueError, match="generator has 60 tokens and the discriminator 55"):
+        ElectraForRTDPretraining.from_generator_discriminator_pretrained(
+            tmp_path / "other" / "generator", exported / "discriminator"
+        )
+
+
+def test_the_pair_is_loaded_whole_or_not_at_all(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "other")
+
+    def exchange(tensors):
+        tensors["discriminator.head"] = tensors.pop("discriminator.discriminator_predictions.dense.weight")
+
+    change_weights(tmp_path, exchange)
+    with pytest.raises(
+        ValueError, match=r"lacks tensors: .*dense\.weight; it holds tensors that are foreign .*\.head"
+    ):
+        ElectraForRTDPretraining.from_pretrained(tmp_path)
+    _, report = ElectraForRTDPretraining.from_pretrained(tmp_path, output_loading_info=True)
+    assert report["missing_keys"] == {"discriminator.discriminator_predictions.dense.weight"}
+    torch.save(model.state_dict(), tmp_path / "other" / "pytorch_model.bin")
+    (tmp_path / "other" / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match="as a pickle"):
+        ElectraForRTDPretraining.from_pretrained(tmp_path / "other")

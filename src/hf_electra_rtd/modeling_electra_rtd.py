@@ -111,6 +111,22 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self._let_padding_learn()
 
     @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
+    ) -> Any:
+        """Loads the pair, as `PreTrainedModel.from_pretrained` does, but whole or not at all.
+
+        With `output_loading_info=True` the report is returned and nothing is refused for what stands in it.
+
+        Raises:
+            ValueError: as `hf_electra_rtd.towers.load_whole` does.
+        """
+        if model_args or kwargs.get("output_loading_info"):
+            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+        model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
+        return model
+
+    @classmethod
     def from_generator_discriminator_pretrained(
         cls,
         generator: str | os.PathLike[str] | ElectraForMaskedLM,

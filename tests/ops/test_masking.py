@@ -94,3 +94,12 @@ def test_labels_of_another_shape_are_refused():
         masked_slots(ids, positions, torch.zeros(2, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="shape of input_ids"):
         masked_slots(ids, None, torch.zeros(2, 2, dtype=torch.long))
+
+
+def test_more_slots_than_tokens_in_a_row_are_refused():
+    candidates = torch.ones(2, 4, dtype=torch.bool)
+    with pytest.raises(ValueError, match="5 masked slots for rows of 4 tokens"):
+        choose_masked_positions(candidates, torch.rand(2, 4), torch.tensor([4, 4]), 5)
+    ids, wide = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long)
+    with pytest.raises(ValueError, match="5 masked slots for rows of 4 tokens"):
+        masked_slots(ids, wide, wide)

@@ -5,7 +5,8 @@ from rich.console import Console
 
 from hf_electra_rtd import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
-from hf_electra_rtd.training.showcase import JudgedToken, judge_rows, pick_sentence, print_showcase
+from hf_electra_rtd.judgement import JudgedToken
+from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
 
 
 def test_judged_tokens_are_what_the_model_saw(model, blocks, tokenizer):

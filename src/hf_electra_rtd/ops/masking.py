@@ -43,8 +43,12 @@ def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B
 
     Returns:
         int64 (B, K), ascending, then -1 in unused slots.
+
+    Raises:
+        ValueError: for more slots than tokens in a row.
     """
     length = candidates_BL.shape[1]
+    _check_num_slots(num_slots, length)
     scores = uniforms_BL.masked_fill(~candidates_BL, 2.0)
     chosen = scores.topk(num_slots, dim=1, largest=False, sorted=True)
     rank = torch.arange(num_slots, device=scores.device)
@@ -57,7 +61,7 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
     """The masked slots, from either form of labels: (B, K) with positions, or (B, L) without.
 
     Raises:
-        ValueError: for labels of a shape that fits neither.
+        ValueError: for labels of a shape that fits neither, or more slots than tokens in a row.
     """
     if positions_BK is None:
         if labels.shape != ids_BL.shape:
@@ -71,8 +75,14 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
             f"With masked_positions of shape {tuple(positions_BK.shape)}, labels must have that shape; "
             f"they have {tuple(labels.shape)}."
         )
+    _check_num_slots(positions_BK.shape[1], ids_BL.shape[1])
     # Unused slots may point anywhere, also outside: point them at the start, where gathering is harmless.
     return MaskedSlots(positions_BK.masked_fill(labels.eq(IGNORED), 0), labels)
+
+
+def _check_num_slots(num_slots: int, length: int) -> None:
+    if num_slots > length:
+        raise ValueError(f"There are {num_slots} masked slots for rows of {length} tokens: at most one a token.")
 
 
 def slots_from_labels(labels_BL: Tensor) -> MaskedSlots:

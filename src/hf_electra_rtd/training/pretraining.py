@@ -23,7 +23,7 @@ from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
 from hf_electra_rtd.sharing import get_sharing
-from hf_electra_rtd.towers import save_tokenizer
+from hf_electra_rtd.towers import load_tower, save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
     latest_checkpoint,
@@ -224,12 +224,12 @@ def _from_towers(
     generator: Any = model.generator
     discriminator: Any = model.discriminator
     if generator is None:
-        discriminator = ElectraForPreTraining.from_pretrained(discriminator, dtype="float32")
+        discriminator = load_tower(ElectraForPreTraining, discriminator)
         fraction = 0.25 if model.generator_hidden_size is None else model.generator_hidden_size
         generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, fraction))
         _start_embeddings_from(discriminator, generator, model.sharing)
     elif discriminator is None:
-        generator = ElectraForMaskedLM.from_pretrained(generator, dtype="float32")
+        generator = load_tower(ElectraForMaskedLM, generator)
         config = _new_config(model, tokenizer, row_length).discriminator_config
         for size in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
             setattr(config, size, getattr(generator.config, size))

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.packing import SENTENCE_ENDS
+from hf_electra_rtd.judgement import LEGEND, JudgedToken, judged_cells, print_columns
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import masked_slots, original_ids
-
-
-@dataclass(frozen=True)
-class JudgedToken:
-    """A token of a row: what stood there, what the discriminator read, whether it was masked, P(replaced)."""
-
-    original: str
-    corrupted: str
-    masked: bool
-    probability: float
-
-    @property
-    def replaced(self) -> bool:
-        return self.original != self.corrupted
 
 
 @torch.no_grad()
@@ -80,44 +66,8 @@ def print_showcase(sentences: list[list[JudgedToken]], console: Any = None) -> N
         console: a `rich.console.Console`; by default, standard output.
     """
     from rich.console import Console
-    from rich.text import Text
 
     console = console or Console(highlight=False)
-    labels = ("original", "corrupted", "replaced?")
-    margin = max(map(len, labels)) + 2
-    console.print(
-        "Held-out sentences. Replaced tokens: found [bold green]100%![/], missed [bold yellow]0%?[/]; "
-        "originals: taken for replaced [bold red]100%x[/]. (*) masked, but the generator was right."
-    )
+    console.print(f"Held-out sentences. {LEGEND}")
     for sentence in sentences:
-        line: list[Text] = []
-        used = margin
-        for token in [*sentence, None]:
-            cells = _cells(token) if token is not None else ()
-            width = max((cell.cell_len for cell in cells), default=0) + 2
-            if line and (token is None or used + width > console.width):
-                for label, text in zip(labels, line, strict=True):
-                    console.print(Text(label.ljust(margin), style="dim").append_text(text), no_wrap=True, crop=True)
-                console.print()
-                line, used = [], margin
-            if token is not None:
-                line = line or [Text(), Text(), Text()]
-                for text, cell in zip(line, cells, strict=True):
-                    text.append_text(cell).append(" " * (width - cell.cell_len))
-                used += width
-
-
-def _cells(token: JudgedToken) -> tuple[Any, Any, Any]:
-    from rich.text import Text
-
-    flagged = token.probability > 0.5
-    if token.replaced:
-        style, mark = ("bold green", "!") if flagged else ("bold yellow", "?")
-    else:
-        style, mark = ("bold red", "x") if flagged else ("", "")
-    kept = "*" if token.masked and not token.replaced else ""
-    return (
-        Text(token.original),
-        Text(token.corrupted + kept, style=style if token.replaced else ""),
-        Text(f"{token.probability:.0%}{mark}", style=style or "dim"),
-    )
+        print_columns(("original", "corrupted", "replaced?"), map(judged_cells, sentence), console)

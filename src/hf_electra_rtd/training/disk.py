@@ -1,0 +1,119 @@
+"""Room on the disk: what a run will write, and whether it can."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.training.arguments import RTDTrainingArguments
+
+
+# What files hold besides tensors, measured on files of `transformers` 5 and torch 2.
+_HEADER_BYTES_PER_TENSOR = 130  # name, type, shape and place in a safetensors header
+_OPTIMIZER_BYTES_PER_TENSOR = 1100  # three entries of a zip file, each with its header and padding
+_BYTES_PER_LOG = 800  # a line of trainer_state.json
+_SMALL_FILES = 25_000  # configuration, generator states, schedule
+
+
+@dataclass(frozen=True)
+class DiskNeed:
+    """What a run writes, in bytes: `checkpoint` (one), `num_checkpoints` (that lie there at once, the one being
+    written included), and `final` (the pair and both towers)."""
+
+    checkpoint: int
+    num_checkpoints: int
+    final: int
+
+    @property
+    def total(self) -> int:
+        return self.checkpoint * self.num_checkpoints + self.final
+
+
+def estimate_disk(
+    model: ElectraForRTDPretraining, tokenizer: Any, args: RTDTrainingArguments, num_steps: int
+) -> DiskNeed:
+    """What a run will write into its directory, rows and tokenizer that lie there already left out.
+
+    Args:
+        model: the pair.
+        tokenizer: a fast one.
+        args: of the run.
+        num_steps: optimiser steps of the run.
+    """
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = 2 * sum(map(tensor_bytes, trainable)) + _OPTIMIZER_BYTES_PER_TENSOR * len(trainable)
+    words = len(tokenizer.backend_tokenizer.to_str(pretty=True).encode())
+    logs = 0.0
+    for strategy, interval in ((args.logging_strategy, args.logging_steps), (args.eval_strategy, args.eval_steps)):
+        if strategy != "no" and interval:
+            logs += num_steps / _in_steps(interval, num_steps)
+    checkpoint = _weights_file(model) + optimizer + words + _SMALL_FILES + int(logs * _BYTES_PER_LOG)
+    written = 0 if args.save_strategy == "no" else math.ceil(num_steps / _in_steps(args.save_steps, num_steps))
+    # The oldest goes only when the newest is there.
+    kept = written if args.save_total_limit is None else min(written, args.save_total_limit + 1)
+    final = sum(map(_weights_file, (model, model.generator, model.discriminator))) + 3 * words + _SMALL_FILES
+    return DiskNeed(checkpoint, kept, final)
+
+
+def _in_steps(interval: float, num_steps: int) -> int:
+    """`transformers` takes an interval below 1 as a share of the run."""
+    return max(1, math.ceil(interval * num_steps) if interval < 1 else int(interval))
+
+
+def _weights_file(model: Any) -> int:
+    parameters = list(model.parameters())
+    return sum(map(tensor_bytes, parameters)) + _HEADER_BYTES_PER_TENSOR * len(parameters)
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """What its numbers take."""
+    return tensor.numel() * tensor.element_size()
+
+
+def check_output_dir(output_dir: str, needed_bytes: int = 0) -> int:
+    """Makes sure that a run can write into its directory, which need not exist, and has room there.
+
+    A file is written for a moment, into the directory or the nearest one above it that exists, and removed.
+
+    Args:
+        output_dir: of the run.
+        needed_bytes: what the run will write; see `estimate_disk`.
+
+    Returns:
+        The bytes that are free.
+
+    Raises:
+        ValueError: if a file is in the way, nothing can be written, or there is too little room.
+    """
+    directory = Path(output_dir).absolute()
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        raise ValueError(f"{existing} is a file, so nothing can be written into {output_dir}: choose another one.")
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise ValueError(
+            f"There is not enough room for {output_dir}: the run needs {format_bytes(needed_bytes)} "
+            f"({needed_bytes:,} bytes), and {format_bytes(free)} ({free:,} bytes) are free. Make room, choose another "
+            "--output_dir, or keep fewer checkpoints (--save_total_limit)."
+        )
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".writable-"):
+            pass
+    except OSError as error:
+        raise ValueError(f"Nothing can be written into {existing}: {error.strerror or error}.") from None
+    return free
+
+
+def format_bytes(number: float) -> str:
+    """Bytes with a unit: `512 B`, `5.8 MB`, `1.34 GB` (powers of 1,000)."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
+    return f"{number:.0f} B"

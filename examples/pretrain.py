@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hf_electra_rtd import CheckpointError, DivergedError, RTDTrainer
 from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignalCallback
-from hf_electra_rtd.training.run import evaluation_at, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.run import evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
 from hf_electra_rtd.training.sharding import gather_pair
 
 
@@ -26,6 +26,9 @@ BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 
 def main(argv: list[str]) -> int:
     run = start_run(argv, __doc__, {"train_files": [str(BUNDLED_CORPUS)], "output_dir": "runs/pretrain"})
+    if run.run_args.dry_run:
+        show_rehearsal(run)
+        return 0
     stop = StopSignalCallback()
     trainer = RTDTrainer(
         run.model,

@@ -34,7 +34,7 @@ from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RemainingTime, format_log
-from hf_electra_rtd.training.run import Run, evaluation_at, finish_run, say_how_to_resume, start_run
+from hf_electra_rtd.training.run import Run, evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
 from hf_electra_rtd.training.sharding import gather_pair, keep_tied_tensors_together
 from hf_electra_rtd.training.stream import describe_stream, refuse_another_stream, write_stream
 
@@ -189,6 +189,9 @@ class Loop:
 def main(argv: list[str]) -> int:
     run = start_run(argv, __doc__, {"train_files": [str(BUNDLED_CORPUS)], "output_dir": "runs/pretrain_no_trainer"})
     refuse_other_options(run.args, OPTIONS)
+    if run.run_args.dry_run:
+        show_rehearsal(run)
+        return 0
     loop = Loop(run)
     loop.begin()
     if not loop.train():

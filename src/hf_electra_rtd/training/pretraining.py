@@ -33,6 +33,7 @@ from hf_electra_rtd.training.checkpoints import (
     remove_unfinished,
     unfinished,
 )
+from hf_electra_rtd.training.disk import check_output_dir
 from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY
 
 
@@ -121,12 +122,12 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, wri
         The checkpoint's directory, or None.
 
     Raises:
-        ValueError: if another run lies there, there is nothing to resume, or the checkpoint is not whole.
+        ValueError: if nothing can be written there, another run lies there, there is nothing to resume, or the
+            checkpoint is not whole.
     """
     directory = Path(output_dir)
-    if directory.exists() and not directory.is_dir():
-        raise ValueError(f"{output_dir} is a file: choose another --output_dir.")
     if writes:
+        check_output_dir(output_dir)
         remove_unfinished(directory)
     latest = latest_checkpoint(directory)
     if resume in ("latest", "auto") and latest is not None:

@@ -23,7 +23,9 @@ from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import utc_now
 from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments
+from hf_electra_rtd.training.checkpoints import list_checkpoints
 from hf_electra_rtd.training.cli import parse_arguments
+from hf_electra_rtd.training.disk import check_output_dir, estimate_disk
 from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
 from hf_electra_rtd.training.pretraining import (
     ModelArguments,
@@ -34,6 +36,7 @@ from hf_electra_rtd.training.pretraining import (
     save_outputs,
     warn_of_idle_cores,
 )
+from hf_electra_rtd.training.rehearsal import print_rehearsal, rehearse
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
 from hf_electra_rtd.training.stream import data_seed, fit_stream, held_out_stream
 
@@ -137,7 +140,7 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
         )
         train_rows, held_out_rows = get_rows(data_args, args, tokenizer)
     model = build_model(model_args, tokenizer, args.row_length)
-    return Run(
+    run = Run(
         argv=[sys.argv[0], *argv],
         started=started,
         run_args=run_args,
@@ -153,6 +156,31 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
         ),
         model=model,
     )
+    if is_main:
+        _check_room(run)
+    return run
+
+
+def show_rehearsal(run: Run) -> None:
+    """What `--dry_run` shows, in place of the loop.
+
+    Raises:
+        ValueError: for a directory that has no room, or a step that does not fit in memory.
+    """
+    rehearsal = rehearse(run.model, run.tokenizer, run.stream, run.collator, run.args)
+    if run.args.process_index == 0:
+        print_rehearsal(rehearsal)
+        print(
+            f"\nNothing was trained. The prepared rows are kept in {run.args.output_dir}, and used by the run itself."
+        )
+
+
+def _check_room(run: Run) -> None:
+    """Refuses a run that would fill the disk, before it begins."""
+    output_dir = str(run.args.output_dir)
+    need = estimate_disk(run.model, run.tokenizer, run.args, run.args.max_steps).total
+    files = (file for checkpoint in list_checkpoints(output_dir) for file in checkpoint.rglob("*"))
+    check_output_dir(output_dir, max(0, need - sum(file.stat().st_size for file in files)))
 
 
 def evaluation_at(step: int, log_history: list[dict[str, Any]]) -> dict[str, float] | None:

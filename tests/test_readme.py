@@ -1,5 +1,6 @@
 """The README's commands and Python are run as they stand, with few steps."""
 
+import importlib
 import re
 import shlex
 import sys
@@ -10,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEW_STEPS = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "logging_steps": 1, "warmup_steps": 1}
 # The smallest model, whatever the size that is asked for: what is tested is that the flags mean something.
+TRAINING = ("examples/pretrain.py", "examples/pretrain_no_trainer.py")
 SMALL = {"size": "tiny", "row_length": 64, "per_device_train_batch_size": 4}
 
 
@@ -38,15 +40,16 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import pretrain
-
+    few = [part for name, value in {**FEW_STEPS, **SMALL}.items() for part in (f"--{name}", str(value))]
+    training = [*few, "--disable_tqdm", "True", "--use_cpu"]
     assert commands()
     for command in commands():
-        script, *flags = shlex.split(command)
-        assert script == "examples/pretrain.py", f"do not know how to run {command}"
-        monkeypatch.setattr(sys, "argv", [script])
-        few = [part for name, value in {**FEW_STEPS, **SMALL}.items() for part in (f"--{name}", str(value))]
-        pretrain.main([*flags, *few, "--disable_tqdm", "True", "--use_cpu"])
+        path, *flags = shlex.split(command)
+        script = importlib.import_module(Path(path).stem)
+        monkeypatch.setattr(sys, "argv", [path])
+        # A reader rehearses before the run, which has been made here.
+        elsewhere = ["--output_dir", "rehearsed"] if "--dry_run" in flags else []
+        assert not script.main([*flags, *(training if path in TRAINING else []), *elsewhere]), command
 
     namespace = {}
     assert blocks_of("python")

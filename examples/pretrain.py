@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 from hf_electra_rtd import CheckpointError, DivergedError, RTDTrainer
-from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignalCallback
+from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal, StopSignalCallback
 from hf_electra_rtd.training.run import evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
 from hf_electra_rtd.training.sharding import gather_pair
 
@@ -29,23 +29,26 @@ def main(argv: list[str]) -> int:
     if run.run_args.dry_run:
         show_rehearsal(run)
         return 0
-    stop = StopSignalCallback()
-    trainer = RTDTrainer(
-        run.model,
-        run.args,
-        run.stream,
-        run.held_out,
-        processing_class=run.tokenizer,
-        data_collator=run.collator,
-        callbacks=[stop],
-    )
-    trainer.train(resume_from_checkpoint=run.checkpoint)
+    with StopSignal() as signal:
+        stop = StopSignalCallback(signal)
+        trainer = RTDTrainer(
+            run.model,
+            run.args,
+            run.stream,
+            run.held_out,
+            processing_class=run.tokenizer,
+            data_collator=run.collator,
+            callbacks=[stop],
+        )
+        trainer.train(resume_from_checkpoint=run.checkpoint)
     if stop.stopped:
         if trainer.is_world_process_zero():
             say_how_to_resume(run, trainer.state.global_step)
         return INTERRUPTED
     step, log = trainer.state.global_step, trainer.state.log_history
-    metrics = evaluation_at(step, log) or (trainer.evaluate() if run.held_out is not None else {})
+    metrics = None if run.args.load_best_model_at_end else evaluation_at(step, log)
+    if metrics is None:
+        metrics = trainer.evaluate() if run.held_out is not None else {}
     model = gather_pair(run.model, trainer.model_wrapped, trainer.accelerator)
     if trainer.is_world_process_zero():
         finish_run(run, model, step, trainer.train_seconds, log, metrics)

@@ -8,6 +8,7 @@ trains the tiny size on the bundled corpus in about five minutes on two CPU core
 does not know are refused.
 """
 
+import math
 import sys
 from pathlib import Path
 
@@ -19,27 +20,26 @@ from transformers import TrainerState, set_seed
 from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 
 from hf_electra_rtd import CheckpointError, DivergedError
-from hf_electra_rtd.training.arguments import refuse_other_options
 from hf_electra_rtd.training.checkpoints import (
-    CHECKPOINT_PREFIX,
-    STATE_FILE,
+    check_resumable,
     check_tensors,
-    read_state,
+    refuse_another_stream,
     remove_old_checkpoints,
-    unfinished,
+    writing_checkpoint,
 )
 from hf_electra_rtd.training.evaluation import evaluate_held_out
 from hf_electra_rtd.training.health import HealthWatch
-from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal
+from hf_electra_rtd.training.interruption import INTERRUPTED, OwnProcessGroup, StopSignal
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RemainingTime, format_log
 from hf_electra_rtd.training.run import Run, evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
 from hf_electra_rtd.training.sharding import gather_pair, keep_tied_tensors_together
-from hf_electra_rtd.training.stream import describe_stream, refuse_another_stream, write_stream
+from hf_electra_rtd.training.stream import describe_stream
 
 
 BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
+LOOP = "pretrain_no_trainer.py"
 # What the loop below does; every other option of the Trainer must be left as it is.
 OPTIONS = {
     *("output_dir", "max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -65,7 +65,7 @@ class Loop:
         self.schedule = make_schedule(self.optimizer, args, args.max_steps)
         # A generator of its own: a loader that begins draws a number, which dropout must not miss after resuming.
         options = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers}
-        options["generator"] = torch.Generator()
+        options |= {"generator": torch.Generator(), "worker_init_fn": OwnProcessGroup()}
         self.loader = DataLoader(run.stream, args.per_device_train_batch_size, **options)
         self.held_out = None
         if run.held_out is not None:
@@ -81,8 +81,8 @@ class Loop:
         """Goes to the first step, or to the one after the checkpoint."""
         checkpoint, rank = self.run.checkpoint, self.accelerator.process_index
         if checkpoint is not None:
-            self.state.log_history = read_state(checkpoint).log_history
-            self.state.global_step = read_state(checkpoint).global_step
+            before = check_resumable(checkpoint, LOOP, self.state.max_steps)
+            self.state.log_history, self.state.global_step = before.log_history, before.global_step
             check_tensors(checkpoint, self.run.model)
             refuse_another_stream(describe_stream(self.run.stream, self.run.args), checkpoint)
         keep_tied_tensors_together(self.run.model, self.accelerator)
@@ -93,6 +93,7 @@ class Loop:
         set_seed(self.run.args.seed + self.state.global_step + rank)
         if checkpoint is not None:
             self.accelerator.load_state(checkpoint)
+            self.accelerator.step = 0  # a checkpoint stands between steps, whatever their number of batches was
         self.clock = Stopwatch(seconds_trained(self.state))
         self.remaining = RemainingTime(self.state)
 
@@ -111,10 +112,11 @@ class Loop:
                     output = self.model(**batch)
                     accelerator.backward(output.loss)
                     if accelerator.sync_gradients:
-                        norm = accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm)
+                        norm = accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or math.inf)
                         rate = self.schedule.get_last_lr()[0]
                         self.optimizer.step()
-                        self.schedule.step()
+                        if not accelerator.optimizer_step_was_skipped:
+                            self.schedule.step()
                         self.optimizer.zero_grad()
                 self.meters.update(output, batch)
                 loss += output.loss.detach() / args.gradient_accumulation_steps
@@ -143,18 +145,16 @@ class Loop:
 
     def metered(self, logs: dict[str, float]) -> dict[str, float]:
         """A training log with what was metered since the last one."""
-        args, step = self.run.args, self.state.global_step
         meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
         meters["tokens_per_second"] = meters.pop("tokens") / max(self.clock.lap(), 1e-9)
-        self.health.check_loss(step, logs["loss"])
-        self.health.check_discriminator(
-            step,
-            self.state.max_steps,
-            args.get_warmup_steps(self.state.max_steps),
-            meters["discriminator_recall"],
-            meters["discriminator_auc"],
-        )
+        self.health.check_loss(self.state.global_step, logs["loss"])
+        self.check_discriminator(meters["discriminator_recall"], meters["discriminator_auc"])
         return {**logs, **meters, "train_seconds": self.clock.seconds}
+
+    def check_discriminator(self, recall: float, auc: float) -> None:
+        max_steps = self.state.max_steps
+        warmup_steps = self.run.args.get_warmup_steps(max_steps)
+        self.health.check_discriminator(self.state.global_step, max_steps, warmup_steps, recall, auc)
 
     def log(self, logs: dict[str, float]) -> None:
         self.state.log_history.append({"epoch": self.state.epoch, **logs, "step": self.state.global_step})
@@ -167,28 +167,29 @@ class Loop:
         with self.clock.paused():
             metrics = evaluate_held_out(self.model, self.held_out, self.accelerator)
         self.log(metrics)
+        self.check_discriminator(metrics["eval_discriminator_recall"], metrics["eval_discriminator_auc"])
         return metrics
 
     def save(self) -> None:
         self.health.check_weights(self.state.global_step, self.model)
         run, accelerator = self.run, self.accelerator
+        stream, is_main = describe_stream(run.stream, run.args), accelerator.is_main_process
         with (
             self.clock.paused(),
-            unfinished(run.args.output_dir, accelerator.is_main_process, accelerator.wait_for_everyone) as staging,
+            writing_checkpoint(
+                run.args.output_dir, LOOP, self.state, stream, is_main, accelerator.wait_for_everyone
+            ) as checkpoint,
         ):
-            checkpoint = staging / f"{CHECKPOINT_PREFIX}{self.state.global_step}"
             accelerator.save_state(str(checkpoint))
-            if accelerator.is_main_process:
+            if is_main:
                 run.model.config.save_pretrained(checkpoint)
-                write_stream(describe_stream(run.stream, run.args), checkpoint)
-                self.state.save_to_json(str(checkpoint / STATE_FILE))
-        if accelerator.is_main_process:
-            remove_old_checkpoints(run.args.output_dir, run.args.save_total_limit)
+        if is_main:
+            remove_old_checkpoints(run.args.output_dir, run.args.save_total_limit, self.state.global_step)
 
 
 def main(argv: list[str]) -> int:
-    run = start_run(argv, __doc__, {"train_files": [str(BUNDLED_CORPUS)], "output_dir": "runs/pretrain_no_trainer"})
-    refuse_other_options(run.args, OPTIONS)
+    defaults = {"train_files": [str(BUNDLED_CORPUS)], "output_dir": "runs/pretrain_no_trainer"}
+    run = start_run(argv, __doc__, defaults, OPTIONS)
     if run.run_args.dry_run:
         show_rehearsal(run)
         return 0

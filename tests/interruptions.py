@@ -43,8 +43,11 @@ from tests.conftest import VOCABULARY, make_text, tiny_config  # noqa: E402
 
 SCRIPTS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
 MAX_STEPS, SAVE_STEPS = 60, 3
-# What a checkpoint is, of either loop.
-PARTS = ("model.safetensors", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin", "stream.json")
+# What a checkpoint is, of either loop: weights, optimiser, schedule, random numbers. (The log holds times.)
+PARTS = (
+    *("model.safetensors", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"),
+    *("rng_state.pth", "random_states_0.pkl", "config.json"),
+)
 
 
 @dataclass
@@ -155,7 +158,7 @@ def examine(output_dir: Path, reference: Path, log: Path, findings: Findings) ->
         for name in PARTS:
             undisturbed = reference / checkpoint.name / name
             if not undisturbed.exists():
-                continue
+                continue  # the other loop's name for it
             findings.checkpoints_compared += name == PARTS[0]
             left = checkpoint / name
             if not left.exists() or left.read_bytes() != undisturbed.read_bytes():

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -122,12 +122,12 @@ def load_whole(
     except OSError as error:
         raise ValueError(_unreachable(source, error)) from None
     problems = [
-        _listed("lacks tensors", report["missing_keys"]),
-        _listed(f"holds tensors that are foreign to {model_class.__name__}", report["unexpected_keys"]),
+        _problem("lacks tensors", report["missing_keys"]),
+        _problem(f"holds tensors that are foreign to {model_class.__name__}", report["unexpected_keys"]),
     ]
     if not mismatches_allowed:
         shapes = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
-        problems.append(_listed("holds tensors of another shape than its configuration says", shapes))
+        problems.append(_problem("holds tensors of another shape than its configuration says", shapes))
     if any(problems):
         made_as = ", ".join(model.config.architectures or ()) or "something else"
         raise ValueError(
@@ -183,17 +183,15 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
         if list(directory.glob("pytorch_model*.bin*")):
-            raise ValueError(
-                f"{directory} holds its weights as a pickle, which could run any code and is not read. If you trust "
-                f"where it comes from, convert it:\n{_conversion(directory)}"
-            )
+            raise ValueError(f"{directory} holds its weights as a pickle. {pickle_remedy(directory)}")
         raise ValueError(f"{directory} holds no weights: there is no model.safetensors in it.")
 
 
-def _conversion(directory: Path) -> str:
-    """A command that turns a pickle of tensors, and of nothing else, into safetensors."""
+def pickle_remedy(directory: Path) -> str:
+    """Why a pickle is not read, and a command that turns one of tensors, and of nothing else, into safetensors."""
     pickle, converted = repr(str(directory / PICKLE_FILE)), repr(str(directory / "model.safetensors"))
     return (
+        "A pickle could run any code, and is not read. If you trust where it comes from, convert it:\n"
         'python -c "import torch, safetensors.torch as st; st.save_file({name: tensor.contiguous().clone() for name, '
         f"tensor in torch.load({pickle}, map_location='cpu', weights_only=True).items()}}, {converted}, "
         "{'format': 'pt'})\""
@@ -208,10 +206,15 @@ def _unreachable(source: Any, error: Exception) -> str:
     )
 
 
-def _listed(what: str, names: Any) -> str:
+def listed(names: Iterable[str]) -> str:
+    """The first names of a list, and how many more there are."""
     names = sorted(names)
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return f"{what}: {', '.join(names[:_LISTED])}{more}" if names else ""
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _problem(what: str, names: Iterable[str]) -> str:
+    names = list(names)
+    return f"{what}: {listed(names)}" if names else ""
 
 
 def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> None:

@@ -1,5 +1,6 @@
 """Ctrl-C finishes the step, saves, and says how to go on."""
 
+import multiprocessing
 import os
 import signal
 import sys
@@ -40,9 +41,10 @@ def test_a_signal_ends_the_step_and_saves_and_the_run_goes_on_bit_for_bit(tmp_pa
     whole = make_trainer(tmp_path / "whole", blocks, tokenizer, **options)
     whole.train()
 
-    stop = StopSignalCallback()
-    parts = make_trainer(tmp_path / "parts", blocks, tokenizer, callbacks=[SignalAt(3, number), stop], **options)
-    parts.train()
+    with StopSignal() as stop_signal:
+        stop = StopSignalCallback(stop_signal)
+        parts = make_trainer(tmp_path / "parts", blocks, tokenizer, callbacks=[SignalAt(3, number), stop], **options)
+        parts.train()
     assert stop.stopped
     assert parts.state.global_step == 4  # the step in which the signal came was the fourth
     assert "this step is finished and saved first" in caplog.text
@@ -52,18 +54,53 @@ def test_a_signal_ends_the_step_and_saves_and_the_run_goes_on_bit_for_bit(tmp_pa
     assert_equal_weights(whole.model, resumed.model)
 
 
-def test_handlers_are_put_back(tmp_path, blocks, tokenizer):
+def test_handlers_are_put_back_and_signals_forgotten_whatever_happens():
     before = signal.getsignal(signal.SIGINT)
-    make_trainer(tmp_path, blocks, tokenizer, callbacks=[StopSignalCallback()]).train()
+    stop = StopSignal()
+
+    def fail():
+        with stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.should_stop(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
     assert signal.getsignal(signal.SIGINT) is before
+    with stop:
+        assert not stop.should_stop(1)
 
 
 def test_a_signal_at_the_last_step_stops_nothing(tmp_path, blocks, tokenizer):
-    stop = StopSignalCallback()
-    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[SignalAt(5, signal.SIGINT), stop])
-    trainer.train()
+    with StopSignal() as stop_signal:
+        stop = StopSignalCallback(stop_signal)
+        trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[SignalAt(5, signal.SIGINT), stop])
+        trainer.train()
     assert not stop.stopped
     assert trainer.state.global_step == 6
+
+
+def test_an_interrupted_run_keeps_its_last_checkpoint_beside_the_best(tmp_path, blocks, tokenizer):
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "save_total_limit": 1}
+    options |= {"eval_steps": 2, "save_steps": 2, "max_steps": 9, "learning_rate": 3e-2, "greater_is_better": True}
+    with StopSignal() as stop_signal:
+        callbacks = [SignalAt(6, signal.SIGINT), StopSignalCallback(stop_signal)]
+        trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=callbacks, **options)
+        trainer.train()
+    assert trainer.state.global_step == 7
+    assert latest_checkpoint(tmp_path).name == "checkpoint-7"
+    assert trainer.args.save_total_limit == 1
+
+
+def test_a_signal_to_the_process_group_does_not_reach_workers(tmp_path, blocks, tokenizer):
+    trainer = make_trainer(tmp_path, blocks, tokenizer, dataloader_num_workers=1)
+    for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+        batches = iter(loader)
+        next(batches)
+        workers = multiprocessing.active_children()
+        assert workers
+        assert all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
+        assert len(list(batches)) > 0
 
 
 def test_a_second_ctrl_c_interrupts_at_once_but_not_its_echo():
@@ -106,7 +143,7 @@ def test_an_interrupted_script_says_what_to_type_and_that_works(tmp_path, corpus
         thread.join()
     said = capsys.readouterr().out
     assert "everything up to it is saved" in said
-    command = said.rpartition("accelerate launch pretrain.py ")[2].split()
+    command = said.rpartition("pretrain.py ")[2].split()
     assert command[-2:] == ["--resume_from_checkpoint", "latest"]
     assert "--overwrite_output_dir" not in command
     step = read_state(latest_checkpoint(tmp_path / "run")).global_step

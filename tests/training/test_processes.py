@@ -63,6 +63,10 @@ def command(workplace, script, name, num_processes, *flags):
     ]
 
 
+# Batches of a quarter, added up: another way to the same step.
+ACCUMULATED = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4")
+
+
 def run_here(arguments, monkeypatch):
     script, *flags = arguments
     monkeypatch.setattr(sys, "argv", [script])
@@ -125,7 +129,7 @@ def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from
     launch(commands, workplace)
     for name, script in scripts.items():
         begun_before(workplace, f"{name}-2-1", f"{name}-2")
-        run_here(command(workplace, script, f"{name}-2-1", 1, *resume), monkeypatch)
+        run_here(command(workplace, script, f"{name}-2-1", 1, *resume, *ACCUMULATED), monkeypatch)
 
     record = PretrainingRecord.load(workplace / "trainer-1")
     rows = record.data["train"]["num_rows"]

@@ -1,13 +1,15 @@
 """What both scripts do around their loops."""
 
+import contextlib
 import shutil
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
-from hf_electra_rtd import RTDTrainingArguments
+from hf_electra_rtd import PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.training.arguments import refuse_other_options
 from hf_electra_rtd.training.run import evaluation_at
 from tests.conftest import VOCABULARY, tiny_config
@@ -75,6 +77,68 @@ def test_auto_begins_a_run_and_goes_on_with_it(tmp_path, flags, script, capsys):
     shown = capsys.readouterr().out
     assert "step 3/4" in shown
     assert "step 2/4" not in shown
+
+
+@SCRIPTS
+def test_auto_has_nothing_to_do_where_a_run_without_checkpoints_is_finished(flags, script):
+    auto = [*flags, "--resume_from_checkpoint", "auto", "--save_strategy", "no"]
+    assert script.main(auto) == 0
+    with pytest.raises(SystemExit) as ended:
+        script.main(auto)
+    assert ended.value.code == 0
+
+
+@SCRIPTS
+@pytest.mark.parametrize(
+    "mistake", [["--dry_run"], ["--row_length", "65"], ["--vocab_size", "-1", "--tokenizer", "nowhere"]]
+)
+def test_a_rehearsal_or_a_mistake_deletes_no_run(tmp_path, flags, script, mistake):
+    script.main(flags)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*") if "blocks" not in path.parts}
+    with contextlib.suppress(ValueError, OSError):
+        script.main([*flags, "--overwrite_output_dir", *mistake])
+    for path, time in before.items():
+        assert path.stat().st_mtime_ns == time or path.is_dir(), path
+
+
+@SCRIPTS
+def test_two_processes_do_not_train_in_one_directory(tmp_path, flags, script):
+    (tmp_path / "run").mkdir()
+    code = (
+        "import sys, fcntl; file = open(sys.argv[1], 'wb'); fcntl.lockf(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run" / ".lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match="Another process is training"):
+            script.main(flags)
+        other.stdin.close()
+
+
+@SCRIPTS
+def test_a_run_goes_back_only_where_nothing_lies_beyond(tmp_path, flags, script):
+    script.main(flags)
+    back = [*flags, "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-2")]
+    with pytest.raises(ValueError, match="beyond step 2, where the run would go on: checkpoint-4"):
+        script.main(back)
+
+
+def test_the_record_is_that_of_the_best_model_where_it_is_loaded(tmp_path, flags):
+    best = ["--load_best_model_at_end", "True", "--metric_for_best_model", "eval_loss", "--greater_is_better", "True"]
+    pretrain.main([*flags, *best, "--eval_steps", "2", "--learning_rate", "0.03"])
+    record = PretrainingRecord.load(tmp_path / "run")
+    while_training = [log["eval_loss"] for log in record.curves if "eval_loss" in log][:2]
+    assert while_training[0] > while_training[1]  # so that the last model is not the best
+    assert record.metrics["eval_loss"] == pytest.approx(while_training[0], rel=1e-6)
+
+
+def test_no_clipping_means_no_clipping_in_both_loops(tmp_path, flags):
+    losses = []
+    for script in (pretrain, pretrain_no_trainer):
+        script.main([*flags, "--max_grad_norm", "0", "--overwrite_output_dir", "--learning_rate", "0.01"])
+        losses.append([log["loss"] for log in PretrainingRecord.load(tmp_path / "run").curves if "loss" in log])
+    assert losses[0] == losses[1]
 
 
 @SCRIPTS

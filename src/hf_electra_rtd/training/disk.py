@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 
+LOCK_FILE = ".lock"
 # What files hold besides tensors, measured on files of `transformers` 5 and torch 2.
 _HEADER_BYTES_PER_TENSOR = 130  # name, type, shape and place in a safetensors header
 _OPTIMIZER_BYTES_PER_TENSOR = 1100  # three entries of a zip file, each with its header and padding
@@ -57,7 +59,8 @@ def estimate_disk(
     checkpoint = _weights_file(model) + optimizer + words + _SMALL_FILES + int(logs * _BYTES_PER_LOG)
     written = 0 if args.save_strategy == "no" else math.ceil(num_steps / _in_steps(args.save_steps, num_steps))
     # The oldest goes only when the newest is there.
-    kept = written if args.save_total_limit is None else min(written, args.save_total_limit + 1)
+    limit = args.save_total_limit or 0
+    kept = min(written, limit + 1) if limit > 0 else written
     final = sum(map(_weights_file, (model, model.generator, model.discriminator))) + 3 * words + _SMALL_FILES
     return DiskNeed(checkpoint, kept, final)
 
@@ -117,3 +120,31 @@ def format_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
     return f"{number:.0f} B"
+
+
+class DirectoryLock:
+    """Keeps other processes from training in a directory for as long as it lives; it goes with the process, however
+    that ends. On systems without such locks it does nothing.
+
+    Args:
+        output_dir: of the run.
+
+    Raises:
+        ValueError: if another process holds it.
+    """
+
+    def __init__(self, output_dir: str) -> None:
+        self._descriptor = os.open(Path(output_dir) / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"Another process is training in {output_dir}: wait for it, stop it, or choose another --output_dir."
+            ) from None
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)

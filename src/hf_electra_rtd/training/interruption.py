@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 logger = logging.getLogger(__name__)
 
-# Processes ask each other whether to stop only so often, since asking waits for the device.
-STEPS_BETWEEN_AGREEMENTS = 10
+# Processes ask each other whether to stop about so often: asking waits for the device, and a launcher that was told to
+# stop kills its processes after 30 seconds.
+SECONDS_BETWEEN_AGREEMENTS = 2.0
 # A launcher passes on the Ctrl-C that the terminal sent already: only a later one is a second wish.
 SECONDS_TO_INSIST = 2.0
 # Exit status of a run that was stopped, as shells have it for Ctrl-C.
@@ -39,8 +41,12 @@ class StopSignal:
         self._now = now
         self._noted_at: float | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._agreed_at: tuple[int, float] | None = None
+        self._next_agreement = 0
 
     def __enter__(self) -> StopSignal:
+        self._noted_at = self._agreed_at = None
+        self._next_agreement = 0
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
         return self
@@ -59,31 +65,42 @@ class StopSignal:
             raise KeyboardInterrupt
 
     def should_stop(self, step: int) -> bool:
-        """Whether the run stops after `step`: the same answer in every process of the run."""
+        """Whether the run stops after `step`: the same answer in every process of the run, to be asked after every
+        step."""
         state = PartialState()
         if state.num_processes == 1:
             return self._noted_at is not None
-        if step % STEPS_BETWEEN_AGREEMENTS:
+        if step < self._next_agreement:
             return False
-        wishes = torch.tensor(float(self._noted_at is not None), device=state.device)
-        return bool(reduce(wishes, reduction="sum") > 0)
+        # All processes add up the same numbers, and so ask each other again at the same step.
+        now = self._now()
+        last_step, last_time = self._agreed_at or (step - 1, now)
+        mine = torch.tensor([float(self._noted_at is not None), now - last_time], device=state.device)
+        wishes, seconds = reduce(mine, reduction="sum").tolist()
+        seconds_per_step = seconds / state.num_processes / (step - last_step)
+        self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds_per_step, 0.01)))
+        if self._agreed_at is None:
+            self._next_agreement = step + 1  # no step was timed yet
+        self._agreed_at = step, now
+        return wishes > 0
 
 
 class StopSignalCallback(TrainerCallback):
     """Ends a Trainer's run at a [`StopSignal`], with a log and a checkpoint.
 
+        with StopSignal() as signal:
+            RTDTrainer(..., callbacks=[StopSignalCallback(signal)]).train()
+
+    Args:
+        signal: to stop at.
+
     Attributes:
-        stopped: whether the run ended for a signal.
+        stopped: whether the run ended for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signal: StopSignal) -> None:
         self.stopped = False
-        self._signal = StopSignal()
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._signal.__enter__()
+        self._signal = signal
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -91,7 +108,20 @@ class StopSignalCallback(TrainerCallback):
         if state.global_step < state.max_steps and self._signal.should_stop(state.global_step):
             self.stopped = control.should_training_stop = control.should_save = control.should_log = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        self._signal.__exit__()
+
+class OwnProcessGroup:
+    """A `worker_init_fn` for data loaders: a signal to the whole process group, such as Ctrl-C in a terminal, is for
+    the loop to heed; workers that died of it would take the run with them.
+
+    Args:
+        then: the `worker_init_fn` to call afterwards, or None.
+    """
+
+    def __init__(self, then: Callable[[int], None] | None = None) -> None:
+        self._then = then
+
+    def __call__(self, worker: int) -> None:
+        if hasattr(os, "setpgid"):  # not on Windows
+            os.setpgid(0, 0)
+        if self._then is not None:
+            self._then(worker)

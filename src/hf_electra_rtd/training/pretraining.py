@@ -26,20 +26,18 @@ from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import load_tower, save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
+    checkpoint_step,
     latest_checkpoint,
     list_checkpoints,
     read_state,
     remove_directory,
-    remove_unfinished,
     unfinished,
 )
 from hf_electra_rtd.training.disk import check_output_dir
-from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY
 
 
 logger = logging.getLogger(__name__)
 
-_PARTS = ("generator", "discriminator", TOKENIZER_DIRECTORY)
 # Options of the pair's configuration that are flags too.
 _PAIR_OPTIONS = (
     "objective",
@@ -109,14 +107,14 @@ class ModelArguments:
 
 
 def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, writes: bool = True) -> str | None:
-    """Makes the directory of the run, and finds the checkpoint to resume from.
+    """Makes the directory of the run, and finds the checkpoint to resume from. Deletes nothing; see `remove_run`.
 
     Args:
         output_dir: of the run.
         resume: a checkpoint's directory; `"latest"`; `"auto"`: the latest where there is one, else a new run; or None
             to start anew.
-        overwrite: delete a run that lies there.
-        writes: whether this process makes and deletes; one of the run does.
+        overwrite: a run that lies there is in nobody's way.
+        writes: whether this process makes the directory; one of the run does.
 
     Returns:
         The checkpoint's directory, or None.
@@ -128,7 +126,6 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, wri
     directory = Path(output_dir)
     if writes:
         check_output_dir(output_dir)
-        remove_unfinished(directory)
     latest = latest_checkpoint(directory)
     if resume in ("latest", "auto") and latest is not None:
         return str(latest)
@@ -137,26 +134,36 @@ def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, wri
     if resume not in (None, "auto"):
         if not os.path.isdir(resume):
             raise ValueError(f"There is no checkpoint to resume from: {resume} is no directory.")
-        read_state(resume)
-        return resume
-    if latest is not None or (directory / RECORD_FILE).exists():
-        if not overwrite:
+        step = read_state(resume).global_step
+        later = [path.name for path in list_checkpoints(directory) if checkpoint_step(path) > step]
+        if later:
             raise ValueError(
-                f"{output_dir} holds another run. Continue it with --resume_from_checkpoint latest, delete it with "
-                "--overwrite_output_dir, or choose another --output_dir."
+                f"{output_dir} holds checkpoints beyond step {step:,}, where the run would go on: {', '.join(later)}. "
+                "Remove them, or choose another --output_dir."
             )
-        if writes:
-            _remove_run(directory)
+        return resume
+    if not overwrite and (latest is not None or (directory / RECORD_FILE).exists()):
+        whole = "" if latest is None else "Continue it with --resume_from_checkpoint latest, delete"
+        raise ValueError(
+            f"{output_dir} holds another run. {whole or 'Delete'} it with --overwrite_output_dir, or choose another "
+            "--output_dir."
+        )
     if writes:
         directory.mkdir(parents=True, exist_ok=True)
     return None
 
 
-def _remove_run(directory: Path) -> None:
-    """What a run leaves, the prepared text apart: it is used again where it fits."""
+def is_finished(output_dir: str) -> bool:
+    """Whether a run that ended lies there, with no checkpoint to look back at."""
+    return (Path(output_dir) / RECORD_FILE).exists() and latest_checkpoint(output_dir) is None
+
+
+def remove_run(output_dir: str) -> None:
+    """Removes what a run leaves; the prepared text and the tokenizer, which a new one has made its own, stay."""
+    directory = Path(output_dir)
     for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
         (directory / name).unlink(missing_ok=True)
-    for path in (*list_checkpoints(directory), *(directory / name for name in _PARTS)):
+    for path in (*list_checkpoints(directory), *(directory / name for name in ("generator", "discriminator"))):
         if path.exists():
             remove_directory(path)
 

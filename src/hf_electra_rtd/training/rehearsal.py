@@ -28,6 +28,7 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.disk import DiskNeed, check_output_dir, estimate_disk, format_bytes, tensor_bytes
 from hf_electra_rtd.training.optimization import ElectraAdamW, get_parameter_groups
 from hf_electra_rtd.training.progress import format_duration
+from hf_electra_rtd.training.stream import rows_per_step
 
 
 SIZES_SHOWN = (
@@ -147,10 +148,10 @@ def rehearse(
         ValueError: for a directory that cannot be written or has no room, a stream of less than a step, or a step
             that does not fit in the GPU's memory.
     """
-    rows_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-    steps = len(stream) // rows_per_step
+    step_rows = rows_per_step(args)
+    steps = len(stream) // step_rows
     if steps < 1:
-        raise ValueError(f"The run has {len(stream)} rows, too few for one step of {rows_per_step}.")
+        raise ValueError(f"The run has {len(stream)} rows, too few for one step of {step_rows}.")
     disk = estimate_disk(model, tokenizer, args, steps)
     free = check_output_dir(str(args.output_dir), disk.total)
     model.to(args.device)  # type: ignore[arg-type]
@@ -165,7 +166,7 @@ def rehearse(
         ) from None
 
     generator, discriminator = model.config.generator_config, model.config.discriminator_config
-    masked, total_rows = num_masked(args.mask_probability, row_length), steps * rows_per_step
+    masked, total_rows = num_masked(args.mask_probability, row_length), steps * step_rows
     known = isinstance(stream.rows, BlockFile)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Rehearsal(
@@ -176,7 +177,7 @@ def rehearse(
         ties=find_ties(model),
         parameters=count_parameters(model),
         steps=steps,
-        rows_per_step=rows_per_step,
+        rows_per_step=step_rows,
         tokens=stream.num_tokens(total_rows) if known else total_rows * row_length,
         passes=total_rows / len(stream.rows),
         warmup_steps=args.get_warmup_steps(steps),
@@ -214,7 +215,7 @@ def _caveats(args: RTDTrainingArguments) -> list[str]:
         caveats.append(f"timed with ElectraAdamW, not with {optimizer.value}")
     if args.torch_compile:
         caveats.append("timed without torch.compile")
-    if args.fsdp or args.deepspeed:
+    if args.fsdp or args.deepspeed or os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         caveats.append("timed and measured without sharding")
     return caveats
 

@@ -22,17 +22,19 @@ from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import utc_now
-from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments
-from hf_electra_rtd.training.checkpoints import list_checkpoints
+from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments, refuse_other_options
+from hf_electra_rtd.training.checkpoints import list_checkpoints, remove_unfinished
 from hf_electra_rtd.training.cli import parse_arguments
-from hf_electra_rtd.training.disk import check_output_dir, estimate_disk
+from hf_electra_rtd.training.disk import DirectoryLock, check_output_dir, estimate_disk
 from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
 from hf_electra_rtd.training.pretraining import (
     ModelArguments,
     build_model,
+    is_finished,
     make_record,
     prepare_output_dir,
     print_summary,
+    remove_run,
     save_outputs,
     warn_of_idle_cores,
 )
@@ -40,6 +42,8 @@ from hf_electra_rtd.training.rehearsal import print_rehearsal, rehearse
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
 from hf_electra_rtd.training.stream import data_seed, fit_stream, held_out_stream
 
+
+logger = logging.getLogger(__name__)
 
 NUM_SHOWN_ROWS = 4
 
@@ -67,6 +71,7 @@ class Run:
         held_out: the held-out rows, or None.
         collator: masks both.
         model: the pair, as it begins.
+        lock: keeps other processes out of the run's directory as long as it lives; None where it needs none.
     """
 
     argv: list[str]
@@ -81,6 +86,7 @@ class Run:
     held_out: RowStream | None
     collator: DataCollatorForRTD
     model: ElectraForRTDPretraining
+    lock: DirectoryLock | None
 
     @property
     def command(self) -> str:
@@ -96,19 +102,19 @@ class Run:
                 index = words.index(flag)
                 has_value = index + 1 < len(words) and not words[index + 1].startswith("--")
                 del words[index : index + 1 + has_value]
-        launcher = ["accelerate", "launch"]
-        if self.args.world_size > 1:
-            launcher += ["--num_processes", str(self.args.world_size)]
-        return shlex.join([*launcher, *words, "--resume_from_checkpoint", "latest"])
+        return shlex.join([*words, "--resume_from_checkpoint", "latest"])
 
 
-def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, Any]) -> Run:
+def start_run(
+    argv: Sequence[str], description: str | None, defaults: dict[str, Any], options: set[str] | None = None
+) -> Run:
     """Everything before the loop: flags, tokenizer, rows, model.
 
     Args:
         argv: the command line, without the program's name.
         description: for `--help`.
         defaults: of flags.
+        options: the training arguments that the loop knows; by default all.
 
     Raises:
         ValueError: for flags or files that cannot be used, before any work is lost.
@@ -122,6 +128,8 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
         defaults=defaults,
         recipes=RECIPES,
     )
+    if options is not None:
+        refuse_other_options(args, options)
     is_main = args.process_index == 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
@@ -130,11 +138,15 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
     warn_of_idle_cores(args)
+    if args.resume_from_checkpoint == "auto" and is_finished(str(args.output_dir)):
+        logger.info(f"The run in {args.output_dir} is finished, and left no checkpoint: there is nothing to do.")
+        raise SystemExit(0)
     # One process prepares; the others wait and read what it made.
     with args.main_process_first(local=False, desc="preparing tokenizer and rows"):
         checkpoint = prepare_output_dir(
             str(args.output_dir), args.resume_from_checkpoint, data_args.overwrite_output_dir, writes=is_main
         )
+        lock = DirectoryLock(str(args.output_dir)) if is_main and not run_args.dry_run else None
         tokenizer = get_tokenizer(
             data_args, str(args.output_dir), model_args.tokenizer_source, resumed=checkpoint is not None
         )
@@ -155,9 +167,14 @@ def start_run(argv: Sequence[str], description: str | None, defaults: dict[str, 
             tokenizer, args.mask_probability, args.keep_probability, args.masking, data_seed(args), args.row_length
         ),
         model=model,
+        lock=lock,
     )
-    if is_main:
+    if is_main and not run_args.dry_run:
         _check_room(run)
+        # The last act before the loop: a mistake found until here has cost nothing.
+        remove_unfinished(str(args.output_dir))
+        if data_args.overwrite_output_dir and checkpoint is None:
+            remove_run(str(args.output_dir))
     return run
 
 
@@ -240,6 +257,6 @@ def say_how_to_resume(run: Run, step: int) -> None:
     """The last words of a run that was interrupted and saved."""
     print(
         f"\nInterrupted after step {step:,} of {run.args.max_steps:,}; everything up to it is saved in "
-        f"{run.args.output_dir}. Go on with:\n  {run.resume_command}",
+        f"{run.args.output_dir}. Go on by launching it as before, with these flags:\n  {run.resume_command}",
         flush=True,
     )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from pathlib import Path
 from typing import Any
 
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.stream import HELD_OUT_POSITION, RowStream
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
-
-
-STREAM_FILE = "stream.json"
 
 
 def data_seed(args: RTDTrainingArguments) -> int:
@@ -75,32 +69,3 @@ def describe_stream(stream: Any, args: RTDTrainingArguments) -> dict[str, Any] |
         "keep_probability": args.keep_probability,
         "masking": args.masking,
     }
-
-
-def write_stream(description: dict[str, Any] | None, checkpoint: str | os.PathLike[str]) -> None:
-    """Leaves the description in a checkpoint."""
-    if description is not None:
-        (Path(checkpoint) / STREAM_FILE).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-
-
-def refuse_another_stream(description: dict[str, Any] | None, checkpoint: str | os.PathLike[str]) -> None:
-    """A resumed run must go on with the stream that it began.
-
-    Raises:
-        ValueError: says what differs.
-    """
-    path = Path(checkpoint) / STREAM_FILE
-    if description is None or not path.exists():
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    changed = [
-        f"{name} was {before.get(name)}, now {value}"
-        for name, value in description.items()
-        if before.get(name) != value
-    ]
-    if changed:
-        raise ValueError(
-            f"{path.parent} cannot be resumed with another stream of rows: {'; '.join(changed)}. Give the text and "
-            "the flags that it began with (rows a step count over all processes and accumulated batches), or start "
-            "anew (--generator and --discriminator take its towers)."
-        )

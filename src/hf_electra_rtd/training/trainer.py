@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, set_seed
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import EvalLoopOutput, SchedulerType
 from transformers.training_args import OptimizerNames
 
@@ -24,15 +25,16 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
-    STATE_FILE,
+    check_resumable,
     check_tensors,
     latest_checkpoint,
-    read_state,
+    refuse_another_stream,
     remove_old_checkpoints,
-    unfinished,
+    writing_checkpoint,
 )
 from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors, weighted_loss
 from hf_electra_rtd.training.health import HealthWatch
+from hf_electra_rtd.training.interruption import OwnProcessGroup
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
@@ -42,8 +44,6 @@ from hf_electra_rtd.training.stream import (
     describe_stream,
     fit_stream,
     held_out_stream,
-    refuse_another_stream,
-    write_stream,
 )
 
 
@@ -128,13 +128,21 @@ class RTDTrainer(Trainer):
                 self.add_callback(ours)
         self.meters = TrainingMeters()
         self.stopwatch = Stopwatch()
+        self.add_callback(_StartStopwatch(self))
         self.health = HealthWatch(str(args.output_dir))
         self._staging: Path | None = None
+        self._checkpoints_to_keep = args.save_total_limit
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
         # A stream is shuffled already, and must be read in order to be resumed.
         dataset = self.train_dataset if train_dataset is None else train_dataset
         return SequentialSampler(dataset) if isinstance(dataset, RowStream) else super()._get_train_sampler(dataset)
+
+    def get_train_dataloader(self) -> DataLoader:
+        return _undisturbed(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        return _undisturbed(super().get_eval_dataloader(eval_dataset))
 
     # ---- Optimisation ----
 
@@ -153,24 +161,31 @@ class RTDTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
+        args = self.args
         state = None
         if resume_from_checkpoint is True:
-            latest = latest_checkpoint(str(self.args.output_dir))
+            latest = latest_checkpoint(str(args.output_dir))
             if latest is None:
-                raise ValueError(f"There is no checkpoint to resume from: {self.args.output_dir} holds none.")
+                raise ValueError(f"There is no checkpoint to resume from: {args.output_dir} holds none.")
             resume_from_checkpoint = str(latest)
         if resume_from_checkpoint:
-            state = read_state(resume_from_checkpoint)
+            max_steps = args.max_steps if args.max_steps > 0 else sys.maxsize
+            state = check_resumable(resume_from_checkpoint, type(self).__name__, max_steps)
             check_tensors(resume_from_checkpoint, self.model)
-            refuse_another_stream(describe_stream(self.train_dataset, self.args), resume_from_checkpoint)
-        elif self.args.world_size > 1:
+            refuse_another_stream(describe_stream(self.train_dataset, args), resume_from_checkpoint)
+        elif args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ.
-            set_seed(self.args.seed + self.args.process_index)
+            set_seed(args.seed + args.process_index)
         self.stopwatch = Stopwatch(seconds_trained(state))
-        self.stopwatch.start()
-        result = super().train(resume_from_checkpoint, *args, **kwargs)
-        self.stopwatch.stop()
+        # `_save_checkpoint` removes old checkpoints. The parent would also remove the last, for the best, at the end
+        # of a run that was only interrupted.
+        self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit, None
+        try:
+            result = super().train(resume_from_checkpoint, *more, **kwargs)
+        finally:
+            args.save_total_limit = self._checkpoints_to_keep
+            self.stopwatch.stop()
         self.health.check_weights(self.state.global_step, self.model)
         return result
 
@@ -269,20 +284,28 @@ class RTDTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         self.health.check_weights(self.state.global_step, self.model)
-        run_directory = super()._get_output_dir(trial)
+        run_directory, args = super()._get_output_dir(trial), self.args
+        stream = describe_stream(self.train_dataset, args)
         with (
             self.stopwatch.paused(),
-            unfinished(run_directory, self.args.should_save, self.accelerator.wait_for_everyone) as self._staging,
+            writing_checkpoint(
+                run_directory,
+                type(self).__name__,
+                self.state,
+                stream,
+                args.should_save,
+                self.accelerator.wait_for_everyone,
+            ) as checkpoint,
         ):
-            super()._save_checkpoint(model, trial)
-            if self.args.should_save:
-                checkpoint = Path(self._staging) / f"{CHECKPOINT_PREFIX}{self.state.global_step}"
-                write_stream(describe_stream(self.train_dataset, self.args), checkpoint)
-                self._name_best_checkpoint(Path(run_directory))
-                self.state.save_to_json(str(checkpoint / STATE_FILE))
-        self._staging = None
-        if self.args.should_save:
-            remove_old_checkpoints(run_directory, self.args.save_total_limit, self.state.best_model_checkpoint)
+            self._staging = checkpoint.parent
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._staging = None
+            self._name_best_checkpoint(Path(run_directory))
+        if args.should_save:
+            newest, best = self.state.global_step, self.state.best_model_checkpoint
+            remove_old_checkpoints(run_directory, self._checkpoints_to_keep, newest, best)
 
     def _get_output_dir(self, trial: Any) -> str:
         # The parent writes a checkpoint where this says: beside its final place.
@@ -319,3 +342,22 @@ class RTDTrainer(Trainer):
         tied = set(self.model.all_tied_weights_keys)
         load_result.missing_keys[:] = [key for key in load_result.missing_keys if key not in tied]
         super()._issue_warnings_after_load(load_result)
+
+
+class _StartStopwatch(TrainerCallback):
+    """Training begins when everything is loaded."""
+
+    def __init__(self, trainer: RTDTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer.stopwatch.start()
+
+
+def _undisturbed(loader: DataLoader) -> DataLoader:
+    """Workers that signals to the run do not reach."""
+    # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes when it skips batches.
+    for each in (loader, getattr(loader, "base_dataloader", loader)):
+        if not isinstance(each.worker_init_fn, OwnProcessGroup):
+            each.worker_init_fn = OwnProcessGroup(each.worker_init_fn)
+    return loader

@@ -1,7 +1,6 @@
-import numpy as np
 import pytest
 
-from hf_electra_rtd.data.preparation import choose_held_out, describe, prepare_blocks
+from hf_electra_rtd.data.preparation import describe, prepare_blocks
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from tests.conftest import VOCABULARY, make_text
 
@@ -49,7 +48,7 @@ def test_statistics_account_for_every_token(tmp_path, corpus, tokenizer, packing
 
 def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp_path, corpus, tokenizer):
     def modified():
-        return {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.blocks")}
 
     prepare(corpus, tokenizer, tmp_path, held_out_share=0.1)
     first = modified()
@@ -86,17 +85,3 @@ def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
     corpus.write_text(make_text(3) + "\n\u200b\n" + make_text(2))
     train, _ = prepare(corpus, tokenizer, tmp_path)
     assert train.header.statistics["documents"] == 5
-
-
-def test_the_split_is_by_document_seeded_and_never_empty():
-    chosen = choose_held_out(1000, 0.05, seed=0)
-    assert len(chosen) == len(set(chosen)) == 50
-    assert chosen.min() >= 0
-    assert chosen.max() < 1000
-    assert not np.array_equal(chosen, choose_held_out(1000, 0.05, seed=1))
-    assert len(choose_held_out(2, 0.05, seed=0)) == 1
-    assert len(choose_held_out(2, 0.0, seed=0)) == 0
-    with pytest.raises(ValueError, match=r"1 document.*--held_out_share 0"):
-        choose_held_out(1, 0.05, seed=0)
-    with pytest.raises(ValueError, match=r"held_out_share is 1\.0"):
-        choose_held_out(10, 1.0, seed=0)

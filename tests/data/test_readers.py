@@ -4,11 +4,18 @@ import hashlib
 import pytest
 import zstandard
 
-from hf_electra_rtd.data.documents import find_files, read_lines, scan
+from hf_electra_rtd.data.files import find_files
+from hf_electra_rtd.data.readers import read_lines
+from hf_electra_rtd.data.sources import drop_repeated_files, parse_file_source
+from hf_electra_rtd.data.texts import Corpus, Counts
 
 
 TEXT = "First line.\n  Second — line.  \n\n\nAnother document.\r\n"
 LINES = ["First line.", "Second — line.", "", "", "Another document.", ""]
+
+
+def open_corpus(*paths):
+    return Corpus([parse_file_source(str(path)) for path in paths], paths[0].parent, disable_progress=True)
 
 
 @pytest.mark.parametrize("suffix", [".txt", ".txt.gz", ".txt.zst"])
@@ -17,10 +24,10 @@ def test_text_is_read_from_any_container(tmp_path, suffix):
     compress = {".txt": bytes, ".txt.gz": gzip.compress, ".txt.zst": zstandard.compress}[suffix]
     path.write_bytes(compress(TEXT.encode()))
     assert list(read_lines(str(path))) == LINES
-    (source,) = scan([str(path)], disable_progress=True)
-    assert source.name == f"corpus{suffix}"
-    assert source.num_documents == 2
-    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    corpus = open_corpus(path)
+    assert corpus.texts[0].name == f"corpus{suffix}"
+    assert corpus.counts() == [Counts(len("First line.Second — line.Another document.".encode()) + 3, 3, 2)]
+    assert corpus.identities()[0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.mark.parametrize("suffix", [".txt.gz", ".txt.zst"])
@@ -59,15 +66,16 @@ def test_a_file_without_text_is_refused(tmp_path, content):
     path = tmp_path / "empty.txt"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"empty\.txt holds no text"):
-        scan([str(path)], disable_progress=True)
+        open_corpus(path).counts()
 
 
 def test_globs_are_expanded_in_order_and_bad_names_refused(tmp_path):
     for name in ("b.txt", "a.txt.gz", "c.pdf"):
         (tmp_path / name).touch()
-    found = find_files([str(tmp_path / "b*"), str(tmp_path / "*.txt*")])
+    sources = [parse_file_source(str(tmp_path / pattern)) for pattern in ("b*", "*.txt*", "b.txt")]
+    found = [file for source in drop_repeated_files(sources) for file in source.files]
     assert [name.rpartition("/")[2] for name in found] == ["b.txt", "a.txt.gz"]  # each file once
     with pytest.raises(ValueError, match="No file matches"):
-        find_files([str(tmp_path / "x*.txt")])
+        find_files(str(tmp_path / "x*.txt"))
     with pytest.raises(ValueError, match=r"c\.pdf is neither text"):
-        find_files([str(tmp_path / "*")])
+        find_files(str(tmp_path / "*"))

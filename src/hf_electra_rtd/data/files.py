@@ -22,7 +22,7 @@ TEXT_SUFFIXES = tuple(kind + compression for kind in KINDS for compression in ("
 BLOCK_SUFFIX = ".blocks"
 
 CHUNK_SIZE = 1 << 20  # bytes read at once
-_ZSTD_INPUT = 1 << 12  # bytes decompressed at once: the output may be tens of thousands of times larger
+_ZSTD_INPUT = 1 << 10  # bytes decompressed at once: the output may be tens of thousands of times larger
 _ZSTD_MAX_WINDOW = 1 << 31  # what `zstd --long=31` needs, as some corpora were made
 
 # First bytes of files that are no text: (bytes, what it is, the suffix that it should have).

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -324,6 +324,35 @@ def describe(file: BlockFile) -> str:
         f"{counts['two_segment_rows'] / header.num_rows:.0%} with two segments; "
         f"{counts['dropped_tokens']:,} tokens left out ({counts['dropped_tokens'] / corpus:.2%})"
     )
+
+
+def summarize(parts: Mapping[str, BlockFile]) -> dict[str, dict[str, str]]:
+    """The statistics of block files, and of all of them together, for people: {part: {figure: value}}."""
+    columns = {name: _figures([file]) for name, file in parts.items()}
+    return columns if len(parts) == 1 else {**columns, "in all": _figures(list(parts.values()))}
+
+
+def _figures(files: list[BlockFile]) -> dict[str, str]:
+    headers = [file.header for file in files]
+
+    def total(name: str) -> int:
+        return sum(header.statistics[name] for header in headers)
+
+    rows, tokens = sum(header.num_rows for header in headers), max(1, total("corpus_tokens"))
+    places = sum(header.num_rows * header.row_length for header in headers)
+    return {
+        "documents": f"{total('documents'):,}",
+        "tokens of text": f"{total('corpus_tokens'):,}",
+        "unknown tokens": f"{total('unknown_tokens') / tokens:.2%}",
+        "tokens left out": f"{total('dropped_tokens'):,}",
+        "longest document (tokens)": f"{max(header.statistics['longest_document'] for header in headers):,}",
+        "shortest document (tokens)": f"{min(header.statistics['shortest_document'] for header in headers):,}",
+        "duplicate lines dropped, exact": f"{total('exact_duplicates'):,}",
+        "duplicate lines dropped, near": f"{total('near_duplicates'):,}",
+        "rows": f"{rows:,}",
+        "positions filled": f"{sum(header.num_tokens for header in headers) / places:.1%}",
+        "rows with two segments": f"{total('two_segment_rows') / rows:.1%}",
+    }
 
 
 def _reusable(path: Path, recipe: dict[str, Any]) -> BlockFile | None:

@@ -4,8 +4,8 @@
     python examples/prepare_corpus.py
 
 prepares the bundled corpus (759,000 tokens of English novels) in some seconds, and leaves in `runs/corpus` what
-`pretrain.py` takes: `train.blocks`, `held_out.blocks` and the trained `tokenizer/`. It ends with the statistics and with
-the command that trains on them. On your own text, with a vocabulary that you have:
+`pretrain.py` takes: `train.blocks`, `held_out.blocks` and the `tokenizer/`. It ends with the statistics and
+with the command that trains on them. On your own text, with a vocabulary that you have:
 
     python examples/prepare_corpus.py --train_files 'news/*.jsonl.gz,text_column=body' books/ --tokenizer vocab.txt \
         --row_length 512 --num_proc 8 --drop_duplicates exact --output_dir corpora/mine
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hf_electra_rtd.data.preparation import summarize
+from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.cli import parse_arguments
 from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY, DataArguments, get_tokenizer, prepare_rows
 
@@ -52,6 +53,8 @@ def main(argv: list[str]) -> None:
     tokenizer = get_tokenizer(
         data, arguments.output_dir, blocks_directory=directory, disable_progress=arguments.disable_tqdm
     )
+    if data.tokenizer is not None:
+        save_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)  # the blocks' own, wherever they are taken
     train, held_out = prepare_rows(
         data, tokenizer, directory, arguments.row_length, arguments.seed, arguments.disable_tqdm
     )
@@ -60,8 +63,7 @@ def main(argv: list[str]) -> None:
 
     command = ["accelerate", "launch", str(EXAMPLES / "pretrain.py"), "--train_files", train.path]
     command += ["--held_out_files", held_out.path] if held_out is not None else ["--held_out_share", "0"]
-    command += ["--tokenizer", data.tokenizer or str(directory / TOKENIZER_DIRECTORY)]
-    command += ["--row_length", str(arguments.row_length)]
+    command += ["--tokenizer", str(directory / TOKENIZER_DIRECTORY), "--row_length", str(arguments.row_length)]
     print(f"\nTrain on it with\n\n    {shlex.join(command)}\n")
 
 

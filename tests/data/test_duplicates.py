@@ -11,7 +11,7 @@ from hf_electra_rtd.data.duplicates import Duplicates, check_duplicates, normali
     [
         ("The  Café, in 1984!", "the cafe in 0000"),
         ("STRASSE und Straße", "strasse und strasse"),
-        ("١٢٣ – ４", "000 0"),
+        ("١٢٣ \u2013 \uff14", "000 0"),
         ("a+b = $5", "ab 0"),
         ("क्या हाल है?", normalize_line("क्या हाल है")),
         ("***", ""),
@@ -25,6 +25,7 @@ def test_near_duplicates_have_one_normal_form(line, normal):
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_first_of_equal_lines_stays_and_every_other_is_told(tmp_path, monkeypatch, lines, near):
     monkeypatch.setattr(duplicates, "_BUFFERED", 7)
+    monkeypatch.setattr(duplicates, "_BITS", 2)
     found = Duplicates(iter(lines), len(lines), "near" if near else "exact", tmp_path)
     exact, normal = set(), set()
     for number, line in enumerate(lines):
@@ -37,5 +38,5 @@ def test_the_first_of_equal_lines_stays_and_every_other_is_told(tmp_path, monkey
 
 
 def test_a_kind_of_duplicates_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match="no drop_duplicates='fuzzy'. Known are: no, exact, near"):
+    with pytest.raises(ValueError, match=r"no drop_duplicates='fuzzy'.* Known are: no, exact, near"):
         check_duplicates("fuzzy")

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -80,7 +81,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(200):
         try:
             os.kill(worker, 0)
-            if open(f"/proc/{worker}/stat").read().split()[2] == "Z":  # ended; who adopted it has not noticed yet
+            if Path(f"/proc/{worker}/stat").read_text().split()[2] == "Z":  # ended; who adopted it has not noticed yet
                 return
         except (ProcessLookupError, FileNotFoundError):
             return

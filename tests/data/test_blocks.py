@@ -1,12 +1,15 @@
+import errno
+import json
+import os
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.data.blocks import BlockFile, BlockWriter
+from hf_electra_rtd.data.blocks import FOOTER, MAGIC, BlockFile, BlockWriter
 from hf_electra_rtd.data.packing import Row
 
 
@@ -59,13 +62,89 @@ def file(tmp_path):
     return write(tmp_path / "x.blocks", make_rows(np.random.default_rng(0), 20, 16, 100, False), 16, 100)
 
 
-@pytest.mark.parametrize("kept", [0, 8, 16, 20, 200, -1])
-def test_a_file_that_was_cut_off_is_refused(file, kept, tmp_path):
+def test_a_file_that_was_cut_off_anywhere_is_refused(file, tmp_path):
     whole = Path(file.path).read_bytes()
     short = tmp_path / "short.blocks"
-    short.write_bytes(whole[:kept])
-    with pytest.raises(ValueError, match=r"cut off|not a block file"):
-        BlockFile(short)
+    for kept in range(len(whole)):
+        short.write_bytes(whole[:kept])
+        with pytest.raises(ValueError, match=r"cut off|not a block file"):
+            BlockFile(short)
+
+
+@given(place=st.integers(0, 10**6), value=st.integers(1, 255))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_byte_that_was_altered_before_the_header_is_noticed(file, tmp_path, place, value):
+    content = bytearray(Path(file.path).read_bytes())
+    end = FOOTER.unpack(content[-FOOTER.size :])[0]
+    content[place % end] ^= value
+    altered = tmp_path / "altered.blocks"
+    altered.write_bytes(content)
+    with pytest.raises(ValueError, match=r"prepare it again"):
+        BlockFile(altered, verify=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: b"not JSON at all",
+        lambda header: b"[1, 2]",
+        lambda header: b"[" * 100_000,
+        lambda header: {**header, "unknown": 1},
+        lambda header: {name: value for name, value in header.items() if name != "recipe"},
+        lambda header: {**header, "num_rows": "20"},
+        lambda header: {**header, "num_rows": -1},
+        lambda header: {**header, "num_rows": True},
+        lambda header: {**header, "num_tokens": 10**30},
+        lambda header: {**header, "row_length": 0},
+        lambda header: {**header, "uniform": True},
+        lambda header: {**header, "dtype": "<f8"},
+        lambda header: {**header, "dtype": "<u4"},
+    ],
+)
+def test_a_header_that_says_nonsense_is_refused(file, tmp_path, change):
+    content = Path(file.path).read_bytes()
+    end, length, magic = FOOTER.unpack(content[-FOOTER.size :])
+    changed = change(json.loads(content[end : end + length]))
+    text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
+    altered = tmp_path / "altered.blocks"
+    altered.write_bytes(content[:end] + text + FOOTER.pack(end, len(text), magic))
+    with pytest.raises(ValueError, match=r"altered\.blocks was altered.*prepare it again"):
+        BlockFile(altered)
+
+
+@given(
+    content=st.binary(max_size=200), numbers=st.tuples(st.integers(0, 300), st.integers(0, 300)), framed=st.booleans()
+)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_arbitrary_bytes_are_no_block_file(tmp_path, content, numbers, framed):
+    path = tmp_path / "any.blocks"
+    path.write_bytes(MAGIC + content + FOOTER.pack(*numbers, MAGIC) if framed else content)
+    with pytest.raises(ValueError, match=r"any\.blocks"):
+        BlockFile(path)
+
+
+def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):
+    rows = make_rows(np.random.default_rng(0), 3, 16, 100, True)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with BlockWriter(tmp_path / "x.blocks", 16, 100) as writer:
+        monkeypatch.setattr(writer, "_write", full)
+        with pytest.raises(ValueError, match=r"no space left for .*x\.blocks.*Nothing incomplete was kept"):
+            writer.write(rows)
+    with BlockWriter(tmp_path / "x.blocks", 16, 100) as writer:
+        writer.write(rows)
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(ValueError, match="no space left"):
+            writer.finish(**DESCRIBED)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file.* cannot be written.*choose another directory"):
+        BlockWriter(tmp_path / "file" / "x.blocks", 16, 100)
 
 
 @pytest.mark.parametrize("place", [20, 300])

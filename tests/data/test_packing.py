@@ -19,12 +19,18 @@ documents = st.lists(
 )
 
 
+def add(packer, text, ends_document=True):
+    """The rows that become complete with the lines of a document."""
+    ids = np.array([token for line in text for token in line], dtype=np.uint32)
+    ends = np.zeros(len(text), dtype=np.uint8)
+    ends[-1] = ends_document
+    return packer.add_lines(ids, np.array([len(line) for line in text], dtype=np.int64), ends)
+
+
 def pack(packer, texts):
     rows = []
     for text in texts:
-        for line in text:
-            rows += packer.add_line(line)
-        rows += packer.end_document()
+        rows += add(packer, text)
     return rows + packer.finish()
 
 
@@ -116,7 +122,7 @@ def test_original_rows_cross_no_document_and_count_what_they_drop(texts, length,
     kept = 0
     for text in texts:
         tokens = [token for line in text for token in line]
-        rows = [row for line in text for row in packer.add_line(line)] + packer.end_document()
+        rows = add(packer, text)
         packed = content(rows)
         kept += len(packed)
         assert not Counter(packed) - Counter(tokens)

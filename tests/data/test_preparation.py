@@ -1,13 +1,26 @@
+import errno
+import itertools
+import os
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from hf_electra_rtd.data.preparation import choose_held_out, describe, prepare_blocks
+from hf_electra_rtd.data import duplicates, files, preparation, texts
+from hf_electra_rtd.data.preparation import describe, prepare_blocks, summarize
+from hf_electra_rtd.data.readers import read_lines
+from hf_electra_rtd.data.sources import parse_file_source
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from tests.conftest import VOCABULARY, make_text
+from tests.conftest import VOCABULARY, WORDS, make_text
 
 
-def prepare(corpus, tokenizer, directory, **options):
-    return prepare_blocks([str(corpus)], tokenizer, directory, 32, disable_progress=True, **options)
+def prepare(corpus, tokenizer, directory, held_out_share=0.0, **options):
+    return prepare_blocks(
+        [str(corpus)], tokenizer, directory, 32, held_out_share=held_out_share, disable_progress=True, **options
+    )
 
 
 def tokens_of(text, tokenizer):
@@ -49,7 +62,7 @@ def test_statistics_account_for_every_token(tmp_path, corpus, tokenizer, packing
 
 def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp_path, corpus, tokenizer):
     def modified():
-        return {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.blocks")}
 
     prepare(corpus, tokenizer, tmp_path, held_out_share=0.1)
     first = modified()
@@ -88,15 +101,188 @@ def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
     assert train.header.statistics["documents"] == 5
 
 
-def test_the_split_is_by_document_seeded_and_never_empty():
-    chosen = choose_held_out(1000, 0.05, seed=0)
-    assert len(chosen) == len(set(chosen)) == 50
-    assert chosen.min() >= 0
-    assert chosen.max() < 1000
-    assert not np.array_equal(chosen, choose_held_out(1000, 0.05, seed=1))
-    assert len(choose_held_out(2, 0.05, seed=0)) == 1
-    assert len(choose_held_out(2, 0.0, seed=0)) == 0
-    with pytest.raises(ValueError, match=r"1 document.*--held_out_share 0"):
-        choose_held_out(1, 0.05, seed=0)
-    with pytest.raises(ValueError, match=r"held_out_share is 1\.0"):
-        choose_held_out(10, 1.0, seed=0)
+def word_corpus(directory, name, words):
+    """Every document is one word of its own, so rows tell which documents they came from."""
+    path = directory / name
+    path.write_text("\n\n".join("\n".join([" ".join([word] * 20)] * 5) for word in words))
+    return path
+
+
+def words_in(file, tokenizer):
+    """How often each word occurs."""
+    ids = np.concatenate([file[row]["input_ids"] for row in range(len(file))])
+    return Counter(token for token in tokenizer.convert_ids_to_tokens(ids) if token.isalpha())
+
+
+@pytest.mark.parametrize("packing", ["full", "original"])
+def test_the_result_is_the_same_for_every_number_of_processes(tmp_path, tokenizer, monkeypatch, packing):
+    monkeypatch.setattr(preparation, "_CHUNK", 300)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(40))
+    contents = []
+    for num_proc in (0, 1, 3):
+        for made in prepare(corpus, tokenizer, tmp_path / str(num_proc), 0.1, packing=packing, num_proc=num_proc):
+            contents.append(Path(made.path).read_bytes())
+    monkeypatch.undo()
+    for made in prepare(corpus, tokenizer, tmp_path / "whole", 0.1, packing=packing):
+        contents.append(Path(made.path).read_bytes())
+    assert contents[0::2] == contents[0:1] * 4
+    assert contents[1::2] == contents[1:2] * 4
+
+
+def test_weights_are_whole_passes_after_all_first_ones_and_a_drawn_share(tmp_path, tokenizer):
+    once = word_corpus(tmp_path, "once.txt", WORDS[:10])
+    often = word_corpus(tmp_path, "often.txt", WORDS[10:20])
+    sources = [parse_file_source(str(once)), parse_file_source(f"{often},weight=2.5")]
+    train, held_out = prepare_blocks(sources, tokenizer, tmp_path / "a", 32, held_out_share=0.2, disable_progress=True)
+    in_train, in_held_out = words_in(train, tokenizer), words_in(held_out, tokenizer)
+    assert not in_train.keys() & in_held_out.keys()
+    assert len(in_held_out) == 4
+    assert all(70 <= count <= 100 for count in in_held_out.values())  # once, whatever the weight
+    for word, count in in_train.items():
+        times = {round(count / 100)}
+        assert times <= ({1} if word in WORDS[:10] else {2, 3}), (word, count)
+    thrice = sum(round(count / 100) == 3 for count in in_train.values())
+    assert 0 < thrice < 8
+    for row in range(len(train)):  # a document of 100 tokens and its next pass share no row
+        tokens = tokenizer.convert_ids_to_tokens(train[row]["input_ids"])
+        words = [word for word in tokens if word.isalpha()]
+        assert len([word for word, _ in itertools.groupby(words)]) == len(set(words))
+    few, _ = prepare_blocks(
+        [parse_file_source(f"{often},weight=0.5")], tokenizer, tmp_path / "b", 32, disable_progress=True
+    )
+    assert 0 < len(words_in(few, tokenizer)) < 10
+
+
+def test_duplicate_lines_are_dropped_on_request_and_counted(tmp_path, tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    lines = ["the mill was old .", "a river ran 1 .", "The MILL was old!", "the mill was old .", "a river ran 2 ."]
+    fresh = make_text(20).splitlines()
+    corpus.write_text("\n".join([*lines, "", lines[0], "", *fresh]))
+    extra = len(fresh) - len(set(fresh)) - fresh.count("") + 1
+    found = {}
+    for kind in ("no", "exact", "near"):
+        made, _ = prepare(corpus, tokenizer, tmp_path / kind, drop_duplicates=kind)
+        found[kind] = made.header.statistics
+    assert (found["no"]["exact_duplicates"], found["no"]["near_duplicates"]) == (0, 0)
+    assert (found["exact"]["exact_duplicates"], found["exact"]["near_duplicates"]) == (2 + extra, 0)
+    assert found["near"]["exact_duplicates"] == 2 + extra
+    assert found["near"]["near_duplicates"] >= 2
+    assert (found["no"]["documents"], found["exact"]["documents"]) == (22, 21)  # one had nothing else
+    assert found["exact"]["corpus_tokens"] < found["no"]["corpus_tokens"]
+
+
+def test_the_longest_and_the_shortest_document_are_told(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(preparation, "_CHUNK", 10)
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join([("the mill\n" * n) for n in (7, 3, 30, 5)]))
+    made, _ = prepare(corpus, tokenizer, tmp_path)
+    assert made.header.statistics["longest_document"] == 60
+    assert made.header.statistics["shortest_document"] == 6
+    figures = summarize({"training": made})["training"]
+    assert figures["longest document (tokens)"] == "60"
+    assert figures["documents"] == "4"
+
+
+def test_documents_shorter_than_a_row_fill_rows_together(tmp_path, tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(["the old mill"] * 50))
+    made, _ = prepare(corpus, tokenizer, tmp_path)
+    assert made.header.uniform
+    assert made.header.statistics["documents"] == 50
+
+
+def test_text_is_neither_read_nor_hashed_again_if_nothing_changed(tmp_path, tokenizer, monkeypatch):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(30))
+    os.utime(corpus, (time.time() - 100,) * 2)
+    first, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
+
+    def refuse(*args):
+        raise AssertionError("it was read again")
+
+    monkeypatch.setattr(texts, "read_lines", refuse)
+    monkeypatch.setattr(texts, "hash_file", refuse)
+    again, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
+    assert again.header == first.header
+    monkeypatch.undo()
+    corpus.write_text(make_text(30, seed=1))
+    changed, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
+    assert changed.header.sha256 != first.header.sha256
+
+
+def test_headers_and_caches_hold_no_local_path(tmp_path, tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(30))
+    os.utime(corpus, (time.time() - 100,) * 2)
+    prepare(corpus, tokenizer, tmp_path / "blocks", 0.1)
+    made = list((tmp_path / "blocks").iterdir())
+    assert len(made) == 3
+    for file in made:
+        assert str(tmp_path).encode() not in file.read_bytes()
+
+
+def test_bad_text_is_told_before_anything_is_tokenised(tmp_path, tokenizer, monkeypatch):
+    good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
+    good.write_text(make_text(30))
+    bad.write_bytes(b"the mill \xff")
+    monkeypatch.setattr(preparation, "encode_chunks", lambda *args: pytest.fail("it was tokenised"))
+    with pytest.raises(ValueError, match=r"b\.txt is not UTF-8: byte 9"):
+        prepare_blocks([good, bad], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
+    bad.write_text("\n")
+    with pytest.raises(ValueError, match=r"b\.txt holds no text"):
+        prepare_blocks([good, bad], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
+    assert list((tmp_path / "blocks").iterdir()) == []
+
+
+def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, tokenizer, monkeypatch):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(30))
+
+    def growing(*args):
+        yield from read_lines(*args)
+        with open(corpus, "a") as file:
+            file.write("more\n")
+
+    monkeypatch.setattr(texts, "read_lines", growing)
+    with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
+        prepare(corpus, tokenizer, tmp_path / "blocks")
+
+
+def test_a_vocabulary_without_mask_is_refused_before_any_text_is_read(tmp_path):
+    vocabulary = {token: index for index, token in enumerate(VOCABULARY) if token != "[MASK]"}
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(vocabulary))
+    with pytest.raises(ValueError, match=r"lacks \[MASK\]"):
+        load_tokenizer(str(path))
+
+
+def test_a_full_disk_leaves_what_was_prepared_before(tmp_path, corpus, tokenizer, monkeypatch):
+    prepare(corpus, tokenizer, tmp_path, 0.1)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match=r"no space left.*free some, or choose another directory"):
+        prepare(corpus, tokenizer, tmp_path, 0.1, seed=1)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setattr(preparation, "_CHUNK", 1 << 14)
+    monkeypatch.setattr(duplicates, "_BUFFERED", 1 << 8)
+    monkeypatch.setattr(files, "CHUNK_SIZE", 1 << 14)
+    text = make_text(100)
+    peaks = []
+    for times in (1, 8):
+        corpus = tmp_path / f"{times}.txt"
+        with open(corpus, "w") as file:
+            for number in range(times * 2):
+                file.write(f"{number} {text}\n")
+        tracemalloc.start()
+        prepare(corpus, tokenizer, tmp_path / str(times), 0.1, drop_duplicates="near")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.1 * peaks[0]

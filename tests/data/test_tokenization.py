@@ -1,7 +1,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from hf_electra_rtd.data.tokenization import load_tokenizer, tokenize_lines, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash, train_wordpiece
 from hf_electra_rtd.towers import save_tokenizer
 from tests.conftest import VOCABULARY, make_text
 
@@ -14,8 +14,8 @@ def trained():
 def test_a_trained_vocabulary_has_the_special_tokens_first_and_knows_its_text(trained):
     assert trained.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert 80 < len(trained) <= 120
-    for ids in tokenize_lines(trained, make_text(30).splitlines()):
-        assert ids is None or trained.unk_token_id not in ids
+    for line in make_text(30).splitlines():
+        assert trained.unk_token_id not in trained(line)["input_ids"]
     assert trained.decode(trained("The Old MILL.")["input_ids"]) == "[CLS] the old mill. [SEP]"
 
 
@@ -64,14 +64,6 @@ def test_a_vocabulary_that_names_a_token_twice_is_refused(tmp_path):
     path.write_text("\n".join([*VOCABULARY, "mill", "more"]) + "\n")
     with pytest.raises(ValueError, match="must not name a token twice"):
         load_tokenizer(str(path))
-
-
-def test_empty_lines_are_told_from_lines_without_known_words(tokenizer):
-    assert list(tokenize_lines(tokenizer, ["the mill", "", "\u200b"])) == [
-        tokenizer.convert_tokens_to_ids(["the", "mill"]),
-        None,
-        [],
-    ]
 
 
 def test_another_vocabulary_or_normalisation_has_another_hash(tmp_path):

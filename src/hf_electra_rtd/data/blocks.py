@@ -8,11 +8,13 @@ has no footer, and one that was altered another digest.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,8 +22,9 @@ from typing import IO, Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from hf_electra_rtd.data.documents import hash_stream
+from hf_electra_rtd.data.files import hash_stream
 from hf_electra_rtd.data.packing import Row
+from hf_electra_rtd.data.writing import ScratchDirectory, explaining_failures, publish, sync
 
 
 MAGIC = b"HF-RTD-BLOCKS\x00\x00\x01"
@@ -43,7 +46,7 @@ class BlockHeader:
         packing: how rows were made.
         sha256: of everything before this header.
         statistics: counts from the preparation.
-        sources: the text files, as dicts of `hf_electra_rtd.data.documents.Source`.
+        sources: the texts: name, hash, bytes, documents.
         recipe: everything that decides the content; the same recipe on the same text makes the same file.
     """
 
@@ -92,82 +95,103 @@ class RowBatch(Sequence[dict[str, Any]]):
 
 
 class BlockWriter:
-    """Writes rows to a temporary file beside `path`; `finish` names it `path`. As a context manager, it cleans up.
+    """Writes rows to a scratch directory beside `path`; `complete` ends the file and `publish` names it `path`.
+
+    As a context manager, it cleans up. Memory does not grow with the number of rows.
 
     Args:
         path: of the block file.
         row_length: L.
         vocab_size: decides between uint16 and uint32.
+
+    Raises:
+        ValueError: here and in every method, if there is no space left or the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], row_length: int, vocab_size: int) -> None:
         self.path = Path(path)
         self.row_length, self.vocab_size = row_length, vocab_size
         self.dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._partial = self.path.with_name(f"{self.path.name}.{os.getpid()}.partial")
-        self._file: IO[bytes] = open(self._partial, "w+b")  # noqa: SIM115
-        self._file.write(MAGIC)
-        self._lengths: list[int] = []
-        self._second_segments: list[int] = []
-        self._num_tokens = 0
+        self.num_rows = self.num_tokens = self.num_full_rows = self.num_two_segment_rows = 0
+        self._digest = hashlib.sha256()
+        self._scratch = ScratchDirectory(self.path.parent)
+        self._partial = self._scratch.path / self.path.name
+        self._file: IO[bytes] = open(self._partial, "wb")  # noqa: SIM115
+        # Length and beginning of the second segment of each row, until it is known where they go.
+        self._row_file: IO[bytes] = open(self._scratch.path / "rows", "w+b")  # noqa: SIM115
+        with explaining_failures(self.path):
+            self._write(MAGIC)
 
     def __enter__(self) -> BlockWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._lengths)
-
-    @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
-
-    @property
-    def num_full_rows(self) -> int:
-        return sum(length == self.row_length for length in self._lengths)
-
-    @property
-    def num_two_segment_rows(self) -> int:
-        return sum(second < length for second, length in zip(self._second_segments, self._lengths, strict=True))
+        for file in (self._file, self._row_file):
+            with contextlib.suppress(OSError):  # what was still buffered has no space either
+                file.close()
+        self._scratch.__exit__()
 
     def write(self, rows: Sequence[Row]) -> None:
-        for row in rows:
-            self._file.write(row.ids.astype(self.dtype).tobytes())
-            self._lengths.append(len(row.ids))
-            self._second_segments.append(row.second_segment)
-            self._num_tokens += len(row.ids)
+        if not rows:
+            return
+        described = np.array([(len(row.ids), row.second_segment) for row in rows], dtype="<u4")
+        lengths, second_segments = described.T
+        with explaining_failures(self.path):
+            self._write(np.concatenate([row.ids for row in rows]).astype(self.dtype).tobytes())
+            self._row_file.write(described.tobytes())
+        self.num_rows += len(rows)
+        self.num_tokens += int(lengths.sum())
+        self.num_full_rows += int((lengths == self.row_length).sum())
+        self.num_two_segment_rows += int((second_segments < lengths).sum())
+
+    def complete(self, **described: Any) -> None:
+        """Writes what follows the ids, and waits for the disk. `described` are the other fields of [`BlockHeader`]."""
+        uniform = self.num_full_rows == self.num_rows
+        with explaining_failures(self.path):
+            if not uniform:
+                self._write(np.zeros(1, dtype="<u8").tobytes())
+                offset = 0
+                for lengths, _ in self._described_rows():
+                    offsets = offset + lengths.astype("<u8").cumsum()
+                    self._write(offsets.astype("<u8").tobytes())
+                    offset = int(offsets[-1])
+            for _, second_segments in self._described_rows():
+                self._write(second_segments.astype(_segment_dtype(self.row_length)).tobytes())
+            header = BlockHeader(
+                row_length=self.row_length,
+                num_rows=self.num_rows,
+                num_tokens=self.num_tokens,
+                vocab_size=self.vocab_size,
+                dtype=self.dtype.str,
+                uniform=uniform,
+                sha256=self._digest.hexdigest(),
+                **described,
+            )
+            end = self._file.tell()
+            text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
+            self._file.write(text + FOOTER.pack(end, len(text), MAGIC))
+            sync(self._file)
+
+    def publish(self) -> BlockFile:
+        """Gives the complete file its name, and opens it."""
+        with explaining_failures(self.path):
+            publish(self._partial, self.path)
+        return BlockFile(self.path)
 
     def finish(self, **described: Any) -> BlockFile:
-        """Completes the file and opens it. `described` are the remaining fields of [`BlockHeader`]."""
-        lengths = np.array(self._lengths, dtype="<u8")
-        uniform = bool((lengths == self.row_length).all())
-        if not uniform:
-            self._file.write(np.concatenate([[0], lengths.cumsum()]).astype("<u8").tobytes())
-        self._file.write(np.array(self._second_segments).astype(_segment_dtype(self.row_length)).tobytes())
-        end = self._file.tell()
-        self._file.seek(0)
-        header = BlockHeader(
-            row_length=self.row_length,
-            num_rows=self.num_rows,
-            num_tokens=self.num_tokens,
-            vocab_size=self.vocab_size,
-            dtype=self.dtype.str,
-            uniform=uniform,
-            sha256=hash_stream(self._file, end),
-            **described,
-        )
-        text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
-        self._file.seek(end)
-        self._file.write(text + FOOTER.pack(end, len(text), MAGIC))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        os.replace(self._partial, self.path)
-        return BlockFile(self.path)
+        """`complete` and `publish`."""
+        self.complete(**described)
+        return self.publish()
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._digest.update(content)
+
+    def _described_rows(self) -> Iterator[np.ndarray]:
+        """Lengths and second segments, uint32 (2, rows), of many rows at a time."""
+        self._row_file.seek(0)
+        while content := self._row_file.read(1 << 19):
+            yield np.frombuffer(content, dtype="<u4").reshape(-1, 2).T
 
 
 def _segment_dtype(row_length: int) -> np.dtype[Any]:
@@ -242,15 +266,55 @@ class BlockFile(Dataset):
 
 
 def _read_header(path: str) -> tuple[BlockHeader, int]:
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            raise ValueError(f"{path} is not a block file of this version: prepare it again.")
-        if size < len(MAGIC) + FOOTER.size:
-            raise ValueError(f"{path} was cut off: prepare it again.")
-        file.seek(size - FOOTER.size)
-        end, length, magic = FOOTER.unpack(file.read(FOOTER.size))
-        if magic != MAGIC or end + length + FOOTER.size != size:
-            raise ValueError(f"{path} was cut off: prepare it again.")
-        file.seek(end)
-        return BlockHeader(**json.loads(file.read(length))), end
+    """The header, checked against the file's size, and where it begins."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if file.read(len(MAGIC)) != MAGIC:
+                raise ValueError(f"{path} is not a block file of this version: prepare it again.")
+            if size < len(MAGIC) + FOOTER.size:
+                raise ValueError(f"{path} was cut off: prepare it again.")
+            file.seek(size - FOOTER.size)
+            end, length, magic = FOOTER.unpack(file.read(FOOTER.size))
+            if magic != MAGIC or end + length + FOOTER.size != size:
+                raise ValueError(f"{path} was cut off: prepare it again.")
+            file.seek(end)
+            text = file.read(length)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
+    header = _parse_header(text)
+    if header is None or end != len(MAGIC) + _content_size(header):
+        raise ValueError(f"{path} was altered after it was written: prepare it again.")
+    return header, end
+
+
+def _parse_header(text: bytes) -> BlockHeader | None:
+    """The header, or None for what is none."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    types = {field.name: _JSON_TYPES[str(field.type).partition("[")[0]] for field in dataclasses.fields(BlockHeader)}
+    if not isinstance(values, dict) or values.keys() != types.keys():
+        return None
+    if any(type(values[name]) is not wanted for name, wanted in types.items()):
+        return None
+    header = BlockHeader(**values)
+    counts = (header.row_length, header.num_rows, header.num_tokens, header.vocab_size)
+    if min(counts) < 1 or header.num_rows > header.num_tokens or max(counts) >= 2**63:
+        return None
+    if header.dtype not in ("<u2", "<u4") or header.row_length >= 2**32:
+        return None
+    if header.uniform and header.num_tokens != header.num_rows * header.row_length:
+        return None
+    return header
+
+
+_JSON_TYPES = {"int": int, "str": str, "bool": bool, "dict": dict, "list": list}
+
+
+def _content_size(header: BlockHeader) -> int:
+    """Bytes of ids, offsets and second segments."""
+    ids = header.num_tokens * np.dtype(header.dtype).itemsize
+    offsets = 0 if header.uniform else 8 * (header.num_rows + 1)
+    return ids + offsets + header.num_rows * _segment_dtype(header.row_length).itemsize

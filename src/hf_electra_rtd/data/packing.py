@@ -1,6 +1,7 @@
 """From tokenised lines to rows of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
-A packer takes lines in order (`add_line`, `end_document`, at last `finish`) and returns the rows that became complete.
+A packer takes lines in order (`add_lines`, at last `finish`) and returns the rows that became complete. How lines are
+dealt to calls does not matter.
 """
 
 from __future__ import annotations
@@ -72,27 +73,42 @@ class FullPacker:
         self.tokens, self.row_length, self.seed = tokens, row_length, seed
         self.num_dropped = 0
         self._num_rows = 0
+        self._uniforms = np.empty(0)
+        self._in_document = False
         self._pending: list[np.ndarray] = []  # ids of whole lines, and [SEP] where a document ended
         self._pending_ends: list[np.ndarray] = []  # True where a sentence, line or document ends after the token
         self._pending_marks: list[np.ndarray] = []  # True for the [SEP] of a document's end
         self._num_pending = 0
+        size = 1 + max(tokens.sentence_ends.max(initial=0), tokens.closing_marks.max(initial=0))
+        self._is_end, self._is_closing = np.zeros((2, size + 1), dtype=bool)  # the last entry is for all higher ids
+        self._is_end[tokens.sentence_ends] = True
+        self._is_closing[tokens.closing_marks] = True
 
-    def add_line(self, ids: Sequence[int]) -> list[Row]:
-        line = np.asarray(ids, dtype=np.int64)
-        if not len(line):
-            return []
-        ends = np.isin(line, self.tokens.sentence_ends)
-        closing = np.isin(line, self.tokens.closing_marks)
+    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[Row]:
+        ids = ids.astype(np.int64)
+        stops = lengths.cumsum()
+        low = np.minimum(ids, len(self._is_end) - 1)
+        ends, closing = self._is_end[low], self._is_closing[low]
+        line_stops = stops[lengths > 0] - 1
         closed = np.zeros_like(ends)
         closed[1:] = closing[1:] & ends[:-1]  # a closing mark ends the sentence in place of the full stop before it
+        closed[line_stops[:-1] + 1] = False
         ends[:-1] &= ~closed[1:]
         ends |= closed
-        ends[-1] = True
-        return self._append(line, ends, np.zeros(len(line), dtype=bool))
+        ends[line_stops] = True
 
-    def end_document(self) -> list[Row]:
-        mark = np.ones(1, dtype=bool)
-        return self._append(np.array([self.tokens.sep], dtype=np.int64), mark, mark)
+        # A document without a token leaves no mark.
+        places = np.unique(stops[document_ends.astype(bool)])
+        if not self._in_document:
+            places = places[places > 0]
+        marks = np.zeros(len(ids), dtype=bool)
+        if len(places):
+            self._in_document = bool(places[-1] < len(ids))
+            ids, ends = np.insert(ids, places, self.tokens.sep), np.insert(ends, places, True)
+            marks = np.insert(marks, places, True)
+        elif len(ids):
+            self._in_document = True
+        return self._append(ids, ends, marks)
 
     def finish(self) -> list[Row]:
         rows = list(self._rows(final=True))
@@ -134,8 +150,7 @@ class FullPacker:
     def _row(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> tuple[Row, int] | None:
         """The next row and how many items it takes; None where too few are left to fill it."""
         length = self.row_length
-        uniform = randomness.counter_bits(self.seed, randomness.PACKING, self._num_rows, 1, 1)[0, 0] / 2**64
-        if uniform < ONE_SEGMENT_SHARE:
+        if self._next_uniform() < ONE_SEGMENT_SHARE:
             num_items = length - 2
             if len(ids) < num_items:
                 return None
@@ -151,6 +166,13 @@ class FullPacker:
         num_items = length - 3
         separator = [self.tokens.sep]
         return Row(self._assemble(ids[:split], separator, ids[split:num_items]), 2 + split), num_items
+
+    def _next_uniform(self) -> float:
+        place = self._num_rows % 1024
+        if not place or not len(self._uniforms):
+            bits = randomness.counter_bits(self.seed, randomness.PACKING, self._num_rows - place, 1024, 1)
+            self._uniforms = bits[:, 0] / 2**64
+        return float(self._uniforms[place])
 
     def _split(self, ends: np.ndarray, marks: np.ndarray) -> int:
         """How many items the first segment has."""
@@ -192,16 +214,19 @@ class OriginalPacker:
         self._num_pending = 0
         self._target = row_length
 
-    def add_line(self, ids: Sequence[int]) -> list[Row]:
-        self._lines.append(ids)
-        self._num_pending += len(ids)
-        return self._make_row() if self._num_pending >= self._target else []
-
-    def end_document(self) -> list[Row]:
-        return self._make_row() if self._num_pending else []
+    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[Row]:
+        rows: list[Row] = []
+        start = 0
+        for stop, ends_document in zip(lengths.cumsum().tolist(), document_ends.tolist(), strict=True):
+            self._lines.append(ids[start:stop].tolist())
+            self._num_pending += stop - start
+            start = stop
+            if self._num_pending >= self._target or (ends_document and self._num_pending):
+                rows += self._make_row()
+        return rows
 
     def finish(self) -> list[Row]:
-        return self.end_document()
+        return self._make_row() if self._num_pending else []
 
     def _make_row(self) -> list[Row]:
         one_segment = self._random.random() < ONE_SEGMENT_SHARE

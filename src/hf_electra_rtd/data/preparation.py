@@ -1,11 +1,15 @@
-"""Text files to block files: the training rows and, split off by document, the held-out rows."""
+"""Text to block files: the training rows and, split off by document, the held-out rows.
+
+First everything is identified, read and validated; only then is it tokenised and packed. A document's number, its
+place in the corpus, decides whether it is held out and in which passes it is read.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +18,27 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.blocks import BlockFile, BlockWriter
-from hf_electra_rtd.data.documents import BLOCK_SUFFIX, Source, read_lines, scan
+from hf_electra_rtd.data.duplicates import Duplicates, check_duplicates
+from hf_electra_rtd.data.encoding import Chunk, EncodedChunk, check_num_proc, choose_num_proc, encode_chunks
+from hf_electra_rtd.data.files import BLOCK_SUFFIX
 from hf_electra_rtd.data.packing import get_packer
-from hf_electra_rtd.data.tokenization import tokenize_lines, tokenizer_hash
+from hf_electra_rtd.data.selection import DocumentDraws, check_held_out_share, held_out_threshold, read_shares
+from hf_electra_rtd.data.sources import AnySource, FileSource, drop_repeated_files, parse_file_source
+from hf_electra_rtd.data.texts import Corpus, Counts
+from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.writing import ScratchDirectory, explaining_failures, remove_leftovers
 from hf_electra_rtd.ops import randomness
 
 
 logger = logging.getLogger(__name__)
 
+_FORMAT = 2  # of the recipe: a higher one makes what was prepared before be made anew
+_CHUNK = 1 << 20  # characters that are tokenised at once
+_TRAIN, _HELD_OUT = 0, 1
+
 
 def prepare_blocks(
-    files: list[str],
+    files: Sequence[str | os.PathLike[str] | AnySource],
     tokenizer: PreTrainedTokenizerBase,
     directory: str | os.PathLike[str],
     row_length: int,
@@ -33,96 +47,198 @@ def prepare_blocks(
     seed: int = 0,
     name: str = "train",
     disable_progress: bool = False,
+    num_proc: int | None = None,
+    drop_duplicates: str = "no",
 ) -> tuple[BlockFile, BlockFile | None]:
     """Tokenises and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
     What was prepared before from the same text in the same way is used again. An interrupted preparation leaves
-    nothing behind that could be mistaken for a whole one.
+    nothing behind that could be mistaken for a whole one. Memory does not grow with the corpus (but for two bits a
+    line where duplicates are dropped), and the result does not depend on `num_proc`.
+
+    A source of weight 2 is read twice: its second pass follows after the first passes of all sources, so that (unless
+    a whole pass is shorter than a row) no row holds a document twice. Of a fraction, that share of the documents is
+    read, drawn by seed and document. Held-out documents are chosen first, and read once.
 
     Args:
-        files: text files (see `find_files`).
+        files: text files (paths or patterns) or sources (`FileSource`, `DatasetSource`).
         tokenizer: turns lines into ids.
         directory: for the block files.
         row_length: L.
         packing: `"full"` or `"original"`.
         held_out_share: of the documents; at least one is held out if this is above 0.
-        seed: of the split and of the packing.
+        seed: of the split, of the draws by weight and of the packing.
         name: of the file with the training rows.
         disable_progress: show no bars.
+        num_proc: processes that tokenise; None takes one a core for a corpus of more than 32 MB, and none but this
+            process for a smaller one (0).
+        drop_duplicates: `"no"`; `"exact"`: of equal lines the first stays; `"near"`: of lines that differ only in
+            case, accents, digits, punctuation and white space.
 
     Returns:
         The training rows, and the held-out rows (None for a share of 0).
 
     Raises:
-        ValueError: for files that cannot be read, too few documents to split, or too little text for one row.
+        ValueError: for text that cannot be read, too few documents to split, too little text for one row, or files
+            that cannot be written.
     """
-    sources = scan(files, disable_progress)
-    num_documents = sum(source.num_documents for source in sources)
-    held_out = choose_held_out(num_documents, held_out_share, seed)
-    recipe = {
-        "sources": [source.sha256 for source in sources],
-        "tokenizer_hash": tokenizer_hash(tokenizer),
-        "row_length": row_length,
-        "packing": packing,
-        "held_out_share": held_out_share,
-        "seed": seed,
-        "format": 1,
-    }
-    paths = {"train": Path(directory) / f"{name}{BLOCK_SUFFIX}"}
-    if len(held_out):
-        paths["held_out"] = Path(directory) / f"held_out{BLOCK_SUFFIX}"
-    ready = {part: file for part, path in paths.items() if (file := _reusable(path, recipe)) is not None}
-    if ready.keys() == paths.keys():
-        logger.info(f"Using {', '.join(map(str, paths.values()))}, prepared before from the same text.")
-        return ready["train"], ready.get("held_out")
+    check_held_out_share(held_out_share)
+    check_duplicates(drop_duplicates)
+    check_num_proc(num_proc)
+    check_tokenizer(tokenizer)
+    get_packer(packing, tokenizer, row_length, seed)
+    sources = drop_repeated_files(
+        [source if isinstance(source, AnySource) else parse_file_source(os.fspath(source)) for source in files]
+    )
+    for source in sources:
+        if isinstance(source, FileSource) and source.is_prepared:
+            raise ValueError(f"{source.files[0]} is prepared already: name text.")
+    if not sources:
+        raise ValueError("There is nothing to prepare: name text files or datasets.")
+    directory = Path(directory)
+    with explaining_failures(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(directory)
+    paths = {_TRAIN: directory / f"{name}{BLOCK_SUFFIX}"}
+    if held_out_share:
+        paths[_HELD_OUT] = directory / f"held_out{BLOCK_SUFFIX}"
+    with ExitStack() as stack:
+        corpus = stack.enter_context(Corpus(sources, directory, disable_progress))
+        identities = corpus.identities()
+        recipe = {
+            "sources": identities,
+            "tokenizer_hash": tokenizer_hash(tokenizer),
+            "row_length": row_length,
+            "packing": packing,
+            "held_out_share": held_out_share,
+            "seed": seed,
+            "drop_duplicates": drop_duplicates,
+            "format": _FORMAT,
+        }
+        ready = {part: file for part, path in paths.items() if (file := _reusable(path, recipe)) is not None}
+        if ready.keys() == paths.keys():
+            logger.info(f"Using {', '.join(map(str, paths.values()))}, prepared before from the same text.")
+            return ready[_TRAIN], ready.get(_HELD_OUT)
 
-    lines = (line for file in files for line in read_lines(file))
-    numbered = _number_documents(tokenize_lines(tokenizer, lines))
-    parts = {part: _Part(path, tokenizer, row_length, packing, seed) for part, path in paths.items()}
-    is_held_out = np.zeros(num_documents, dtype=bool)
-    is_held_out[held_out] = True
-    try:
-        with tqdm(
-            total=num_documents, desc="Tokenising and packing", unit="document", disable=disable_progress
-        ) as bar:
-            for document, ids in numbered:
-                part = parts["held_out" if is_held_out[document] else "train"]
-                if ids is None:
-                    part.end_document()
-                    bar.update()
-                else:
-                    part.add_line(ids)
-        # The training rows last: they are what makes a preparation complete.
-        finished = {part: parts[part].finish(recipe, sources) for part in reversed(paths)}
-    finally:
+        counts = corpus.counts()
+        num_documents = sum(count.num_documents for count in counts)
+        threshold = held_out_threshold(num_documents, held_out_share, seed)
+        duplicates = None
+        if drop_duplicates != "no":
+            scratch = stack.enter_context(ScratchDirectory(directory))
+            num_lines = sum(count.num_lines for count in counts)
+            lines = tqdm(
+                (line for text in corpus.texts for line in text.lines() if line),
+                total=num_lines,
+                desc="Looking for duplicate lines",
+                unit=" lines",
+                disable=disable_progress,
+            )
+            duplicates = Duplicates(lines, num_lines, drop_duplicates, scratch.path)
+
+        parts = {part: _Part(path, tokenizer, row_length, packing, seed) for part, path in paths.items()}
         for made in parts.values():
-            made.writer.__exit__()
-    return finished["train"], finished.get("held_out")
+            stack.enter_context(made.writer)
+        reader = _Reader(corpus, counts, threshold, seed, duplicates, disable_progress)
+        processes = choose_num_proc(num_proc, sum(count.num_bytes for count in counts))
+        for encoded in encode_chunks(tokenizer, reader.chunks(), processes):
+            for part, made in parts.items():
+                made.add(encoded, part)
+        described = [
+            {"name": text.name, **identity, "num_bytes": count.num_bytes, "num_documents": count.num_documents}
+            for text, identity, count in zip(corpus.texts, identities, counts, strict=True)
+        ]
+        for part, made in parts.items():
+            made.complete(recipe, described, reader.num_duplicates[part])
+        # From here on nothing can run out of space. The training rows come last, and the old ones go first: whenever
+        # this is interrupted, no training rows lie beside held-out rows of another split.
+        if len(paths) > 1:
+            paths[_TRAIN].unlink(missing_ok=True)
+        finished = {part: parts[part].writer.publish() for part in reversed(paths)}
+    return finished[_TRAIN], finished.get(_HELD_OUT)
 
 
-def choose_held_out(num_documents: int, share: float, seed: int) -> np.ndarray:
-    """Which documents are held out: ascending int64 indices, round(share * num_documents) of them, at least one.
+class _Reader:
+    """Reads a corpus, pass by pass, into chunks of lines: without the documents and lines that are not wanted."""
 
-    Raises:
-        ValueError: for a share out of range, or if nothing would be left to train on.
-    """
-    check_held_out_share(share)
-    if share == 0.0:
-        return np.empty(0, dtype=np.int64)
-    count = max(1, round(share * num_documents))
-    if count >= num_documents:
-        raise ValueError(
-            f"The corpus has {num_documents} document(s), too few to hold {count} of them out. An empty line ends a "
-            "document: separate them, name a held-out file (--held_out_files), or do without (--held_out_share 0)."
-        )
-    bits = randomness.counter_bits(seed, randomness.SPLITTING, 0, num_documents, 1)[:, 0]
-    return np.sort(np.argsort(bits, kind="stable")[:count])
+    def __init__(
+        self,
+        corpus: Corpus,
+        counts: Sequence[Counts],
+        threshold: int,
+        seed: int,
+        duplicates: Duplicates | None,
+        disable_progress: bool,
+    ) -> None:
+        self._corpus, self._counts = corpus, counts
+        self._threshold, self._duplicates = threshold, duplicates
+        self._splitting = DocumentDraws(seed, randomness.SPLITTING)
+        self._weighting = DocumentDraws(seed, randomness.WEIGHTING)
+        self._disable_progress = disable_progress
+        # Copies among the lines of each part, exact and near, counted in the first pass.
+        self.num_duplicates = {part: [0, 0, 0] for part in (_TRAIN, _HELD_OUT)}
 
+    def chunks(self) -> Iterator[Chunk]:
+        chunk = Chunk([], bytearray(), bytearray())
+        size = 0
+        for part, line in self._lines():
+            if line is None:
+                chunk.document_ends[-1] = 1
+                continue
+            # Only now: the end of a document belongs to the chunk of its last line.
+            if size >= _CHUNK:
+                yield chunk
+                chunk, size = Chunk([], bytearray(), bytearray()), 0
+            chunk.lines.append(line)
+            chunk.parts.append(part)
+            chunk.document_ends.append(0)
+            size += len(line) + 1
+        if chunk.lines:
+            yield chunk
 
-def check_held_out_share(share: float) -> None:
-    """Raises ValueError for a share out of range."""
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"held_out_share is {share}: it must be at least 0 and below 1.")
+    def _lines(self) -> Iterator[tuple[int, str | None]]:
+        """(part, line), and (part, None) where a document of which a line was kept ends."""
+        shares = [read_shares(text.weight) for text in self._corpus.texts]
+        num_passes = max(map(len, shares))
+        total = sum(count.num_documents * len(share) for share, count in zip(shares, self._counts, strict=True))
+        with tqdm(
+            total=total, desc="Tokenising and packing", unit=" documents", disable=self._disable_progress
+        ) as bar:
+            for number in range(num_passes):
+                first_document = first_line = 0
+                for text, share, count in zip(self._corpus.texts, shares, self._counts, strict=True):
+                    if number < len(share):
+                        yield from self._pass(number, share[number], text.lines(), first_document, first_line, bar)
+                    first_document += count.num_documents
+                    first_line += count.num_lines
+
+    def _pass(
+        self, number: int, share: float, lines: Iterator[str], document: int, index: int, bar: Any
+    ) -> Iterator[tuple[int, str | None]]:
+        limit = round(share * 2**64)
+        duplicates = self._duplicates
+        in_document = kept = wanted = False
+        part = _TRAIN
+        for line in lines:
+            if line:
+                if not in_document:
+                    in_document, kept = True, False
+                    part = _HELD_OUT if self._splitting[document] < self._threshold else _TRAIN
+                    wanted = number == 0 if part == _HELD_OUT else share == 1.0 or self._weighting[document] < limit
+                if wanted:
+                    copy = 0 if duplicates is None else duplicates.kind(index)
+                    if copy:
+                        self.num_duplicates[part][copy] += number == 0
+                    else:
+                        kept = True
+                        yield part, line
+                index += 1
+            elif in_document:
+                in_document = False
+                document += 1
+                bar.update()
+                if kept:
+                    yield part, None
 
 
 class _Part:
@@ -135,36 +251,64 @@ class _Part:
         self.writer = BlockWriter(path, row_length, len(tokenizer))
         self._unk = tokenizer.unk_token_id
         self._tokenizer_hash = tokenizer_hash(tokenizer)
-        self.counts = {"documents": 0, "corpus_tokens": 0, "unknown_tokens": 0}
+        self._num_documents = self._num_tokens = self._num_unknown = 0
+        self._longest, self._shortest = 0, 0
+        self._in_document = 0  # tokens of the document that is not at its end yet
 
-    def add_line(self, ids: list[int]) -> None:
-        self.counts["corpus_tokens"] += len(ids)
-        self.counts["unknown_tokens"] += ids.count(self._unk)
-        self.writer.write(self.packer.add_line(ids))
+    def add(self, chunk: EncodedChunk, part: int) -> None:
+        """Takes the lines of a chunk that belong to this part."""
+        here = chunk.parts == part
+        ids, lengths, document_ends = chunk.ids, chunk.lengths, chunk.document_ends
+        if not here.all():
+            if not here.any():
+                return
+            ids = ids[np.repeat(here, lengths)]
+            lengths, document_ends = lengths[here], document_ends[here]
+        self._count(ids, lengths, document_ends.astype(bool))
+        self.writer.write(self.packer.add_lines(ids, lengths, document_ends))
 
-    def end_document(self) -> None:
-        self.counts["documents"] += 1
-        self.writer.write(self.packer.end_document())
+    def _count(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> None:
+        self._num_tokens += len(ids)
+        self._num_unknown += int((ids == self._unk).sum())
+        stops = lengths.cumsum()[document_ends]
+        if len(stops):
+            sizes = np.diff(stops, prepend=0)
+            sizes[0] += self._in_document
+            self._in_document = len(ids) - int(stops[-1])
+            sizes = sizes[sizes > 0]
+            if len(sizes):
+                shortest = int(sizes.min())
+                self._shortest = min(self._shortest, shortest) if self._num_documents else shortest
+                self._longest = max(self._longest, int(sizes.max()))
+                self._num_documents += len(sizes)
+        else:
+            self._in_document += len(ids)
 
-    def finish(self, recipe: dict[str, Any], sources: list[Source]) -> BlockFile:
+    def complete(self, recipe: dict[str, Any], sources: list[dict[str, Any]], num_duplicates: list[int]) -> None:
         writer = self.writer
         writer.write(self.packer.finish())
         if not writer.num_rows:
             raise ValueError(
-                f"{writer.path.stem}: {self.counts['corpus_tokens']} tokens are too few for one row of "
-                f"{writer.row_length}. Give more text, or shorter rows (--row_length)."
+                f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. Give "
+                "more text, or shorter rows (--row_length)."
             )
         statistics = {
-            **self.counts,
+            "documents": self._num_documents,
+            "corpus_tokens": self._num_tokens,
+            "unknown_tokens": self._num_unknown,
+            "longest_document": self._longest,
+            "shortest_document": self._shortest,
+            "exact_duplicates": num_duplicates[1],
+            "near_duplicates": num_duplicates[2],
             "dropped_tokens": self.packer.num_dropped,
             "full_rows": writer.num_full_rows,
             "two_segment_rows": writer.num_two_segment_rows,
         }
-        return writer.finish(
+        writer.complete(
             tokenizer_hash=self._tokenizer_hash,
             packing=self.packer.name,
             statistics=statistics,
-            sources=[dataclasses.asdict(source) for source in sources],
+            sources=sources,
             recipe=recipe,
         )
 
@@ -182,6 +326,35 @@ def describe(file: BlockFile) -> str:
     )
 
 
+def summarize(parts: Mapping[str, BlockFile]) -> dict[str, dict[str, str]]:
+    """The statistics of block files, and of all of them together, for people: {part: {figure: value}}."""
+    columns = {name: _figures([file]) for name, file in parts.items()}
+    return columns if len(parts) == 1 else {**columns, "in all": _figures(list(parts.values()))}
+
+
+def _figures(files: list[BlockFile]) -> dict[str, str]:
+    headers = [file.header for file in files]
+
+    def total(name: str) -> int:
+        return sum(header.statistics[name] for header in headers)
+
+    rows, tokens = sum(header.num_rows for header in headers), max(1, total("corpus_tokens"))
+    places = sum(header.num_rows * header.row_length for header in headers)
+    return {
+        "documents": f"{total('documents'):,}",
+        "tokens of text": f"{total('corpus_tokens'):,}",
+        "unknown tokens": f"{total('unknown_tokens') / tokens:.2%}",
+        "tokens left out": f"{total('dropped_tokens'):,}",
+        "longest document (tokens)": f"{max(header.statistics['longest_document'] for header in headers):,}",
+        "shortest document (tokens)": f"{min(header.statistics['shortest_document'] for header in headers):,}",
+        "duplicate lines dropped, exact": f"{total('exact_duplicates'):,}",
+        "duplicate lines dropped, near": f"{total('near_duplicates'):,}",
+        "rows": f"{rows:,}",
+        "positions filled": f"{sum(header.num_tokens for header in headers) / places:.1%}",
+        "rows with two segments": f"{total('two_segment_rows') / rows:.1%}",
+    }
+
+
 def _reusable(path: Path, recipe: dict[str, Any]) -> BlockFile | None:
     if not path.exists():
         return None
@@ -191,16 +364,3 @@ def _reusable(path: Path, recipe: dict[str, Any]) -> BlockFile | None:
         logger.warning(f"{error} Doing so now.")
         return None
     return file if file.header.recipe == recipe else None
-
-
-def _number_documents(lines: Iterator[list[int] | None]) -> Iterator[tuple[int, list[int] | None]]:
-    """(document, ids of a line), and (document, None) where one ends. Empty lines in a row end nothing more."""
-    document, in_document = 0, False
-    for ids in lines:
-        if ids is not None:
-            in_document = True
-            yield document, ids
-        elif in_document:
-            in_document = False
-            yield document, None
-            document += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 # Order and ids as `train_new_from_iterator` keeps them and as the English BERT vocabulary begins.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
-LINES_PER_BATCH = 1024
 
 
 def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
@@ -103,26 +102,6 @@ def train_wordpiece(
     alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
     vocabulary = train([*SPECIAL_TOKENS, *alphabet], vocab_size)
     return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
-
-
-def tokenize_lines(tokenizer: PreTrainedTokenizerBase, lines: Iterable[str]) -> Iterator[list[int] | None]:
-    """The ids of each line, without special tokens; None for an empty line, which ends a document. Batched for
-    speed."""
-    batch: list[str] = []
-    for line in lines:
-        batch.append(line)
-        if len(batch) == LINES_PER_BATCH:
-            yield from _tokenize(tokenizer, batch)
-            batch = []
-    if batch:
-        yield from _tokenize(tokenizer, batch)
-
-
-def _tokenize(tokenizer: PreTrainedTokenizerBase, lines: list[str]) -> Iterator[list[int] | None]:
-    encoded = tokenizer(
-        lines, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-    )
-    return (ids if line else None for line, ids in zip(lines, encoded["input_ids"], strict=True))
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 
 # Second word of the Philox key: streams of one seed that serve different purposes share no number.
-MASKING, SHUFFLING, PACKING, SPLITTING = range(4)
+MASKING, SHUFFLING, PACKING, SPLITTING, WEIGHTING = range(5)
 
 _WORDS_PER_COUNTER = 4  # Philox 4x64 gives four 64-bit words a counter value
 
@@ -21,7 +21,7 @@ def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) ->
 
     Args:
         seed: any non-negative integer below 2**64.
-        purpose: one of `MASKING`, `SHUFFLING`, `PACKING`, `SPLITTING`.
+        purpose: one of `MASKING`, `SHUFFLING`, `PACKING`, `SPLITTING`, `WEIGHTING`.
         first: the first position, at least 0.
         count: number of positions.
         words: 64-bit words a position. The numbers of a position depend on it, so keep it fixed within a stream.

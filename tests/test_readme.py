@@ -11,8 +11,11 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEW_STEPS = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "logging_steps": 1, "warmup_steps": 1}
 # The smallest model, whatever the size that is asked for: what is tested is that the flags mean something.
-TRAINING = ("examples/pretrain.py", "examples/pretrain_no_trainer.py")
 SMALL = {"size": "tiny", "row_length": 64, "per_device_train_batch_size": 4}
+
+
+# The text repeats itself, and little of it is left.
+PREPARATION = ["--row_length", "64", "--held_out_share", "0.3", "--disable_tqdm"]
 
 
 def blocks_of(language):
@@ -49,7 +52,8 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
         monkeypatch.setattr(sys, "argv", [path])
         # A reader rehearses before the run, which has been made here.
         elsewhere = ["--output_dir", "rehearsed"] if "--dry_run" in flags else []
-        assert not script.main([*flags, *(training if path in TRAINING else []), *elsewhere]), command
+        more = {"examples/detect.py": [], "examples/prepare_corpus.py": PREPARATION}
+        assert not script.main([*flags, *more.get(path, training), *elsewhere]), command
 
     namespace = {}
     assert blocks_of("python")

@@ -290,7 +290,7 @@ class _Part:
         if not writer.num_rows:
             raise ValueError(
                 f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. Give "
-                "more text, or shorter rows (--row_length)."
+                "more text, shorter rows (--row_length), or hold more or nothing out (--held_out_share)."
             )
         statistics = {
             "documents": self._num_documents,

@@ -148,7 +148,11 @@ def start_run(
         )
         lock = DirectoryLock(str(args.output_dir)) if is_main and not run_args.dry_run else None
         tokenizer = get_tokenizer(
-            data_args, str(args.output_dir), model_args.tokenizer_source, resumed=checkpoint is not None
+            data_args,
+            str(args.output_dir),
+            model_args.tokenizer_source,
+            resumed=checkpoint is not None or not is_main,  # the first process has trained it, where one is trained
+            disable_progress=bool(args.disable_tqdm),
         )
         train_rows, held_out_rows = get_rows(data_args, args, tokenizer)
     model = build_model(model_args, tokenizer, args.row_length)

@@ -74,7 +74,9 @@ def discriminator_from_variables(
         ValueError: as [`load_tf_checkpoint`].
     """
     if config.objective != "rtd":
-        raise ValueError("The hparams are of a masked language model (electra_objective false): it has no discriminator.")
+        raise ValueError(
+            "The hparams are of a masked language model (electra_objective false): it has no discriminator."
+        )
     tower = ElectraForPreTraining(config.discriminator_config).eval()
     load_variables(variables_of(tower, "discriminator."), variables)
     return tower

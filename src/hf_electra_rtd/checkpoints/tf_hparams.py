@@ -170,7 +170,7 @@ def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     activation = values["model_hparam_overrides"].get("hidden_act", "gelu")
     if activation != "gelu":
         raise ValueError(
-            f"hidden_act={activation!r} cannot be converted: the generator's head of `transformers` knows 'gelu' alone."
+            f"hidden_act={activation!r} cannot be converted: the masked-LM head of `transformers` knows 'gelu' only."
         )
 
 
@@ -184,7 +184,8 @@ def _filled(
         if name not in defaults:
             close = difflib.get_close_matches(name, [*defaults, *ignored], n=1)
             raise ValueError(
-                f"{message} {name!r}." + (f" Did you mean {close[0]!r}?" if close else f" Known are: {_list(defaults)}.")
+                f"{message} {name!r}."
+                + (f" Did you mean {close[0]!r}?" if close else f" Known are: {_list(defaults)}.")
             )
         _check_type(name, value, defaults[name])
     filled = {**defaults, **{name: value for name, value in given.items() if name in defaults}}

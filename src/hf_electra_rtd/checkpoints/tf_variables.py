@@ -63,7 +63,7 @@ def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         reader = tf.train.load_checkpoint(prefix)
         names = [name for name in reader.get_variable_to_shape_map() if not OPTIMIZER_STATE.search(name)]
         return {name: np.asarray(reader.get_tensor(name)) for name in sorted(names)}
-    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+    except (tf.errors.OpError, RuntimeError, ValueError, IndexError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"{prefix} is damaged, or is not a checkpoint of TensorFlow: {reason}") from None
 

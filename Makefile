@@ -1,5 +1,6 @@
 # make pretrain   pre-train the tiny size on the bundled corpus (makes its environment first)
 # make test       the tests
+# make test-tf    the tests of the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make quality    ruff, formatting, the import contract, types
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +15,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
 
-.PHONY: pretrain test test-slow quality style clean
+.PHONY: pretrain test test-slow test-tf quality style clean
 
 pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
@@ -24,6 +25,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+test-tf: $(VENV)/.installed-tf
+	$(BIN)/python -m pytest -m tensorflow
 
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -43,6 +47,10 @@ $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e '.[test,quality]'
+	@touch $@
+
+$(VENV)/.installed-tf: $(VENV)/.installed-dev
+	$(INSTALL) -e '.[tf]'
 	@touch $@
 
 clean:

@@ -17,6 +17,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, Electr
 
 
 if TYPE_CHECKING:
+    from hf_electra_rtd.checkpoints.tf_checkpoint import load_tf_checkpoint, load_tf_discriminator
     from hf_electra_rtd.data.blocks import BlockFile
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
@@ -40,6 +41,8 @@ _LOADED_WHEN_ASKED_FOR = {
     "RowStream": "data.stream",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
+    "load_tf_checkpoint": "checkpoints.tf_checkpoint",
+    "load_tf_discriminator": "checkpoints.tf_checkpoint",
     "prepare_blocks": "data.preparation",
 }
 
@@ -59,6 +62,8 @@ __all__ = [
     "__version__",
     "get_electra_schedule",
     "get_parameter_groups",
+    "load_tf_checkpoint",
+    "load_tf_discriminator",
     "prepare_blocks",
 ]
 

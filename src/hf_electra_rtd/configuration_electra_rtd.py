@@ -66,6 +66,14 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
+# What the rooms of these names hold; the sense of their combinations is decided here.
+# Each objective: the weight of the main tower's loss. λ = 50 for discriminators (paper, Table 6; Code `disc_weight`).
+OBJECTIVE_WEIGHTS = {"rtd": 50.0, "rtd_masked_only": 50.0, "replace_mlm": 1.0, "all_tokens_mlm": 1.0, "mlm": 1.0}
+OBJECTIVES_WITHOUT_GENERATOR = ("mlm",)
+DISCRIMINATIVE_OBJECTIVES = ("rtd", "rtd_masked_only")
+SHARING_NAMES = ("none", "word", "embeddings", "all", "gdes")
+GENERATOR_NAMES = ("masked_lm", "uniform")
+
 # What `PreTrainedConfig` accepts or writes besides its declared fields.
 _FRAMEWORK_KEYS = frozenset(
     {
@@ -151,14 +159,21 @@ class ElectraRTDConfig(PreTrainedConfig):
         objective: what the main tower learns; see `hf_electra_rtd.objectives`. Default: replaced token detection.
         sharing: what the towers share; see `hf_electra_rtd.sharing`. Default: the whole embedding block, as
             google-research/electra does (model/modeling.py: one scope around look-up, position, type and LayerNorm).
-        generator: the kind of generator: `"masked_lm"`.
+        generator: the kind of generator: `"masked_lm"`, or `"uniform"`, which has no network; see
+            `hf_electra_rtd.generators`.
         generator_weight: of the generator's loss in the sum (Code configure_pretraining.py, `gen_weight`).
-        discriminator_weight: of the discriminator's loss in the sum: λ = 50 (paper, Table 6; Code `disc_weight`).
+        discriminator_weight: of the main tower's loss in the sum; by default λ = 50 for discriminators (paper, Table
+            6; Code `disc_weight`) and 1 for main towers that predict tokens.
         temperature: of the generator's softmax when sampling; 1.0 as in Code; 0.0 takes the most likely token.
         disallow_correct: never sample the original token (Code `disallow_correct`; off).
+        sampling_dropout: sample from the generator as it trains, with dropout (the original, where one forward pass
+            serves both); False samples without, from a second pass, where there is dropout at all.
+        freeze_generator: the generator learns nothing, as in the second stage of two-stage training (paper, section
+            3.2).
 
     Raises:
-        ValueError: for an unknown option, towers of different vocabularies, or a value out of range.
+        ValueError: for an unknown option or name, a combination that makes no sense, towers of different vocabularies,
+            or a value out of range.
     """
 
     model_type = "electra_rtd"
@@ -170,6 +185,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         "generator_predictions",
         "generator_logits",
         "corrupted_input_ids",
+        "predictions",
+        "copy_probabilities",
     ]
 
     # An `ElectraConfig` each once `__post_init__` has run; a dict, or None, may be given.
@@ -179,9 +196,11 @@ class ElectraRTDConfig(PreTrainedConfig):
     sharing: str = "embeddings"
     generator: str = "masked_lm"
     generator_weight: float | int = 1.0
-    discriminator_weight: float | int = 50.0
+    discriminator_weight: Any = None  # a number once `__post_init__` has run
     temperature: float | int = 1.0
     disallow_correct: bool = False
+    sampling_dropout: bool = True
+    freeze_generator: bool = False
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
     tie_word_embeddings: bool = True
@@ -190,31 +209,83 @@ class ElectraRTDConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         fields = {field.name for field in dataclasses.fields(self)}
         _refuse_unknown(set(kwargs) - _FRAMEWORK_KEYS, fields, type(self).__name__)
-        discriminator = ElectraConfig(**_copyable(self.discriminator_config or {}))
-        if self.generator_config is None:
-            generator = derive_generator_config(discriminator)
+        for name, known in (
+            ("objective", OBJECTIVE_WEIGHTS),
+            ("sharing", SHARING_NAMES),
+            ("generator", GENERATOR_NAMES),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"There is no {name}={getattr(self, name)!r}. Known are: {', '.join(map(repr, known))}."
+                )
+        self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
+        if not self.has_generator_network:
+            self._do_without_generator()
+        elif self.generator_config is None:
+            alike = self.sharing == "all"
+            self.generator_config = (
+                ElectraConfig(**_copyable(self.discriminator_config))
+                if alike
+                else derive_generator_config(self.discriminator_config)
+            )
         else:
-            generator = ElectraConfig(**_copyable(self.generator_config))
-        for tower in (generator, discriminator):
-            tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
-        self.generator_config, self.discriminator_config = generator, discriminator
+            self.generator_config = ElectraConfig(**_copyable(self.generator_config))
+        for tower in (self.generator_config, self.discriminator_config):
+            if tower is not None:
+                tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
+        if self.discriminator_weight is None:
+            self.discriminator_weight = OBJECTIVE_WEIGHTS[self.objective]
         super().__post_init__(**kwargs)
         self._check()
 
+    @property
+    def has_generator(self) -> bool:
+        """Whether masked tokens are replaced by samples."""
+        return self.objective not in OBJECTIVES_WITHOUT_GENERATOR
+
+    @property
+    def has_generator_network(self) -> bool:
+        """Whether there is a tower that proposes them."""
+        return self.has_generator and self.generator == "masked_lm"
+
+    def _do_without_generator(self) -> None:
+        """What there is no generator network for, is refused; what was only a default, set to what it means."""
+        reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"
+        if self.generator_config is not None:
+            raise ValueError(f"{reason} has no generator network: leave generator_config out.")
+        if not self.has_generator and self.generator != "masked_lm":
+            raise ValueError(f"{reason} has no generator: leave generator={self.generator!r} out.")
+        if self.sharing in ("all", "gdes"):
+            raise ValueError(f"sharing={self.sharing!r} needs a generator network, and {reason} has none.")
+        self.sharing = "none"
+        for name, default in (("temperature", 1.0), ("sampling_dropout", True), ("freeze_generator", False)):
+            if getattr(self, name) != default:
+                raise ValueError(f"{name}={getattr(self, name)} is for a generator network, and {reason} has none.")
+        if self.disallow_correct and not self.has_generator:
+            raise ValueError(f"disallow_correct=True is for a generator, and {reason} has none.")
+
     def _check(self) -> None:
         generator, discriminator = self.generator_config, self.discriminator_config
-        if generator.vocab_size != discriminator.vocab_size:
+        if generator is not None and generator.vocab_size != discriminator.vocab_size:
             raise ValueError(
                 f"The generator has {generator.vocab_size} tokens and the discriminator {discriminator.vocab_size}: "
                 "what one samples, the other must read. Take towers of one tokenizer, or resize one of them first."
+            )
+        if self.sharing == "gdes" and self.objective not in DISCRIMINATIVE_OBJECTIVES:
+            raise ValueError(
+                f"sharing='gdes' is for discriminators: with objective={self.objective!r} the main tower predicts "
+                "tokens with its word table, which holds deltas only."
+            )
+        if self.freeze_generator and self.sharing != "none":
+            raise ValueError(
+                f"freeze_generator=True would freeze what sharing={self.sharing!r} makes part of both towers: take "
+                "sharing='none'."
             )
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False would undo every tie: say what is shared with sharing='none'.")
         for name in ("temperature", "generator_weight", "discriminator_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
-        if self.generator != "masked_lm":
-            raise ValueError(f"generator={self.generator!r} is not known. Known is: 'masked_lm'.")
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:
@@ -237,9 +308,17 @@ class ElectraRTDConfig(PreTrainedConfig):
         _refuse_unknown(overrides, own | tower | fractions, f"from_size({size!r})")
         values = {**SIZES[size], **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
-        generator = derive_generator_config(
-            discriminator, values["generator_hidden_size"], values.get("generator_layers", 1.0)
+        # One transformer (`sharing="all"`), or no generator network, needs no fractions, but if given they must fit.
+        needed = (
+            values.get("objective") not in OBJECTIVES_WITHOUT_GENERATOR
+            and values.get("generator") != "uniform"
+            and values.get("sharing") != "all"
         )
+        generator = None
+        if needed or fractions & overrides.keys():
+            generator = derive_generator_config(
+                discriminator, values["generator_hidden_size"], values.get("generator_layers", 1.0)
+            )
         return cls(
             generator_config=generator,
             discriminator_config=discriminator,

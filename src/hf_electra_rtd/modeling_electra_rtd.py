@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,10 @@ from transformers.utils import ModelOutput
 
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.generators import GeneratorOutput, get_generator
 from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
 from hf_electra_rtd.ops import (
-    LossSum,
     MaskedSlots,
-    masked_lm_loss,
     masked_slots,
     original_ids,
     replace_at,
@@ -35,13 +34,16 @@ class ElectraRTDOutput(ModelOutput):
 
     Attributes:
         loss: scalar; the weighted sum of both losses.
-        logits: (B, L); the discriminator's; positive means replaced.
-        generator_loss: scalar; mean cross-entropy over the masked slots.
-        discriminator_loss: scalar; mean binary cross-entropy over the real tokens.
+        logits: (B, L); the discriminator's; positive means replaced. Of a main tower that predicts tokens, (B, K, V)
+            or (B, L, V), and only with `output_logits=True`.
+        generator_loss: scalar; mean cross-entropy over the masked slots; None without a generator.
+        discriminator_loss: scalar; the main tower's, as its objective says.
         generator_predictions: (B, K) int64; the generator's most likely ids.
         generator_logits: (B, K, V); with `output_generator_logits=True`.
-        corrupted_input_ids: (B, L) int64; what the discriminator read.
-        replaced_labels: (B, L) int64; 1 where the corrupted token differs from the original.
+        corrupted_input_ids: (B, L) int64; what the main tower read.
+        replaced_labels: (B, L) int64; 1 where what it read differs from the original.
+        predictions: (B, K) or (B, L) int64; the most likely ids of a main tower that predicts tokens.
+        copy_probabilities: (B, L); of a main tower with a copy mechanism.
     """
 
     loss: Tensor | None = None
@@ -52,20 +54,16 @@ class ElectraRTDOutput(ModelOutput):
     generator_logits: Tensor | None = None
     corrupted_input_ids: Tensor | None = None
     replaced_labels: Tensor | None = None
-
-
-class GeneratorOutput(NamedTuple):
-    """`logits` (B, K, V) at the masked slots, and the loss."""
-
-    logits: Tensor
-    loss: LossSum
+    predictions: Tensor | None = None
+    copy_probabilities: Tensor | None = None
 
 
 class ElectraForRTDPretraining(PreTrainedModel):
     """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds its fills.
 
-    Both towers are stock models, `model.generator` an `ElectraForMaskedLM` and `model.discriminator` an
-    `ElectraForPreTraining`; what they share, `config.sharing` says.
+    Both towers are stock models, `model.generator` an `ElectraForMaskedLM` (None where there is no network) and
+    `model.discriminator`, the main tower, an `ElectraForPreTraining` (or what `config.objective` wants in its place);
+    what they share, `config.sharing` says.
 
     Args:
         config: the pair's configuration.
@@ -77,8 +75,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
     """
 
     config: ElectraRTDConfig
-    generator: Any  # an `ElectraForMaskedLM`
-    discriminator: Any  # an `ElectraForPreTraining`
+    generator: Any  # an `ElectraForMaskedLM`, or None
+    discriminator: Any  # an `ElectraForPreTraining` or `ElectraForMaskedLM`
     config_class = ElectraRTDConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -99,15 +97,23 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> None:
         super().__init__(config)
         self.objective = get_objective(config.objective)
-        sharing = get_sharing(config.sharing)
-        sharing.check(config.generator_config, config.discriminator_config)
-        # On the instance, since it depends on the configuration, and before `post_init`, which ties.
-        self._tied_weights_keys = sharing.tied_weights()
-        self.generator = generator or self.objective.generator_class(config.generator_config)
+        self.sharing = get_sharing(config.sharing)
+        self.proposals = get_generator(config.generator, config.discriminator_config.vocab_size)
+        self.generator = generator
+        if config.has_generator_network:
+            self.sharing.check(config.generator_config, config.discriminator_config)
+            self.generator = generator or ElectraForMaskedLM(config.generator_config)
+            _adopt_config(self.generator, config.generator_config)
         self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
-        _adopt_config(self.generator, config.generator_config)
         _adopt_config(self.discriminator, config.discriminator_config)
+        self.main_head = self.objective.make_head(config.discriminator_config)
+        # On the instance, since it depends on the configuration, and before `post_init`, which ties.
+        self._tied_weights_keys = self.sharing.tied_weights(self.discriminator.electra)
         self.post_init()
+        if discriminator is None:
+            self.sharing.begin(self.generator, self.discriminator)
+        if config.freeze_generator:
+            self.generator.requires_grad_(False)
         self._let_padding_learn()
 
     @classmethod
@@ -129,14 +135,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
     @classmethod
     def from_generator_discriminator_pretrained(
         cls,
-        generator: str | os.PathLike[str] | ElectraForMaskedLM,
-        discriminator: str | os.PathLike[str] | ElectraForPreTraining,
+        generator: str | os.PathLike[str] | ElectraForMaskedLM | None,
+        discriminator: str | os.PathLike[str] | PreTrainedModel,
         **kwargs: Any,
     ) -> ElectraForRTDPretraining:
         """Joins two native towers, to continue their pre-training.
 
         Args:
-            generator: a directory, a Hub id, or a model.
+            generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one.
             discriminator: likewise. What is shared is taken from it; where the generator's differs, a warning says so.
             **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...); the others go to
                 `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`: float32 unless given, ...).
@@ -145,13 +151,19 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return cls(config, pair["generator"], pair["discriminator"])
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-        """Writes `directory/generator` and `directory/discriminator`: native checkpoints that need no plug-in.
+        """Writes `directory/generator` (where there is one) and `directory/discriminator`, the main tower: native
+        checkpoints that need no plug-in.
 
         Args:
             directory: made where it does not exist.
             tokenizer: written into both, with a `vocab.txt` for tools that know no `tokenizer.json`.
         """
-        towers.save_towers({"generator": self.generator, "discriminator": self.discriminator}, directory, tokenizer)
+        pair = {
+            "discriminator": (self.discriminator, self.sharing.exported_tensors(self.generator, self.discriminator))
+        }
+        if self.generator is not None:
+            pair["generator"] = (self.generator, None)
+        towers.save_towers(pair, directory, tokenizer)
 
     # ---- The three verbs ----
 
@@ -163,16 +175,15 @@ class ElectraForRTDPretraining(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> GeneratorOutput:
-        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss.
-
-        Only the masked slots reach the vocabulary: B*K rows of logits instead of B*L.
-        """
-        hidden_BLH = self.generator.electra(
-            input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, position_ids=position_ids
-        ).last_hidden_state
-        hidden_BKH = hidden_BLH.gather(1, slots.positions[..., None].expand(-1, -1, hidden_BLH.shape[-1]))
-        logits_BKV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_BKH))
-        return GeneratorOutput(logits_BKV, masked_lm_loss(logits_BKV, slots.labels))
+        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss."""
+        return self.proposals(
+            self.generator,
+            input_ids,
+            slots,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+        )
 
     @torch.no_grad()
     def corrupt(
@@ -196,9 +207,20 @@ class ElectraForRTDPretraining(PreTrainedModel):
         sampled = sample_tokens(generator_logits, sampling_uniforms, self.config.temperature, forbidden)
         return replace_at(input_ids, slots, sampled)
 
-    def discriminate(self, batch: CorruptedBatch) -> MainOutput:
-        """The main tower's logits for the corrupted batch, and its loss."""
-        return self.objective(self.discriminator, batch)
+    def discriminate(
+        self,
+        input_ids: Tensor,
+        originals: Tensor | None = None,
+        slots: MaskedSlots | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> MainOutput:
+        """What the main tower says of the corrupted rows `input_ids` (B, L); without the originals (B, L) and the
+        slots there is no loss."""
+        look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, position_ids)
+        batch = CorruptedBatch(input_ids, look_up, originals, slots, attention_mask, token_type_ids, position_ids)
+        return self.objective(self.discriminator, self.main_head, batch)
 
     def forward(
         self,
@@ -211,6 +233,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         sampling_uniforms: Tensor | None = None,
         corrupted_input_ids: Tensor | None = None,
         output_generator_logits: bool = False,
+        output_logits: bool = False,
     ) -> ElectraRTDOutput:
         """Generate, corrupt, discriminate.
 
@@ -227,43 +250,72 @@ class ElectraForRTDPretraining(PreTrainedModel):
             corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
                 skipped.
             output_generator_logits: return `generator_logits`.
+            output_logits: return the `logits` of a main tower that predicts tokens, too.
 
         Raises:
             ValueError: for labels of a shape that fits neither form.
         """
+        inputs = (attention_mask, token_type_ids, position_ids)
         if labels is None:
             corrupted = input_ids if corrupted_input_ids is None else corrupted_input_ids
-            batch = CorruptedBatch(corrupted, None, None, attention_mask, token_type_ids, position_ids)
-            return ElectraRTDOutput(logits=self.discriminate(batch).logits, corrupted_input_ids=corrupted)
+            main = self.discriminate(corrupted, None, None, *inputs)
+            return ElectraRTDOutput(
+                logits=main.logits,
+                corrupted_input_ids=corrupted,
+                predictions=main.predictions,
+                copy_probabilities=main.copy_probabilities,
+            )
 
         slots = masked_slots(input_ids, masked_positions, labels)
-        generated = self.generate(input_ids, slots, attention_mask, token_type_ids, position_ids)
+        generated = None
+        if self.config.has_generator:
+            generated = self.generate(input_ids, slots, *inputs)
+            if corrupted_input_ids is None:
+                logits = self._sampling_logits(generated, input_ids, slots, *inputs)
+                corrupted_input_ids = self.corrupt(input_ids, slots, logits, sampling_uniforms)
         if corrupted_input_ids is None:
-            corrupted_input_ids = self.corrupt(input_ids, slots, generated.logits, sampling_uniforms)
-        replaced_labels = corrupted_input_ids.ne(original_ids(input_ids, slots)).long()
-        main = self.discriminate(
-            CorruptedBatch(corrupted_input_ids, replaced_labels, slots, attention_mask, token_type_ids, position_ids)
-        )
+            corrupted_input_ids = input_ids
+        originals = original_ids(input_ids, slots)
+        main = self.discriminate(corrupted_input_ids, originals, slots, *inputs)
         assert main.loss is not None
-        generator_loss, discriminator_loss = generated.loss.mean(), main.loss.mean()
+        discriminator_loss = main.loss.mean()
+        loss = self.config.discriminator_weight * discriminator_loss
+        generator_loss = None
+        if generated is not None:
+            generator_loss = generated.loss.mean()
+            loss = self.config.generator_weight * generator_loss + loss
         return ElectraRTDOutput(
-            loss=self.config.generator_weight * generator_loss + self.config.discriminator_weight * discriminator_loss,
-            logits=main.logits,
+            loss=loss,
+            logits=main.logits if main.predictions is None or output_logits else None,
             generator_loss=generator_loss,
             discriminator_loss=discriminator_loss,
-            generator_predictions=generated.logits.argmax(dim=-1),
-            generator_logits=generated.logits if output_generator_logits else None,
+            generator_predictions=None if generated is None else generated.logits.argmax(dim=-1),
+            generator_logits=generated.logits if generated is not None and output_generator_logits else None,
             corrupted_input_ids=corrupted_input_ids,
-            replaced_labels=replaced_labels,
+            replaced_labels=corrupted_input_ids.ne(originals).long(),
+            predictions=main.predictions,
+            copy_probabilities=main.copy_probabilities,
         )
+
+    def _sampling_logits(self, generated: GeneratorOutput, *inputs: Any) -> Tensor:
+        """The logits to sample from: those that train, or, without `sampling_dropout`, those of a second pass."""
+        dropout = (self.config.generator_config or PreTrainedConfig()).to_dict()
+        drops = any(dropout.get(name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"))
+        if self.config.sampling_dropout or not (self.training and drops):
+            return generated.logits
+        self.generator.eval()
+        with torch.no_grad():
+            logits = self.generate(*inputs).logits
+        self.generator.train()
+        return logits
 
     # ---- Embeddings ----
 
     def get_input_embeddings(self) -> nn.Embedding:
         return cast(nn.Embedding, self.discriminator.get_input_embeddings())
 
-    def get_output_embeddings(self) -> nn.Module:
-        return self.generator.get_output_embeddings()
+    def get_output_embeddings(self) -> nn.Module | None:
+        return None if self.generator is None else self.generator.get_output_embeddings()
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -274,19 +326,27 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
-        for tower in (self.generator, self.discriminator):
+        before = self.get_input_embeddings().num_embeddings
+        for tower in self._towers():
             # A stock resize changes its tensor in place: give each tower its own first, and tie them again after.
             embedding = tower.get_input_embeddings()
             embedding.weight = nn.Parameter(embedding.weight.detach().clone())
             tower.tie_weights()
             tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+        self.sharing.resized(self.discriminator, before)
         self.tie_weights()
+        if self.config.freeze_generator:
+            self.generator.requires_grad_(False)
+        self.proposals = get_generator(self.config.generator, self.config.discriminator_config.vocab_size)
         self._let_padding_learn()
         return self.get_input_embeddings()
 
+    def _towers(self) -> tuple[Any, ...]:
+        return (self.discriminator,) if self.generator is None else (self.generator, self.discriminator)
+
     def _let_padding_learn(self) -> None:
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
-        for tower in (self.generator, self.discriminator):
+        for tower in self._towers():
             cast(nn.Embedding, tower.get_input_embeddings()).padding_idx = None
 
 

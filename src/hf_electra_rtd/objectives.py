@@ -1,69 +1,231 @@
-"""What the main tower learns from the corrupted row.
+"""What the main tower learns: the paper's Table 5.
 
-An objective is a class: which stock model the main tower is, and how its loss is computed. The model chooses one at
+An objective is a class: which stock model the main tower is, and how its loss is computed. Whether there is a
+generator and how the losses are weighed, `hf_electra_rtd.configuration_electra_rtd` says. The model chooses one at
 construction and never asks for its name again.
+
+Notation: x the original row, x^c the corrupted one (every masked token replaced by a sample of the generator), m the
+masked positions.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
-from hf_electra_rtd.ops import LossSum, MaskedSlots, replaced_token_loss
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_WEIGHTS
+from hf_electra_rtd.generators import masked_lm_logits
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss, replaced_token_loss
 
 
 class CorruptedBatch(NamedTuple):
     """What the main tower sees, and what it is judged by. B rows, L tokens, K masked slots.
 
     Attributes:
-        input_ids: (B, L), sampled tokens in place of the masked ones.
-        replaced_labels: (B, L) int64, 1 where `input_ids` differs from the original; None where that is not known.
-        slots: the masked slots with their original ids; None where nothing was masked.
+        input_ids: (B, L), sampled tokens in place of the masked ones ([MASK] where there is no generator).
+        look_up: keyword arguments that give the tower these ids: `input_ids`, or `inputs_embeds` (B, L, E).
+        original_ids: (B, L), the rows before masking; None where they are not known.
+        slots: the masked slots with their original ids; None likewise.
         attention_mask: (B, L) or None.
         token_type_ids: (B, L) or None.
         position_ids: (B, L) or None.
     """
 
     input_ids: Tensor
-    replaced_labels: Tensor | None
+    look_up: dict[str, Tensor]
+    original_ids: Tensor | None
     slots: MaskedSlots | None
     attention_mask: Tensor | None
     token_type_ids: Tensor | None
     position_ids: Tensor | None
 
+    @property
+    def replaced_labels(self) -> Tensor | None:
+        """(B, L) int64, 1 where the main tower sees another token than the original."""
+        return None if self.original_ids is None else self.input_ids.ne(self.original_ids).long()
+
+    @property
+    def tower_inputs(self) -> dict[str, Tensor | None]:
+        """Keyword arguments of the tower's `forward`."""
+        return {
+            **self.look_up,
+            "attention_mask": self.attention_mask,
+            "token_type_ids": self.token_type_ids,
+            "position_ids": self.position_ids,
+        }
+
 
 class MainOutput(NamedTuple):
-    """`logits` of the main tower, and its loss (None where there are no labels)."""
+    """What the main tower says.
 
-    logits: Tensor
+    Attributes:
+        loss: None where there are no labels.
+        logits: (B, L), positive means replaced; or (B, K, V) at the masked slots; or (B, L, V).
+        predictions: most likely ids, (B, K) or (B, L); None for towers that do not predict tokens.
+        copy_probabilities: (B, L); None without a copy mechanism.
+    """
+
     loss: LossSum | None
+    logits: Tensor
+    predictions: Tensor | None = None
+    copy_probabilities: Tensor | None = None
 
 
-class ReplacedTokenDetection:
-    """ELECTRA (paper, section 2): was each token replaced? Binary cross-entropy over every real token."""
+class Objective:
+    """What all objectives have.
 
-    name: ClassVar[str] = "rtd"
-    generator_class: ClassVar[type[PreTrainedModel]] = ElectraForMaskedLM
-    main_tower_class: ClassVar[type[PreTrainedModel]] = ElectraForPreTraining
+    Attributes:
+        name: in a configuration.
+        main_tower_class: the stock model of the main tower.
+    """
 
-    def __call__(self, tower: PreTrainedModel, batch: CorruptedBatch) -> MainOutput:
-        logits = tower(
-            batch.input_ids,
-            attention_mask=batch.attention_mask,
-            token_type_ids=batch.token_type_ids,
-            position_ids=batch.position_ids,
-        ).logits
+    name: ClassVar[str]
+    main_tower_class: ClassVar[type[PreTrainedModel]]
+
+    def make_head(self, config: Any) -> nn.Module | None:
+        """What the objective learns besides the towers; not exported with them."""
+        return None
+
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+        raise NotImplementedError
+
+
+class ReplacedTokenDetection(Objective):
+    """ELECTRA (paper, section 2): was each token replaced?
+
+        L = mean over every real token t of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
+
+    D = sigmoid of minus the logit: a positive logit means replaced.
+    """
+
+    name = "rtd"
+    main_tower_class = ElectraForPreTraining
+
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+        logits_BL = tower(**batch.tower_inputs).logits
+        return MainOutput(self._loss(logits_BL, batch), logits_BL)
+
+    def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
         if batch.replaced_labels is None:
-            return MainOutput(logits, None)
-        return MainOutput(logits, replaced_token_loss(logits, batch.replaced_labels, batch.attention_mask))
+            return None
+        return replaced_token_loss(logits_BL, batch.replaced_labels, batch.attention_mask)
 
 
-OBJECTIVES = {objective.name: objective for objective in (ReplacedTokenDetection,)}
+class MaskedOnlyDetection(ReplacedTokenDetection):
+    """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but the mean goes over the masked positions m
+    alone."""
+
+    name = "rtd_masked_only"
+
+    def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
+        if batch.replaced_labels is None or batch.slots is None:
+            return None
+        logits_BK = logits_BL.gather(1, batch.slots.positions)
+        replaced_BK = batch.replaced_labels.gather(1, batch.slots.positions)
+        return replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED))
 
 
-def get_objective(name: str) -> ReplacedTokenDetection:
+class MaskedLM(Objective):
+    """BERT without its random tokens (Code `electra_objective=False`): one tower, no generator.
+
+    L = mean over m of  -log p(x_t | x with [MASK] at m)
+    """
+
+    name = "mlm"
+    main_tower_class = ElectraForMaskedLM
+
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+        if batch.slots is None:
+            logits_BLV = tower(**batch.tower_inputs).logits
+            return MainOutput(None, logits_BLV, logits_BLV.argmax(dim=-1))
+        logits_BKV = masked_lm_logits(tower, batch.slots, **batch.tower_inputs)
+        return MainOutput(masked_lm_loss(logits_BKV, batch.slots.labels), logits_BKV, logits_BKV.argmax(dim=-1))
+
+
+class ReplaceMLM(MaskedLM):
+    """Replace MLM (paper, section 3.4): as [`MaskedLM`], but masked tokens are replaced by samples of a generator, so
+    that pre-training and fine-tuning see no [MASK].
+
+        L = mean over m of  -log p(x_t | x^c)
+    """
+
+    name = "replace_mlm"
+
+
+class CopyHead(nn.Module):
+    """The probability that a token stands as it was: a sigmoid on top of the encoder (paper, section 3.4).
+
+    As the stock discriminator head: a dense layer, the activation, and one output.
+    """
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.copy_prediction = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, hidden_BLH: Tensor) -> Tensor:
+        """Logits (B, L) of "copy"."""
+        logits_BL1: Tensor = self.copy_prediction(F.gelu(self.dense(hidden_BLH)))
+        return logits_BL1.squeeze(-1)
+
+
+class AllTokensMLM(Objective):
+    """All-Tokens MLM with its copy mechanism (paper, section 3.4): predict every token of the original.
+
+        p(x_t | x^c) = C_t [x^c_t = x_t] + (1 - C_t) softmax(t)[x_t]        L = mean over every real token of -log p
+
+    with C_t the sigmoid of [`CopyHead`]. Between ELECTRA (C alone) and BERT (softmax alone).
+    """
+
+    name = "all_tokens_mlm"
+    main_tower_class = ElectraForMaskedLM
+
+    def make_head(self, config: Any) -> nn.Module:
+        return CopyHead(config)
+
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+        hidden_BLH = tower.electra(**batch.tower_inputs).last_hidden_state
+        logits_BLV = tower.generator_lm_head(tower.generator_predictions(hidden_BLH))
+        copy_BL = head(hidden_BLH)
+        copy_BL = copy_BL if copy_BL.dtype.itemsize >= 4 else copy_BL.float()
+        # The copied token has C + (1 - C) p, any other (1 - C) p: the mode is one of two tokens.
+        log_p_BLV = F.log_softmax(logits_BLV.to(copy_BL.dtype), dim=-1)
+        best_BL = log_p_BLV.argmax(dim=-1)
+        copied = _log_mixture(copy_BL, _at(log_p_BLV, batch.input_ids), torch.ones_like(copy_BL, dtype=torch.bool))
+        other = F.logsigmoid(-copy_BL) + _at(log_p_BLV, best_BL)
+        predictions_BL = torch.where(copied >= other, batch.input_ids, best_BL)
+        return MainOutput(self._loss(log_p_BLV, copy_BL, batch), logits_BLV, predictions_BL, copy_BL.sigmoid())
+
+    def _loss(self, log_p_BLV: Tensor, copy_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
+        if batch.original_ids is None:
+            return None
+        log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), batch.original_ids.eq(batch.input_ids))
+        if batch.attention_mask is None:
+            return LossSum(-log_p_BL.sum(), log_p_BL.new_tensor(log_p_BL.numel()))
+        real = batch.attention_mask.ne(0)
+        return LossSum(-log_p_BL.where(real, 0.0).sum(), real.sum())
+
+
+def _at(log_p_BLV: Tensor, ids_BL: Tensor) -> Tensor:
+    return log_p_BLV.gather(-1, ids_BL[..., None]).squeeze(-1)
+
+
+def _log_mixture(copy_BL: Tensor, log_p_BL: Tensor, is_copy_BL: Tensor) -> Tensor:
+    """log(C [is_copy] + (1 - C) p), stable for C near 0 and 1."""
+    generated = F.logsigmoid(-copy_BL) + log_p_BL
+    return torch.where(is_copy_BL, torch.logaddexp(F.logsigmoid(copy_BL), generated), generated)
+
+
+_ALL: tuple[type[Objective], ...] = (ReplacedTokenDetection, MaskedOnlyDetection, ReplaceMLM, AllTokensMLM, MaskedLM)
+OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
+assert OBJECTIVES.keys() == OBJECTIVE_WEIGHTS.keys()
+
+
+def get_objective(name: str) -> Objective:
     """The objective of that name.
 
     Raises:

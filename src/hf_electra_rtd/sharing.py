@@ -1,31 +1,58 @@
 """What the generator and the discriminator share.
 
-A mode of sharing is a class with the tensors that it ties. Tied means the same storage, before and after saving and
-loading; `transformers` does the tying, from explicit names (patterns and shared modules do not survive
-`from_pretrained`).
+A mode of sharing is a class: which tensors are one, and how the main tower looks ids up. Tied means the same storage,
+before and after saving and loading; `transformers` does the tying, from explicit names (patterns and shared modules do
+not survive `from_pretrained`).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraConfig
+
+from hf_electra_rtd.configuration_electra_rtd import SHARING_NAMES
 
 
 class Sharing:
-    """A mode of sharing: names of parameters, relative to `electra.embeddings`, that are one tensor in both towers."""
+    """A mode of sharing."""
 
     name: ClassVar[str]
-    shared_parameters: ClassVar[tuple[str, ...]] = ()
     # Sizes of both configurations that must agree for the tensors to be one.
     equal_sizes: ClassVar[tuple[str, ...]] = ()
 
-    def tied_weights(self) -> dict[str, str]:
+    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
+        """Names of parameters, relative to both towers' `electra`, that are one tensor in both."""
+        return ()
+
+    def tied_weights(self, electra: nn.Module) -> dict[str, str]:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
         return {
-            f"generator.electra.embeddings.{name}": f"discriminator.electra.embeddings.{name}"
-            for name in self.shared_parameters
+            f"generator.electra.{name}": f"discriminator.electra.{name}" for name in self.shared_parameters(electra)
         }
+
+    def look_up(
+        self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Keyword arguments that give the main tower these ids (B, L)."""
+        return {"input_ids": input_ids}
+
+    def begin(self, generator: Any, discriminator: Any) -> None:
+        """Prepares towers that are new."""
+
+    def join(self, generator: Any, discriminator: Any) -> None:
+        """Prepares towers that were trained on their own, so that each computes what it did."""
+
+    def resized(self, discriminator: Any, num_old_tokens: int) -> None:
+        """Puts in order what a resize of the word tables left."""
+
+    def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
+        """The discriminator's tensors as a tower of its own; None where they are those that it holds."""
+        return None
 
     def check(self, generator_config: ElectraConfig, discriminator_config: ElectraConfig) -> None:
         """Refuses towers that cannot share.
@@ -52,8 +79,10 @@ class WordSharing(Sharing):
     """The word table alone; with it the generator's output softmax, which is tied to the word table."""
 
     name = "word"
-    shared_parameters = ("word_embeddings.weight",)
     equal_sizes = ("vocab_size", "embedding_size")
+
+    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
+        return ("embeddings.word_embeddings.weight",)
 
 
 class EmbeddingSharing(Sharing):
@@ -64,17 +93,80 @@ class EmbeddingSharing(Sharing):
     """
 
     name = "embeddings"
-    shared_parameters = (
-        "word_embeddings.weight",
-        "position_embeddings.weight",
-        "token_type_embeddings.weight",
-        "LayerNorm.weight",
-        "LayerNorm.bias",
-    )
     equal_sizes = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
 
+    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
+        return (name for name, _ in electra.named_parameters() if name.startswith("embeddings."))
 
-SHARING: dict[str, type[Sharing]] = {mode.name: mode for mode in (NoSharing, WordSharing, EmbeddingSharing)}
+
+class FullSharing(Sharing):
+    """One transformer with two heads (Code `untied_generator=False`; paper, section 3.2, "tying all weights")."""
+
+    name = "all"
+    equal_sizes = (
+        *EmbeddingSharing.equal_sizes,
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+    )
+
+    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
+        return (name for name, _ in electra.named_parameters())
+
+
+class GradientDisentangledSharing(Sharing):
+    """Gradient-disentangled embedding sharing (DeBERTaV3, arXiv 2111.09543, section 3.2.3): the discriminator looks up
+
+        E_D = sg(E_G) + E_delta
+
+    for words and positions, with sg stopping the gradient: its loss moves its own deltas, which begin at zero, and not
+    the generator's tables. The deltas live in the stock tables of the discriminator; `save_towers` adds them up.
+    """
+
+    name = "gdes"
+    equal_sizes = ("vocab_size", "embedding_size", "max_position_embeddings")
+    _tables = ("word_embeddings", "position_embeddings")
+
+    def look_up(
+        self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
+    ) -> dict[str, Tensor]:
+        tables, deltas = generator.electra.embeddings, discriminator.electra.embeddings
+        if position_ids is None:
+            position_ids = deltas.position_ids[:, : input_ids.shape[1]]
+        words = F.embedding(input_ids, tables.word_embeddings.weight.detach()) + deltas.word_embeddings(input_ids)
+        # The tower adds its own position table, which holds deltas, to whatever embeddings it is given.
+        return {"inputs_embeds": words + F.embedding(position_ids, tables.position_embeddings.weight.detach())}
+
+    @torch.no_grad()
+    def begin(self, generator: Any, discriminator: Any) -> None:
+        for table in self._tables:
+            getattr(discriminator.electra.embeddings, table).weight.zero_()
+
+    @torch.no_grad()
+    def join(self, generator: Any, discriminator: Any) -> None:
+        for table in self._tables:
+            weight = getattr(discriminator.electra.embeddings, table).weight
+            weight.sub_(getattr(generator.electra.embeddings, table).weight)
+
+    @torch.no_grad()
+    def resized(self, discriminator: Any, num_old_tokens: int) -> None:
+        discriminator.electra.embeddings.word_embeddings.weight[num_old_tokens:].zero_()
+
+    def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
+        tensors: dict[str, Tensor] = dict(discriminator.state_dict())
+        for table in self._tables:
+            name = f"electra.embeddings.{table}.weight"
+            tensors[name] = tensors[name] + generator.state_dict()[name]
+        return tensors
+
+
+_ALL: tuple[type[Sharing], ...] = (
+    NoSharing,
+    WordSharing,
+    EmbeddingSharing,
+    FullSharing,
+    GradientDisentangledSharing,
+)
+SHARING: dict[str, type[Sharing]] = {mode.name: mode for mode in _ALL}
+assert tuple(SHARING) == SHARING_NAMES
 
 
 def get_sharing(name: str) -> Sharing:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
+from transformers import ElectraForMaskedLM, PreTrainedModel
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.objectives import get_objective
@@ -30,8 +30,8 @@ _LISTED = 10  # tensors named in an error
 
 
 def load_towers(
-    generator: str | os.PathLike[str] | ElectraForMaskedLM,
-    discriminator: str | os.PathLike[str] | ElectraForPreTraining,
+    generator: str | os.PathLike[str] | ElectraForMaskedLM | None,
+    discriminator: str | os.PathLike[str] | PreTrainedModel,
     **kwargs: Any,
 ) -> tuple[ElectraRTDConfig, dict[str, Any]]:
     """Loads two native towers and derives the configuration of their pair.
@@ -49,19 +49,24 @@ def load_towers(
     """
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
-    if kwargs and isinstance(generator, PreTrainedModel) and isinstance(discriminator, PreTrainedModel):
+    if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
         raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     objective = get_objective(options.get("objective", ElectraRTDConfig.objective))
-    pair = {
-        "generator": _load(objective.generator_class, generator, kwargs),
-        "discriminator": _load(objective.main_tower_class, discriminator, kwargs),
-    }
+    main: Any = _load(objective.main_tower_class, discriminator, kwargs)
+    fills: Any = None if generator is None else _load(ElectraForMaskedLM, generator, kwargs)
+    pair = {"generator": fills, "discriminator": main}
     config = ElectraRTDConfig(
-        generator_config=pair["generator"].config, discriminator_config=pair["discriminator"].config, **options
+        generator_config=None if fills is None else fills.config,
+        discriminator_config=main.config,
+        **options,
     )
-    sharing = get_sharing(config.sharing)
-    sharing.check(config.generator_config, config.discriminator_config)
-    _warn_where_tying_overwrites(pair, sharing.tied_weights())
+    if config.has_generator_network:
+        if generator is None:
+            raise ValueError(f"objective={config.objective!r} needs a generator: give one, or generator='uniform'.")
+        sharing = get_sharing(config.sharing)
+        sharing.check(config.generator_config, config.discriminator_config)
+        _warn_where_tying_overwrites(pair, sharing.tied_weights(main.electra))
+        sharing.join(fills, main)
     return config, pair
 
 
@@ -230,11 +235,21 @@ def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> 
         )
 
 
-def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-    """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer and its `vocab.txt`."""
-    for name, tower in towers.items():
+def save_towers(
+    towers: dict[str, tuple[PreTrainedModel, dict[str, Any] | None]],
+    directory: str | os.PathLike[str],
+    tokenizer: Any = None,
+) -> None:
+    """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer and its `vocab.txt`.
+
+    Args:
+        towers: by name; each with its tensors, where they are not those that it holds.
+        directory: made where it does not exist.
+        tokenizer: a tokenizer, or None.
+    """
+    for name, (tower, tensors) in towers.items():
         path = Path(directory) / name
-        tower.save_pretrained(path)
+        tower.save_pretrained(path, state_dict=tensors)
         if tokenizer is not None:
             save_tokenizer(tokenizer, path)
 

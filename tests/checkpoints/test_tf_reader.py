@@ -1,0 +1,93 @@
+"""The real reader on real checkpoints: needs the extra `tf` (`make test-tf`)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+from hf_electra_rtd import load_tf_checkpoint, load_tf_discriminator
+from hf_electra_rtd.checkpoints.tf_variables import read_tf_variables
+from tests.recordings import STEP_COUNTER, VARIANTS, Recording
+
+
+pytestmark = pytest.mark.tensorflow
+SCRIPT = Path(__file__).parents[2] / "examples" / "convert_tf_checkpoint.py"
+
+
+def assert_same_variables(ours, expected):
+    assert ours.keys() == expected.keys() - {STEP_COUNTER}
+    for name, value in ours.items():
+        assert value.dtype == expected[name].dtype
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def assert_same_tensors(ours, expected):
+    assert ours.state_dict().keys() == expected.state_dict().keys()
+    for name, tensor in ours.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=0, atol=0)
+
+
+def write_checkpoint(prefix, variables):
+    import tensorflow as tf
+
+    names = sorted(variables)
+    tensors = [tf.constant(variables[name]) for name in names]
+    tf.raw_ops.SaveV2(prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reads_what_the_suite_reads_without_it(variant):
+    recording = Recording(variant)
+    assert_same_variables(read_tf_variables(recording.prefix), recording.start_variables)
+    assert_same_tensors(load_tf_checkpoint(str(recording.prefix), recording.hparams), recording.load())
+
+
+def test_slots_of_the_optimizer_are_left_out(tmp_path):
+    recording = Recording("small_shared")
+    variables = recording.start_variables
+    slots = {
+        f"{name}/{slot}": np.ones_like(value)
+        for name, value in variables.items()
+        for slot in ("adam_m", "adam_v")
+        if name != STEP_COUNTER
+    }
+    write_checkpoint(tmp_path / "model.ckpt-0", variables | slots)
+    assert_same_variables(read_tf_variables(tmp_path / "model.ckpt-0"), variables)
+    assert_same_tensors(load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams), recording.load())
+
+
+def test_a_discriminator_alone(tmp_path):
+    recording = Recording("untied_embeddings")
+    alone = {name: value for name, value in recording.start_variables.items() if not name.startswith("generator")}
+    write_checkpoint(tmp_path / "discriminator", alone)
+    tower = load_tf_discriminator(tmp_path / "discriminator", recording.hparams)
+    assert_same_tensors(tower, recording.load().discriminator)
+
+
+def test_damaged_files(tmp_path):
+    recording = Recording("small_shared")
+    index, data = (Path(f"{recording.prefix}.{end}").read_bytes() for end in ("index", "data-00000-of-00001"))
+    for name, contents in {"index": (index[:100], data), "data": (index, data[: len(data) // 2])}.items():
+        for ending, content in zip(("index", "data-00000-of-00001"), contents, strict=True):
+            (tmp_path / f"{name}.{ending}").write_bytes(content)
+        with pytest.raises(ValueError, match="is damaged, or is not a checkpoint"):
+            read_tf_variables(tmp_path / name)
+
+
+def test_the_script_converts_a_real_checkpoint(tmp_path):
+    recording = Recording("small_shared")
+    command = [sys.executable, "-W", "error", SCRIPT, "--tf_checkpoint", recording.prefix]
+    command += ["--hparams", recording.folder / "config.json", "--vocab_file", recording.folder / "vocab.txt"]
+    run = subprocess.run([*command, "--output_dir", tmp_path / "out"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "read     114 variables" in run.stdout
+    expected = recording.load()
+    for name, model_class in (("generator", ElectraForMaskedLM), ("discriminator", ElectraForPreTraining)):
+        assert_same_tensors(model_class.from_pretrained(tmp_path / "out" / name), getattr(expected, name))
+    again = subprocess.run([*command, "--output_dir", tmp_path / "out"], capture_output=True, text=True)
+    assert again.returncode != 0
+    assert again.stderr.startswith("error: ")

@@ -1,0 +1,131 @@
+"""The project's copy of trajectories of the original's own TensorFlow graph, and how closely ours follows them.
+
+fixtures/tf_reference/<variant>/ holds six steps of google-research/electra (commit 8a46635) on small random inputs,
+without dropout: the checkpoint before step 0, its hparams, and in `trajectory.npz` the masked and corrupted ids, the
+logits, losses, gradient norms and learning rates of each step, and every variable after the last.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.checkpoints.tf_checkpoint import pair_from_variables
+from hf_electra_rtd.checkpoints.tf_hparams import config_from_hparams
+from hf_electra_rtd.checkpoints.tf_variables import KERNEL, variables_of
+
+
+FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"
+VARIANTS = ("small_shared", "untied_embeddings", "all_tied", "uniform_generator", "mlm_only")
+NUM_STEPS = 6
+STEP_COUNTER = "global_step"
+
+
+@dataclass
+class Recording:
+    """One variant."""
+
+    variant: str
+
+    def __post_init__(self) -> None:
+        self.folder = FOLDER / self.variant
+        self.config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
+        with np.load(self.folder / "trajectory.npz") as arrays:
+            self.arrays = dict(arrays)
+
+    @property
+    def prefix(self) -> Path:
+        return self.folder / "start.ckpt"
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """As recorded, but without dropout, as the trajectory was."""
+        hparams = dict(self.config["hparams"])
+        none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return {**hparams, "model_hparam_overrides": {**hparams["model_hparam_overrides"], **none}}
+
+    @property
+    def detects(self) -> bool:
+        """Whether there is a discriminator."""
+        return bool(self.hparams["electra_objective"])
+
+    @property
+    def final_variables(self) -> dict[str, np.ndarray]:
+        return {name[len("final/") :]: array for name, array in self.arrays.items() if name.startswith("final/")}
+
+    @property
+    def start_variables(self) -> dict[str, np.ndarray]:
+        """The start checkpoint without TensorFlow: its data file is the variables, one after the other, by name.
+        tests/checkpoints/test_tf_reader.py holds this against the real reader."""
+        data = Path(f"{self.prefix}.data-00000-of-00001").read_bytes()
+        shapes = {name: (array.shape, "<f4") for name, array in self.final_variables.items()}
+        shapes[STEP_COUNTER] = ((), "<i8")
+        variables, start = {}, 0
+        for name, (shape, dtype) in sorted(shapes.items()):
+            count = int(np.prod(shape))
+            variables[name] = np.frombuffer(data, dtype, count, start).reshape(shape)
+            start += variables[name].nbytes
+        assert start == len(data)
+        return variables
+
+    def load(self) -> ElectraForRTDPretraining:
+        """The pair before step 0."""
+        return pair_from_variables(config_from_hparams(self.hparams), self.start_variables)
+
+    def get(self, step: int, name: str) -> Tensor | None:
+        """What was recorded of a step; None where the variant has no such thing."""
+        array = self.arrays.get(f"step{step}/{name}")
+        return None if array is None else torch.from_numpy(array)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The inputs of a step, with the masks and samples that were drawn then."""
+        names = {
+            "input_ids": "masked_input_ids",
+            "attention_mask": "input_mask",
+            "token_type_ids": "segment_ids",
+            "masked_positions": "masked_lm_positions",
+            "labels": "masked_lm_ids",
+            "corrupted_input_ids": "corrupted_input_ids",
+        }
+        batch = {ours: torch.from_numpy(self.arrays[f"step{step}/{theirs}"]).long() for ours, theirs in names.items()}
+        batch["labels"][self.get(step, "masked_lm_weights") == 0] = -100
+        if not self.detects:
+            del batch["corrupted_input_ids"]  # recorded, but read by nothing
+        return batch
+
+
+class Comparison:
+    """Residuals (ours minus recorded) by the name of what is compared."""
+
+    def __init__(self) -> None:
+        self.residuals: dict[str, list[np.ndarray]] = {}
+
+    def add(self, name: str, ours: Any, theirs: Any, relative: bool = False) -> None:
+        """Compares, where both are there."""
+        if ours is None or theirs is None:
+            return
+        ours, theirs = (np.asarray(torch.as_tensor(value).detach(), dtype=np.float64) for value in (ours, theirs))
+        assert ours.shape == theirs.shape, name
+        self.residuals.setdefault(name, []).append((ours - theirs).ravel() / (np.abs(theirs) if relative else 1.0))
+
+    def add_variables(self, model: ElectraForRTDPretraining, recording: Recording) -> None:
+        """Compares every variable after the last step."""
+        ours, theirs = variables_of(model), recording.final_variables
+        for name, variable in theirs.items():
+            self.add("final variables", ours[name].T if name.endswith(KERNEL) else ours[name], variable)
+
+    @property
+    def worst(self) -> dict[str, float]:
+        return {name: float(np.abs(np.concatenate(all_)).max()) for name, all_ in self.residuals.items()}
+
+    @property
+    def bias(self) -> dict[str, float]:
+        """Mean signed residuals: a one-sided shift shows here before it is large anywhere."""
+        return {name: float(np.concatenate(all_).mean()) for name, all_ in self.residuals.items()}

@@ -75,7 +75,7 @@ class Loop:
         self.state, self.control = TrainerState(max_steps=args.max_steps), TrainerControl()
         self.state.compute_steps(args, args.max_steps)
         self.health = HealthWatch(args.output_dir)
-        self.meters = TrainingMeters()
+        self.meters = TrainingMeters(run.model.measures)
 
     def begin(self) -> None:
         """Goes to the first step, or to the one after the checkpoint."""
@@ -147,13 +147,8 @@ class Loop:
         meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
         meters["tokens_per_second"] = meters.pop("tokens") / max(self.clock.lap(), 1e-9)
         self.health.check_loss(step, logs["loss"])
-        self.health.check_discriminator(
-            step,
-            self.state.max_steps,
-            args.get_warmup_steps(self.state.max_steps),
-            meters["discriminator_recall"],
-            meters["discriminator_auc"],
-        )
+        steps = self.state.max_steps
+        self.health.check_discriminator(step, steps, args.get_warmup_steps(steps), meters)
         return {**logs, **meters, "train_seconds": self.clock.seconds}
 
     def log(self, logs: dict[str, float]) -> None:

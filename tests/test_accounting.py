@@ -17,7 +17,7 @@ from tests.conftest import tiny_config
 )
 def test_the_papers_convention_gives_the_papers_scripts_numbers(size, rows, length, printed):
     config = ElectraRTDConfig.from_size(size)
-    assert paper_flops(config.generator_config, config.discriminator_config, rows, length) == pytest.approx(printed)
+    assert paper_flops(config, rows, length) == pytest.approx(printed)
 
 
 def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch):
@@ -36,13 +36,12 @@ def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_th
     for config in (model.config.generator_config, model.config.discriminator_config):
         counted += rows * config.num_hidden_layers * 2 * 2 * length * length * config.hidden_size  # scores, averages
     slots = batch["labels"].shape[1]
-    towers = model.config.generator_config, model.config.discriminator_config
-    assert model_flops(*towers, rows, length, slots) == 3 * counted
+    assert model_flops(model.config, rows, length, slots) == 3 * counted
 
 
 def test_flops_a_token_of_the_small_size():
     config = ElectraRTDConfig.from_size("small")
-    flops = model_flops(config.generator_config, config.discriminator_config, 1, 128, 19)
+    flops = model_flops(config, 1, 128, 19)
     assert flops / 128 == pytest.approx(70.2e6, rel=1e-3)
 
 

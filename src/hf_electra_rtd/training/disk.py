@@ -58,7 +58,8 @@ def estimate_disk(
     written = 0 if args.save_strategy == "no" else math.ceil(num_steps / _in_steps(args.save_steps, num_steps))
     # The oldest goes only when the newest is there.
     kept = written if args.save_total_limit is None else min(written, args.save_total_limit + 1)
-    final = sum(map(_weights_file, (model, model.generator, model.discriminator))) + 3 * words + _SMALL_FILES
+    written_models = [model, *model.towers.values()]
+    final = sum(map(_weights_file, written_models)) + len(written_models) * words + _SMALL_FILES
     return DiskNeed(checkpoint, kept, final)
 
 

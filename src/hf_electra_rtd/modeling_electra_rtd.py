@@ -118,8 +118,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.post_init()
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
-        if config.freeze_generator:
-            self.generator.requires_grad_(False)
+        self._freeze_generator()
         self._let_padding_learn()
 
     @classmethod
@@ -134,9 +133,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
             ValueError: as `hf_electra_rtd.towers.load_whole` does.
         """
         if model_args or kwargs.get("output_loading_info"):
-            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
-        return model
+            loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            model = loaded[0] if kwargs.get("output_loading_info") else loaded
+        else:
+            loaded = model = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)[
+                0
+            ]
+        model._freeze_generator()  # loading makes new parameters
+        return loaded
 
     @classmethod
     def from_generator_discriminator_pretrained(
@@ -362,11 +366,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
             tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.sharing.resized(self.discriminator, before)
         self.tie_weights()
-        if self.config.freeze_generator:
-            self.generator.requires_grad_(False)
+        self._freeze_generator()
         self.proposals = get_generator(self.config)
         self._let_padding_learn()
         return self.get_input_embeddings()
+
+    def _freeze_generator(self) -> None:
+        if self.config.freeze_generator:
+            self.generator.requires_grad_(False)
 
     def _let_padding_learn(self) -> None:
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.

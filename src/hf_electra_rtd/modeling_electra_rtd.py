@@ -133,12 +133,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
             ValueError: as `hf_electra_rtd.towers.load_whole` does.
         """
         if model_args or kwargs.get("output_loading_info"):
-            loaded = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-            model = loaded[0] if kwargs.get("output_loading_info") else loaded
+            loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
         else:
-            loaded = model = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)[
-                0
-            ]
+            model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
+            loaded = model
         model._freeze_generator()  # loading makes new parameters
         return loaded
 

@@ -148,6 +148,10 @@ class ModelArguments:
         for name in sorted(taken):
             if getattr(self, name) is not None:
                 raise ValueError(f"--two_stage_from says which towers there are: leave --{name} out.")
+        if self.objective is not None and not OBJECTIVE_TRAITS[self.objective].has_generator:
+            raise ValueError(
+                f"--two_stage_from is for a generator's use, but objective={self.objective!r} has no generator."
+            )
         for name, value in SECOND_STAGE.items():
             if getattr(self, name) not in (None, value):
                 raise ValueError(f"--two_stage_from means {name}={value!r}, not {getattr(self, name)!r}.")

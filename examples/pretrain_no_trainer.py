@@ -75,7 +75,7 @@ class Loop:
         self.state, self.control = TrainerState(max_steps=args.max_steps), TrainerControl()
         self.state.compute_steps(args, args.max_steps)
         self.health = HealthWatch(args.output_dir)
-        self.meters = TrainingMeters()
+        self.meters = TrainingMeters(run.model.measures)
 
     def begin(self) -> None:
         """Goes to the first step, or to the one after the checkpoint."""
@@ -148,13 +148,13 @@ class Loop:
         meters = self.meters.drain(lambda sums: self.accelerator.reduce(sums, reduction="sum"))
         meters["tokens_per_second"] = meters.pop("tokens") / max(self.clock.lap(), 1e-9)
         self.health.check_loss(self.state.global_step, logs["loss"])
-        self.check_discriminator(meters["discriminator_recall"], meters["discriminator_auc"])
+        self.check_discriminator(meters)
         return {**logs, **meters, "train_seconds": self.clock.seconds}
 
-    def check_discriminator(self, recall: float, auc: float) -> None:
-        max_steps = self.state.max_steps
-        warmup_steps = self.run.args.get_warmup_steps(max_steps)
-        self.health.check_discriminator(self.state.global_step, max_steps, warmup_steps, recall, auc)
+    def check_discriminator(self, metrics: dict[str, float], prefix: str = "") -> None:
+        steps = self.state.max_steps
+        warmup_steps = self.run.args.get_warmup_steps(steps)
+        self.health.check_discriminator(self.state.global_step, steps, warmup_steps, metrics, prefix)
 
     def log(self, logs: dict[str, float]) -> None:
         self.state.log_history.append({"epoch": self.state.epoch, **logs, "step": self.state.global_step})
@@ -167,7 +167,7 @@ class Loop:
         with self.clock.paused():
             metrics = evaluate_held_out(self.model, self.held_out, self.accelerator)
         self.log(metrics)
-        self.check_discriminator(metrics["eval_discriminator_recall"], metrics["eval_discriminator_auc"])
+        self.check_discriminator(metrics, "eval_")
         return metrics
 
     def save(self) -> None:

@@ -15,6 +15,7 @@ import torch
 from transformers import BertTokenizer, set_seed
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 
@@ -111,6 +112,7 @@ def blocks(corpus, tokenizer, tmp_path_factory):
 
 
 def tiny_config(**options) -> ElectraRTDConfig:
+    alike = options.get("sharing") == "all" or not needs_generator_network(**options)
     return ElectraRTDConfig.from_size(
         "tiny",
         **{
@@ -120,7 +122,7 @@ def tiny_config(**options) -> ElectraRTDConfig:
             "intermediate_size": 64,
             "embedding_size": 16,
             "max_position_embeddings": 64,
-            "generator_hidden_size": 0.5,
+            **({} if alike else {"generator_hidden_size": 0.5}),
             "initializer_range": 0.2,  # far from uniform, so that mistakes show
             **options,
         },

@@ -17,32 +17,81 @@ from tests.conftest import tiny_config
 )
 def test_the_papers_convention_gives_the_papers_scripts_numbers(size, rows, length, printed):
     config = ElectraRTDConfig.from_size(size)
-    assert paper_flops(config.generator_config, config.discriminator_config, rows, length) == pytest.approx(printed)
+    assert paper_flops(config, rows, length) == pytest.approx(printed)
 
 
-def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch):
-    model = ElectraForRTDPretraining(tiny_config()).eval()
-    counted = 0
+def counted_products(model, batch):
+    """Matrix products of one call, counted from the modules: of the generator and of everything else."""
+    counts = {"generator": 0, "main": 0}
 
-    def count(module, inputs, output):
-        nonlocal counted
-        counted += 2 * inputs[0].numel() // inputs[0].shape[-1] * module.in_features * module.out_features
+    def count(where):
+        def hook(module, inputs, output):
+            rows = inputs[0].numel() // inputs[0].shape[-1]
+            counts[where] += 2 * rows * module.in_features * module.out_features
 
-    for module in model.modules():
+        return hook
+
+    for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(count)
+            module.register_forward_hook(count("generator" if name.startswith("generator") else "main"))
     model(**batch)
     rows, length = batch["input_ids"].shape
-    for config in (model.config.generator_config, model.config.discriminator_config):
-        counted += rows * config.num_hidden_layers * 2 * 2 * length * length * config.hidden_size  # scores, averages
-    slots = batch["labels"].shape[1]
-    towers = model.config.generator_config, model.config.discriminator_config
-    assert model_flops(*towers, rows, length, slots) == 3 * counted
+    for name, config in model.config.towers.items():
+        attention = rows * config.num_hidden_layers * 2 * 2 * length * length * config.hidden_size  # scores, averages
+        counts["generator" if name == "generator" else "main"] += attention
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),  # of the generator, forward and backward
+    [
+        ({}, 3),
+        ({"objective": "rtd_masked_only"}, 3),
+        ({"objective": "replace_mlm"}, 3),
+        ({"objective": "all_tokens_mlm"}, 3),
+        ({"objective": "mlm"}, 0),
+        ({"generator": "uniform"}, 0),
+        ({"sharing": "all"}, 3),
+        ({"sharing": "gdes"}, 3),
+        ({"sharing": "none", "freeze_generator": True}, 1),
+    ],
+)
+def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch, options, passes):
+    model = ElectraForRTDPretraining(tiny_config(**options)).eval()
+    counts = counted_products(model, batch)
+    rows, length = batch["input_ids"].shape
+    flops = model_flops(model.config, rows, length, batch["labels"].shape[1])
+    assert flops == passes * counts["generator"] + 3 * counts["main"]
+
+
+def test_a_second_pass_for_the_samples_is_counted(batch):
+    model = ElectraForRTDPretraining(tiny_config(sampling_dropout=False)).train()
+    counts = counted_products(model, batch)
+    rows, length = batch["input_ids"].shape
+    attention = rows * 2 * 2 * 2 * length * length * model.config.generator_config.hidden_size
+    once = model_flops(tiny_config(), rows, length, batch["labels"].shape[1])
+    again = model_flops(model.config, rows, length, batch["labels"].shape[1])
+    assert again - once == (counts["generator"] + attention) / 2  # two passes, their attention counted once
+
+
+def test_the_papers_convention_counts_what_is_computed_too():
+    small = ElectraRTDConfig.from_size("small")
+    parts = [
+        paper_flops(ElectraRTDConfig.from_size("small", **options), 1, 128)
+        for options in ({"objective": "mlm"}, {"generator": "uniform"}, {"objective": "all_tokens_mlm"})
+    ]
+    assert (
+        parts[1] < parts[0] < paper_flops(small, 1, 128)
+    )  # a softmax at 15.6 % of the tokens is more than one output
+    assert parts[2] > paper_flops(small, 1, 128)
+    frozen = small.changed(sharing="none", freeze_generator=True)
+    alone = paper_flops(small, 1, 128) - parts[1]
+    assert paper_flops(frozen, 1, 128) == pytest.approx(parts[1] + alone / 2)
 
 
 def test_flops_a_token_of_the_small_size():
     config = ElectraRTDConfig.from_size("small")
-    flops = model_flops(config.generator_config, config.discriminator_config, 1, 128, 19)
+    flops = model_flops(config, 1, 128, 19)
     assert flops / 128 == pytest.approx(70.2e6, rel=1e-3)
 
 
@@ -51,4 +100,12 @@ def test_shared_parameters_are_counted_once():
     apart = count_parameters(ElectraForRTDPretraining(tiny_config(sharing="none")))
     assert apart.total == apart.generator + apart.discriminator
     shared = 55 * 16 + 64 * 16 + 2 * 16 + 16 + 16
+    assert counts.shared == shared
     assert counts.total == counts.generator + counts.discriminator - shared
+    alone = count_parameters(ElectraForRTDPretraining(tiny_config(objective="mlm")))
+    assert (alone.generator, alone.total) == (0, alone.discriminator)
+    copying = count_parameters(ElectraForRTDPretraining(tiny_config(objective="all_tokens_mlm")))
+    assert copying.head == 32 * 32 + 32 + 32 + 1
+    one = ElectraForRTDPretraining(tiny_config(sharing="all"))
+    electra = sum(p.numel() for p in one.discriminator.electra.parameters())
+    assert count_parameters(one).shared == electra

@@ -52,7 +52,6 @@ def test_overrides_reach_both_towers_and_the_pair():
         ({"temperature": -1.0}, "temperature is -1.0"),
         ({"discriminator_weight": float("inf")}, "discriminator_weight is inf"),
         ({"tie_word_embeddings": False}, "sharing='none'"),
-        ({"generator": "bigram"}, "generator='bigram'"),
         ({"generator_config": {"vocab_size": 10}, "discriminator_config": {"vocab_size": 11}}, "10 tokens and the"),
     ],
 )
@@ -70,12 +69,6 @@ def test_unknown_sizes_and_overrides_are_refused():
         derive_generator_config(ElectraConfig(), hidden_size_fraction=0.0)
 
 
-@pytest.mark.parametrize(("option", "value"), [("objective", "rdt"), ("sharing", "al")])
-def test_unknown_objectives_and_modes_of_sharing_are_refused(option, value):
-    with pytest.raises(ValueError, match=f"no {option}='{value}'. Known are"):
-        ElectraForRTDPretraining(tiny_config(**{option: value}))
-
-
 def test_a_configuration_survives_saving(tmp_path):
     config = tiny_config(temperature=0.5, sharing="word", disallow_correct=True)
     config.save_pretrained(tmp_path)
@@ -91,3 +84,69 @@ def test_wrapping_a_towers_configuration_leaves_it_alone_and_leaks_no_path():
     assert tower._attn_implementation == "sdpa"
     assert tower.use_cache
     assert "secret" not in config.to_json_string()
+
+
+# ---- Combinations that make no sense ----
+
+TOWER = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"objective": "rdt"},
+            "no objective='rdt'. Known are: 'rtd', 'rtd_masked_only', 'replace_mlm', 'all_tokens_mlm'",
+        ),
+        ({"sharing": "some"}, "no sharing='some'. Known are: 'none', 'word', 'embeddings', 'all', 'gdes'"),
+        ({"generator": "bigram"}, "no generator='bigram'. Known are: 'masked_lm', 'uniform'"),
+        (
+            {"generator": "uniform", "generator_config": TOWER},
+            "'uniform' has no generator network: leave generator_con",
+        ),
+        ({"generator": "uniform", "temperature": 0.5}, "temperature=0.5 is for a generator network"),
+        ({"generator": "uniform", "sampling_dropout": False}, "sampling_dropout=False is for a generator network"),
+        ({"generator": "uniform", "freeze_generator": True}, "freeze_generator=True is for a generator network"),
+        ({"generator": "uniform", "sharing": "gdes"}, "sharing='gdes' needs a generator network, and generator='unif"),
+        ({"generator": "uniform", "sharing": "all"}, "sharing='all' needs a generator network"),
+        ({"generator": "uniform", "sharing": "word"}, "sharing='word' needs a generator network"),
+        ({"objective": "mlm", "generator": "uniform"}, "'mlm' has no generator: leave generator='uniform' out"),
+        ({"objective": "mlm", "sharing": "gdes"}, "sharing='gdes' needs a generator network, and objective='mlm'"),
+        ({"objective": "mlm", "disallow_correct": True}, "disallow_correct=True is for a generator"),
+        ({"objective": "mlm", "generator_config": TOWER}, "'mlm' has no generator network: leave generator_config"),
+        ({"objective": "replace_mlm", "sharing": "gdes"}, "sharing='gdes' is for discriminators"),
+        ({"sharing": "all", "generator_config": TOWER}, "'all' needs the same hidden_size in both towers.* 64 .* 256"),
+        ({"freeze_generator": True}, "freeze_generator=True would freeze what sharing='embeddings'"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused_with_the_reason(options, message):
+    with pytest.raises(ValueError, match=message):
+        ElectraRTDConfig(**options)
+
+
+def test_combinations_are_checked_again_where_a_model_is_made():
+    config = tiny_config()
+    config.freeze_generator = True
+    with pytest.raises(ValueError, match="freeze_generator=True would freeze"):
+        ElectraForRTDPretraining(config)
+
+
+def test_a_named_size_needs_no_fractions_where_there_is_no_second_network():
+    assert ElectraRTDConfig.from_size("small", objective="mlm").generator_config is None
+    assert ElectraRTDConfig.from_size("small", generator="uniform").sharing == "none"
+    alike = ElectraRTDConfig.from_size("small", sharing="all")
+    assert alike.generator_config.to_dict() == alike.discriminator_config.to_dict()
+    with pytest.raises(ValueError, match=r"leave generator_config .or generator_hidden_size"):
+        ElectraRTDConfig.from_size("small", objective="mlm", generator_hidden_size=0.5)
+    with pytest.raises(ValueError, match="sharing='all' needs the same hidden_size"):
+        ElectraRTDConfig.from_size("small", sharing="all", generator_hidden_size=0.5)
+
+
+@pytest.mark.parametrize("fractions", [(1 / 3, 0.5), (0.25, 0.3), (1.0, 1.0)])
+def test_the_generators_size_is_by_the_originals_formulas(fractions):
+    width, depth = fractions
+    config = ElectraRTDConfig.from_size("base", generator_hidden_size=width, generator_layers=depth).generator_config
+    assert config.hidden_size == round(768 * width)  # google-research/electra run_pretraining.py
+    assert config.num_hidden_layers == round(12 * depth)
+    assert config.intermediate_size == 4 * config.hidden_size
+    assert config.num_attention_heads == max(1, config.hidden_size // 64)

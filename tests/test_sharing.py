@@ -3,7 +3,7 @@
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForPreTraining
+from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from tests.conftest import VOCABULARY, tiny_config
@@ -19,7 +19,9 @@ SHARED = {
         "LayerNorm.weight",
         "LayerNorm.bias",
     },
+    "gdes": set(),
 }
+SHARED["all"] = SHARED["embeddings"]
 
 
 def assert_shares_exactly(model, sharing):
@@ -29,6 +31,8 @@ def assert_shares_exactly(model, sharing):
         tied = name in SHARED[sharing]
         assert (generator[name] is discriminator[name]) == tied, name
         assert (generator[name].data_ptr() == discriminator[name].data_ptr()) == tied, name
+    encoders = [dict(tower.electra.encoder.named_parameters()) for tower in (model.generator, model.discriminator)]
+    assert all((encoders[0][name] is encoders[1][name]) == (sharing == "all") for name in encoders[0])
     assert model.generator.generator_lm_head.weight is generator["word_embeddings.weight"]
     for tower in (model.generator, model.discriminator):
         assert tower.get_input_embeddings().padding_idx is None
@@ -90,3 +94,118 @@ def test_towers_of_different_sizes_cannot_share(size):
         ElectraForRTDPretraining(config)
     config.sharing = "none"
     ElectraForRTDPretraining(config)
+
+
+# ---- Gradients, next to those of two towers that share nothing ----
+
+
+def untied_copy(model):
+    """The same towers, with the same weights, as two models that share no tensor."""
+    copy = ElectraForRTDPretraining(model.config.changed(sharing="none")).eval().double()
+    copy.generator.load_state_dict(model.generator.state_dict())
+    copy.discriminator.load_state_dict(model.native_discriminator().state_dict())
+    return copy
+
+
+def gradients(model, batch, loss):
+    model.zero_grad()
+    getattr(model(**batch), loss).backward()
+    return {name: p.grad for name, p in model.named_parameters(remove_duplicate=False)}
+
+
+@pytest.fixture
+def replay(model, batch):
+    return {**batch, "corrupted_input_ids": model(**batch).corrupted_input_ids}
+
+
+def trained_a_little(sharing):
+    """Tables of deltas that are not zero, and biases neither."""
+    model = ElectraForRTDPretraining(tiny_config(sharing=sharing)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize("sharing", SHARED)
+@pytest.mark.parametrize("loss", ["generator_loss", "discriminator_loss", "loss"])
+def test_a_tied_tensor_gets_the_sum_of_both_towers_gradients_and_any_other_its_own(replay, sharing, loss):
+    model = trained_a_little(sharing)
+    copy = untied_copy(model)
+    torch.testing.assert_close(model(**replay).loss, copy(**replay).loss)
+    ours, apart = gradients(model, replay, loss), gradients(copy, replay, loss)
+    tied = model.all_tied_weights_keys
+    groups = {}
+    for name in apart:  # generator_lm_head.weight -> generator's word table -> the discriminator's
+        source = name
+        while source in tied:
+            source = tied[source]
+        groups.setdefault(source, []).append(name)
+    for source, names in groups.items():
+        # A tensor that is one within a tower already has one gradient there.
+        distinct = {id(copy.get_parameter(name)): apart[name] for name in names}
+        parts = [gradient for gradient in distinct.values() if gradient is not None]
+        if ours[source] is None:
+            assert not parts, source
+        else:
+            expected = sum(parts, torch.zeros_like(ours[source]))
+            torch.testing.assert_close(ours[source], expected, rtol=1e-9, atol=1e-12)
+    if sharing == "all":
+        shared = "discriminator.electra.encoder.layer.0.attention.self.query.weight"
+        assert ours[shared].any()
+
+
+@pytest.mark.parametrize("sharing", ["none", "gdes"])
+def test_the_discriminators_loss_gives_the_generator_no_gradient_at_all(replay, sharing):
+    model = trained_a_little(sharing)
+    ours = gradients(model, replay, "discriminator_loss")
+    assert all(gradient is None for name, gradient in ours.items() if name.startswith("generator."))
+    for table in ("word_embeddings", "position_embeddings"):
+        assert ours[f"discriminator.electra.embeddings.{table}.weight"].any()
+
+
+# ---- Deltas ----
+
+
+def test_deltas_begin_at_zero_and_the_look_up_is_the_generators(batch):
+    model = ElectraForRTDPretraining(tiny_config(sharing="gdes")).eval()
+    for table in ("word_embeddings", "position_embeddings"):
+        assert not getattr(model.discriminator.electra.embeddings, table).weight.any()
+        alone = getattr(model.native_discriminator().electra.embeddings, table).weight
+        assert torch.equal(alone, getattr(model.generator.electra.embeddings, table).weight)
+
+
+@pytest.mark.parametrize("change", [7, -3])
+def test_a_resize_keeps_what_the_discriminator_says_and_new_tokens_begin_as_the_generators(batch, change):
+    model = trained_a_little("gdes")
+    ids = batch["input_ids"].clamp(max=len(VOCABULARY) - 4)
+    before = model(ids).logits
+    model.resize_token_embeddings(len(VOCABULARY) + change)
+    torch.testing.assert_close(model(ids).logits, before)
+    assert not model.discriminator.electra.embeddings.word_embeddings.weight[len(VOCABULARY) :].any()
+
+
+@pytest.mark.parametrize("sharing", ["all", "gdes"])
+def test_exported_towers_say_what_the_pair_says_and_join_again(tmp_path, batch, sharing):
+    model = trained_a_little(sharing).float()
+    model.save_towers(tmp_path)
+    generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").eval()
+    discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "discriminator").eval()
+    ids = batch["input_ids"]
+    torch.testing.assert_close(generator(ids).logits, model.generator(ids).logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(discriminator(ids).logits, model(ids).logits, rtol=0, atol=1e-5)
+    joined = ElectraForRTDPretraining.from_generator_discriminator_pretrained(
+        tmp_path / "generator", tmp_path / "discriminator", sharing=sharing
+    ).eval()
+    torch.testing.assert_close(joined.generator(ids).logits, generator(ids).logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(joined(ids).logits, discriminator(ids).logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_look_up_of_deltas_traces_whole(batch):
+    torch.compiler.reset()
+    model = ElectraForRTDPretraining(tiny_config(sharing="gdes")).train()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    expected, found = gradients(model, batch, "loss"), gradients(compiled, batch, "loss")
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[f"_orig_mod.{name}"], gradient)

@@ -7,7 +7,8 @@ and the peak of the device, it gives the share of the hardware that was used (Pa
 costs one forward pass, embedding look-ups count as dense products, and dropout, LayerNorm, softmax and activations
 count too.
 
-The two must not be mixed. Configurations are `transformers.ElectraConfig`s of the towers.
+The two must not be mixed. Both count what is computed: towers that share tensors run one after the other all the
+same, a frozen generator has no backward pass, and one that samples without dropout runs forward once more.
 """
 
 from __future__ import annotations
@@ -18,46 +19,70 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Numbers of parameters; `total` counts what the towers share once."""
+    """Numbers of parameters.
+
+    Attributes:
+        generator: 0 where there is no network.
+        discriminator: of the main tower.
+        head: what the objective learns besides the towers.
+        total: what the towers share is counted once.
+    """
 
     generator: int
     discriminator: int
+    head: int
     total: int
+
+    @property
+    def shared(self) -> int:
+        """What both towers have in common."""
+        return self.generator + self.discriminator + self.head - self.total
 
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
 
 
 def count_parameters(model: Any) -> ParameterCount:
-    """Parameters of the towers of a pair and of both together (`parameters()` yields a tied tensor once)."""
+    """Parameters of a pair (`parameters()` yields a tied tensor once)."""
+    parts = (model.generator, model.discriminator, model.main_head, model)
     return ParameterCount(
-        generator=sum(parameter.numel() for parameter in model.generator.parameters()),
-        discriminator=sum(parameter.numel() for parameter in model.discriminator.parameters()),
-        total=sum(parameter.numel() for parameter in model.parameters()),
+        *(0 if part is None else sum(parameter.numel() for parameter in part.parameters()) for part in parts)
     )
 
 
 # ---- Matrix products only ----
 
 
-def model_flops(generator: Any, discriminator: Any, rows: int, row_length: int, num_masked: int) -> int:
-    """FLOPs of training on `rows` rows: three times the forward pass's matrix products.
+def model_flops(config: Any, rows: int, row_length: int, num_masked: int) -> int:
+    """FLOPs of training on `rows` rows, in matrix products.
 
     Args:
-        generator: configuration; its vocabulary projection runs on the masked tokens alone.
-        discriminator: configuration.
+        config: of the pair. The vocabulary projection runs on the tokens that a tower predicts alone.
         rows: rows seen in training.
         row_length: L, tokens a row.
         num_masked: K, masked tokens a row.
     """
-    head = 2 * generator.hidden_size * generator.embedding_size + 2 * generator.embedding_size * generator.vocab_size
-    binary_head = 2 * discriminator.hidden_size**2 + 2 * discriminator.hidden_size
-    forward = (
-        row_length
-        * (_encoder_products(generator, row_length) + _encoder_products(discriminator, row_length) + binary_head)
-        + num_masked * head
-    )
-    return 3 * rows * forward
+    main = config.discriminator_config
+    predicting = {"masked": num_masked, "all": row_length, "replaced": 0}[config.traits.predicts]
+    judging = {"masked": 0, "all": row_length, "replaced": row_length}[config.traits.predicts]
+    forward = row_length * _encoder_products(main, row_length)
+    forward += predicting * _masked_lm_products(main) + judging * (2 * main.hidden_size**2 + 2 * main.hidden_size)
+    total = 3 * forward
+    if config.has_generator_network:
+        generator = config.generator_config
+        forward = row_length * _encoder_products(generator, row_length) + num_masked * _masked_lm_products(generator)
+        total += _generator_passes(config, backward=2) * forward
+    return rows * total
+
+
+def _generator_passes(config: Any, backward: int) -> int:
+    """Forward passes of the generator in a step, its backward pass counted as `backward` of them."""
+    return (1 if config.freeze_generator else 1 + backward) + (0 if config.sampling_dropout else 1)
+
+
+def _masked_lm_products(config: Any) -> int:
+    """Matrix products of a masked-language-model head for one token."""
+    return int(2 * config.hidden_size * config.embedding_size + 2 * config.embedding_size * config.vocab_size)
 
 
 def _encoder_products(config: Any, row_length: int) -> int:
@@ -74,22 +99,26 @@ def _encoder_products(config: Any, row_length: int) -> int:
 _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
 
 
-def paper_flops(
-    generator: Any, discriminator: Any, rows: int, row_length: int, output_share: float = 0.15625
-) -> float:
+def paper_flops(config: Any, rows: int, row_length: int, masked_share: float = 0.15625) -> float:
     """FLOPs of training on `rows` rows as the paper counts them.
 
     Args:
-        generator, discriminator: configurations.
+        config: of the pair.
         rows: rows seen in training.
         row_length: L, tokens a row.
-        output_share: of the tokens that reach the generator's softmax; the paper's script takes 20 of 128.
+        masked_share: of the tokens that reach a masked-language-model head; the paper's script takes 20 of 128.
     """
-    generator_row = (
-        _paper_encoder(generator, row_length) + output_share * _paper_masked_lm_head(generator) * row_length
-    )
-    discriminator_row = _paper_encoder(discriminator, row_length) + _paper_binary_head(discriminator) * row_length
-    return 2.0 * rows * (generator_row + discriminator_row)
+    main = config.discriminator_config
+    predicting = {"masked": masked_share, "all": 1.0, "replaced": 0.0}[config.traits.predicts]
+    judging = {"masked": 0.0, "all": 1.0, "replaced": 1.0}[config.traits.predicts]
+    main_row = _paper_encoder(main, row_length)
+    main_row += (predicting * _paper_masked_lm_head(main) + judging * _paper_binary_head(main)) * row_length
+    total = 2.0 * main_row
+    if config.has_generator_network:
+        generator = config.generator_config
+        row = _paper_encoder(generator, row_length) + masked_share * _paper_masked_lm_head(generator) * row_length
+        total += _generator_passes(config, backward=1) * row
+    return rows * total
 
 
 def _paper_encoder(config: Any, row_length: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -66,13 +67,55 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 
-# What the rooms of these names hold; the sense of their combinations is decided here.
-# Each objective: the weight of the main tower's loss. λ = 50 for discriminators (paper, Table 6; Code `disc_weight`).
-OBJECTIVE_WEIGHTS = {"rtd": 50.0, "rtd_masked_only": 50.0, "replace_mlm": 1.0, "all_tokens_mlm": 1.0, "mlm": 1.0}
-OBJECTIVES_WITHOUT_GENERATOR = ("mlm",)
-DISCRIMINATIVE_OBJECTIVES = ("rtd", "rtd_masked_only")
-SHARING_NAMES = ("none", "word", "embeddings", "all", "gdes")
+
+@dataclasses.dataclass(frozen=True)
+class ObjectiveTraits:
+    """What follows from an objective, before anything is computed.
+
+    Attributes:
+        predicts: what the main tower says: whether each token was `"replaced"`, the tokens at the `"masked"`
+            positions, or `"all"` tokens.
+        weight: of its loss: λ = 50 for discriminators (paper, Table 6; Code `disc_weight`), else 1.
+        has_generator: whether masked tokens are replaced by samples.
+    """
+
+    predicts: str
+    weight: float
+    has_generator: bool = True
+
+
+# What `objectives`, `sharing` and `generators` hold, by name; the sense of their combinations is decided here.
+OBJECTIVE_TRAITS = {
+    "rtd": ObjectiveTraits("replaced", 50.0),
+    "rtd_masked_only": ObjectiveTraits("replaced", 50.0),
+    "replace_mlm": ObjectiveTraits("masked", 1.0),
+    "all_tokens_mlm": ObjectiveTraits("all", 1.0),
+    "mlm": ObjectiveTraits("masked", 1.0, has_generator=False),
+}
+# Each mode of sharing: sizes that both towers must have in common for the tensors to be one.
+_EMBEDDING_SIZES = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
+SHARED_SIZES: dict[str, tuple[str, ...]] = {
+    "none": ("vocab_size",),
+    "word": ("vocab_size", "embedding_size"),
+    "embeddings": _EMBEDDING_SIZES,
+    "all": (
+        *_EMBEDDING_SIZES,
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+    ),
+    "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
+}
 GENERATOR_NAMES = ("masked_lm", "uniform")
+
+# Options of a pair, and of them those of its generator.
+_GENERATOR_OPTIONS = (
+    "sharing",
+    "generator",
+    "temperature",
+    "disallow_correct",
+    "sampling_dropout",
+    "freeze_generator",
+)
+_OPTIONS = ("objective", "generator_weight", "discriminator_weight", "initializer_range", *_GENERATOR_OPTIONS)
 
 # What `PreTrainedConfig` accepts or writes besides its declared fields.
 _FRAMEWORK_KEYS = frozenset(
@@ -148,6 +191,23 @@ def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
         raise ValueError(f"{what} has no option {key!r}.{hint}")
 
 
+def refuse_unknown_names(options: Mapping[str, Any]) -> None:
+    """Refuses names of an objective, a mode of sharing or a kind of generator that do not exist; lists those that do.
+
+    Raises:
+        ValueError: for the first one.
+    """
+    for option, known in (("objective", OBJECTIVE_TRAITS), ("sharing", SHARED_SIZES), ("generator", GENERATOR_NAMES)):
+        if option in options and options[option] not in known:
+            names = ", ".join(map(repr, known))
+            raise ValueError(f"There is no {option}={options[option]!r}. Known are: {names}.")
+
+
+def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:
+    """Whether there is a tower that proposes tokens, from a configuration's options."""
+    return OBJECTIVE_TRAITS[objective].has_generator and generator == "masked_lm"
+
+
 @strict
 class ElectraRTDConfig(PreTrainedConfig):
     """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations and how they play together.
@@ -167,7 +227,7 @@ class ElectraRTDConfig(PreTrainedConfig):
         temperature: of the generator's softmax when sampling; 1.0 as in Code; 0.0 takes the most likely token.
         disallow_correct: never sample the original token (Code `disallow_correct`; off).
         sampling_dropout: sample from the generator as it trains, with dropout (the original, where one forward pass
-            serves both); False samples without, from a second pass, where there is dropout at all.
+            serves both); False samples without, from a second pass.
         freeze_generator: the generator learns nothing, as in the second stage of two-stage training (paper, section
             3.2).
 
@@ -187,6 +247,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         "corrupted_input_ids",
         "predictions",
         "copy_probabilities",
+        "generator_token_losses",
+        "discriminator_token_losses",
     ]
 
     # An `ElectraConfig` each once `__post_init__` has run; a dict, or None, may be given.
@@ -209,15 +271,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         fields = {field.name for field in dataclasses.fields(self)}
         _refuse_unknown(set(kwargs) - _FRAMEWORK_KEYS, fields, type(self).__name__)
-        for name, known in (
-            ("objective", OBJECTIVE_WEIGHTS),
-            ("sharing", SHARING_NAMES),
-            ("generator", GENERATOR_NAMES),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"There is no {name}={getattr(self, name)!r}. Known are: {', '.join(map(repr, known))}."
-                )
+        refuse_unknown_names(vars(self))
         self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
         if not self.has_generator_network:
             self._do_without_generator()
@@ -234,44 +288,88 @@ class ElectraRTDConfig(PreTrainedConfig):
             if tower is not None:
                 tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
         if self.discriminator_weight is None:
-            self.discriminator_weight = OBJECTIVE_WEIGHTS[self.objective]
+            self.discriminator_weight = self.traits.weight
         super().__post_init__(**kwargs)
-        self._check()
+        self.check()
+
+    @property
+    def traits(self) -> ObjectiveTraits:
+        """What follows from the objective."""
+        return OBJECTIVE_TRAITS[self.objective]
 
     @property
     def has_generator(self) -> bool:
         """Whether masked tokens are replaced by samples."""
-        return self.objective not in OBJECTIVES_WITHOUT_GENERATOR
+        return self.traits.has_generator
 
     @property
     def has_generator_network(self) -> bool:
         """Whether there is a tower that proposes them."""
-        return self.has_generator and self.generator == "masked_lm"
+        return needs_generator_network(self.objective, self.generator)
+
+    @property
+    def towers(self) -> dict[str, ElectraConfig]:
+        """The configurations of the towers that there are, by name."""
+        both = {"generator": self.generator_config, "discriminator": self.discriminator_config}
+        return {name: config for name, config in both.items() if config is not None}
+
+    def changed(self, **options: Any) -> ElectraRTDConfig:
+        """A configuration of the same main tower with other options.
+
+        What follows from them follows anew, unless it is given: the main tower's weight where the objective is another
+        one; all that concerns the generator where there is a generator network now and was none, or the reverse.
+        """
+        values = {name: getattr(self, name) for name in _OPTIONS}
+        if options.get("objective", self.objective) != self.objective:
+            del values["discriminator_weight"]
+        if needs_generator_network(**{**values, **options}) != self.has_generator_network:
+            values = {name: value for name, value in values.items() if name not in _GENERATOR_OPTIONS}
+        else:
+            values["generator_config"] = self.generator_config
+        return type(self)(discriminator_config=self.discriminator_config, **{**values, **options})
 
     def _do_without_generator(self) -> None:
         """What there is no generator network for, is refused; what was only a default, set to what it means."""
         reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"
         if self.generator_config is not None:
-            raise ValueError(f"{reason} has no generator network: leave generator_config out.")
+            raise ValueError(
+                f"{reason} has no generator network: leave generator_config (or generator_hidden_size and "
+                "generator_layers) out."
+            )
         if not self.has_generator and self.generator != "masked_lm":
             raise ValueError(f"{reason} has no generator: leave generator={self.generator!r} out.")
-        if self.sharing in ("all", "gdes"):
+        if self.sharing not in ("none", type(self).sharing):
             raise ValueError(f"sharing={self.sharing!r} needs a generator network, and {reason} has none.")
         self.sharing = "none"
-        for name, default in (("temperature", 1.0), ("sampling_dropout", True), ("freeze_generator", False)):
-            if getattr(self, name) != default:
+        for name in ("temperature", "sampling_dropout", "freeze_generator"):
+            if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name}={getattr(self, name)} is for a generator network, and {reason} has none.")
         if self.disallow_correct and not self.has_generator:
             raise ValueError(f"disallow_correct=True is for a generator, and {reason} has none.")
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Refuses what makes no sense together; called again where a model is made, since fields can be set.
+
+        Raises:
+            ValueError: with the reason.
+        """
+        refuse_unknown_names(vars(self))
         generator, discriminator = self.generator_config, self.discriminator_config
-        if generator is not None and generator.vocab_size != discriminator.vocab_size:
-            raise ValueError(
-                f"The generator has {generator.vocab_size} tokens and the discriminator {discriminator.vocab_size}: "
-                "what one samples, the other must read. Take towers of one tokenizer, or resize one of them first."
-            )
-        if self.sharing == "gdes" and self.objective not in DISCRIMINATIVE_OBJECTIVES:
+        if self.has_generator_network:
+            if generator.vocab_size != discriminator.vocab_size:
+                raise ValueError(
+                    f"The generator has {generator.vocab_size} tokens and the discriminator "
+                    f"{discriminator.vocab_size}: what one samples, the other must read. Take towers of one "
+                    "tokenizer, or resize one of them first."
+                )
+            for size in SHARED_SIZES[self.sharing]:
+                mine, other = getattr(generator, size), getattr(discriminator, size)
+                if mine != other:
+                    raise ValueError(
+                        f"sharing={self.sharing!r} needs the same {size} in both towers, but the generator has "
+                        f"{mine} and the discriminator {other}. Take matching towers, or sharing='none'."
+                    )
+        if self.sharing == "gdes" and self.traits.predicts != "replaced":
             raise ValueError(
                 f"sharing='gdes' is for discriminators: with objective={self.objective!r} the main tower predicts "
                 "tokens with its word table, which holds deltas only."
@@ -308,12 +406,9 @@ class ElectraRTDConfig(PreTrainedConfig):
         _refuse_unknown(overrides, own | tower | fractions, f"from_size({size!r})")
         values = {**SIZES[size], **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
-        # One transformer (`sharing="all"`), or no generator network, needs no fractions, but if given they must fit.
-        needed = (
-            values.get("objective") not in OBJECTIVES_WITHOUT_GENERATOR
-            and values.get("generator") != "uniform"
-            and values.get("sharing") != "all"
-        )
+        # One transformer (`sharing="all"`), or no generator network, needs no fractions; if given, they must fit.
+        refuse_unknown_names(values)
+        needed = needs_generator_network(**values) and values.get("sharing") != "all"
         generator = None
         if needed or fractions & overrides.keys():
             generator = derive_generator_config(

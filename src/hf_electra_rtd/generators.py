@@ -1,7 +1,7 @@
 """What fills the masked slots.
 
-A kind of generator is a class: what it proposes for each slot. The model chooses one at construction and never asks
-for its name again.
+A kind of generator is a class: what it proposes for each slot, and what is measured of it. The model chooses one at
+construction and never asks for its name again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES
+from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
+from hf_electra_rtd.measures import GeneratorAccuracy, GeneratorLoss, Measure, Sampling
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss
 
 
@@ -23,10 +24,38 @@ class GeneratorOutput(NamedTuple):
     loss: LossSum
 
 
-class MaskedLMGenerator:
-    """A masked language model (paper, section 2): softmax over the vocabulary at each masked slot."""
+class Generator:
+    """What all kinds have.
 
-    name: ClassVar[str] = "masked_lm"
+    Attributes:
+        measures: what is metered and evaluated.
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = ()
+
+    def __init__(self, config: ElectraRTDConfig) -> None:
+        self.vocab_size = config.discriminator_config.vocab_size
+
+    def __call__(
+        self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None
+    ) -> GeneratorOutput | None:
+        raise NotImplementedError
+
+
+class NoGenerator(Generator):
+    """Masked tokens stay masked."""
+
+    def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> None:
+        return None
+
+
+class MaskedLMGenerator(Generator):
+    """A masked language model (paper, section 2): softmax over the vocabulary at each masked slot.
+
+    L_G = mean over m of  -log p(x_t | x with [MASK] at m)
+    """
+
+    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), GeneratorAccuracy(), Sampling())
 
     def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> GeneratorOutput:
         """Only the masked slots reach the vocabulary: B*K rows of logits instead of B*L."""
@@ -34,19 +63,19 @@ class MaskedLMGenerator:
         return GeneratorOutput(logits_BKV, masked_lm_loss(logits_BKV, slots.labels))
 
 
-class UniformGenerator:
+class UniformGenerator(Generator):
     """Every token is as likely as every other (google-research/electra `uniform_generator`): no network, nothing to
-    learn. Its loss is the constant ln V."""
+    learn.
 
-    name: ClassVar[str] = "uniform"
+    L_G = ln V, a constant
+    """
 
-    def __init__(self, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
+    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), Sampling())
 
     def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> GeneratorOutput:
         logits_BKV = torch.zeros(1, 1, 1, device=input_ids.device).expand(*slots.labels.shape, self.vocab_size)
-        count = slots.labels.ne(IGNORED).sum()
-        return GeneratorOutput(logits_BKV, LossSum(count * math.log(self.vocab_size), count))
+        used = slots.labels.ne(IGNORED)
+        return GeneratorOutput(logits_BKV, LossSum(used * math.log(self.vocab_size), used.sum()))
 
 
 def masked_lm_logits(tower: Any, slots: MaskedSlots, **inputs: Tensor | None) -> Tensor:
@@ -57,14 +86,10 @@ def masked_lm_logits(tower: Any, slots: MaskedSlots, **inputs: Tensor | None) ->
     return logits_BKV
 
 
-def get_generator(name: str, vocab_size: int) -> MaskedLMGenerator | UniformGenerator:
-    """The kind of generator of that name.
+GENERATORS: dict[str, type[Generator]] = {"masked_lm": MaskedLMGenerator, "uniform": UniformGenerator}
+assert tuple(GENERATORS) == GENERATOR_NAMES
 
-    Raises:
-        ValueError: if there is none.
-    """
-    if name == MaskedLMGenerator.name:
-        return MaskedLMGenerator()
-    if name == UniformGenerator.name:
-        return UniformGenerator(vocab_size)
-    raise ValueError(f"generator={name!r} is not known. Known are: {', '.join(map(repr, GENERATOR_NAMES))}.")
+
+def get_generator(config: ElectraRTDConfig) -> Generator:
+    """The kind of generator that a configuration asks for."""
+    return (GENERATORS[config.generator] if config.has_generator else NoGenerator)(config)

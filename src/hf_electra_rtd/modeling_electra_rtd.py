@@ -5,6 +5,7 @@ Shape legend: B rows, L tokens a row, K masked slots a row, V tokens of the voca
 
 from __future__ import annotations
 
+import copy
 import os
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,6 +18,7 @@ from transformers.utils import ModelOutput
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.generators import GeneratorOutput, get_generator
+from hf_electra_rtd.measures import Measure
 from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
 from hf_electra_rtd.ops import (
     MaskedSlots,
@@ -44,6 +46,8 @@ class ElectraRTDOutput(ModelOutput):
         replaced_labels: (B, L) int64; 1 where what it read differs from the original.
         predictions: (B, K) or (B, L) int64; the most likely ids of a main tower that predicts tokens.
         copy_probabilities: (B, L); of a main tower with a copy mechanism.
+        generator_token_losses: (B, K); without gradient; 0 in unused slots.
+        discriminator_token_losses: (B, K) or (B, L), where the objective takes its mean; likewise.
     """
 
     loss: Tensor | None = None
@@ -56,6 +60,8 @@ class ElectraRTDOutput(ModelOutput):
     replaced_labels: Tensor | None = None
     predictions: Tensor | None = None
     copy_probabilities: Tensor | None = None
+    generator_token_losses: Tensor | None = None
+    discriminator_token_losses: Tensor | None = None
 
 
 class ElectraForRTDPretraining(PreTrainedModel):
@@ -71,7 +77,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         discriminator: likewise.
 
     Raises:
-        ValueError: for an objective or a mode of sharing that does not exist, or towers that cannot share.
+        ValueError: for a configuration that makes no sense, as `ElectraRTDConfig.check` says.
     """
 
     config: ElectraRTDConfig
@@ -96,12 +102,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
         discriminator: ElectraForPreTraining | None = None,
     ) -> None:
         super().__init__(config)
+        config.check()
         self.objective = get_objective(config.objective)
         self.sharing = get_sharing(config.sharing)
-        self.proposals = get_generator(config.generator, config.discriminator_config.vocab_size)
+        self.proposals = get_generator(config)
         self.generator = generator
         if config.has_generator_network:
-            self.sharing.check(config.generator_config, config.discriminator_config)
             self.generator = generator or ElectraForMaskedLM(config.generator_config)
             _adopt_config(self.generator, config.generator_config)
         self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
@@ -112,8 +118,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.post_init()
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
-        if config.freeze_generator:
-            self.generator.requires_grad_(False)
+        self._freeze_generator()
         self._let_padding_learn()
 
     @classmethod
@@ -128,9 +133,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
             ValueError: as `hf_electra_rtd.towers.load_whole` does.
         """
         if model_args or kwargs.get("output_loading_info"):
-            return super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-        model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
-        return model
+            loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+        else:
+            model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
+            loaded = model
+        model._freeze_generator()  # loading makes new parameters
+        return loaded
 
     @classmethod
     def from_generator_discriminator_pretrained(
@@ -158,12 +167,30 @@ class ElectraForRTDPretraining(PreTrainedModel):
             directory: made where it does not exist.
             tokenizer: written into both, with a `vocab.txt` for tools that know no `tokenizer.json`.
         """
-        pair = {
-            "discriminator": (self.discriminator, self.sharing.exported_tensors(self.generator, self.discriminator))
-        }
-        if self.generator is not None:
-            pair["generator"] = (self.generator, None)
+        exported = {"discriminator": self.sharing.exported_tensors(self.generator, self.discriminator)}
+        pair = {name: (tower, exported.get(name)) for name, tower in self.towers.items()}
         towers.save_towers(pair, directory, tokenizer)
+
+    @property
+    def towers(self) -> dict[str, Any]:
+        """The towers that there are, by name."""
+        both = {"generator": self.generator, "discriminator": self.discriminator}
+        return {name: tower for name, tower in both.items() if tower is not None}
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What is metered in training and evaluated on held-out rows."""
+        return (*self.proposals.measures, *self.objective.measures)
+
+    def native_discriminator(self) -> Any:
+        """The main tower as a model that stands alone: the one that is trained, or, where that one looks words up in
+        the generator's tables too (`sharing="gdes"`), a copy with tables of its own."""
+        tensors = self.sharing.exported_tensors(self.generator, self.discriminator)
+        if tensors is None:
+            return self.discriminator
+        alone = copy.deepcopy(self.discriminator)
+        alone.load_state_dict(tensors)
+        return alone
 
     # ---- The three verbs ----
 
@@ -174,8 +201,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
-    ) -> GeneratorOutput:
-        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss."""
+    ) -> GeneratorOutput | None:
+        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss; None where
+        nothing is generated."""
         return self.proposals(
             self.generator,
             input_ids,
@@ -267,47 +295,49 @@ class ElectraForRTDPretraining(PreTrainedModel):
             )
 
         slots = masked_slots(input_ids, masked_positions, labels)
-        generated = None
-        if self.config.has_generator:
-            generated = self.generate(input_ids, slots, *inputs)
-            if corrupted_input_ids is None:
-                logits = self._sampling_logits(generated, input_ids, slots, *inputs)
-                corrupted_input_ids = self.corrupt(input_ids, slots, logits, sampling_uniforms)
+        generated = self.generate(input_ids, slots, *inputs)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
+            if generated is not None:
+                logits = self._sampling_logits(generated, input_ids, slots, *inputs)
+                corrupted_input_ids = self.corrupt(input_ids, slots, logits, sampling_uniforms)
         originals = original_ids(input_ids, slots)
         main = self.discriminate(corrupted_input_ids, originals, slots, *inputs)
         assert main.loss is not None
         discriminator_loss = main.loss.mean()
         loss = self.config.discriminator_weight * discriminator_loss
-        generator_loss = None
+        of_generator: dict[str, Tensor | None] = {}
         if generated is not None:
             generator_loss = generated.loss.mean()
             loss = self.config.generator_weight * generator_loss + loss
+            of_generator = {
+                "generator_loss": generator_loss,
+                "generator_predictions": generated.logits.argmax(dim=-1),
+                "generator_logits": generated.logits if output_generator_logits else None,
+                "generator_token_losses": generated.loss.losses.detach(),
+            }
         return ElectraRTDOutput(
             loss=loss,
             logits=main.logits if main.predictions is None or output_logits else None,
-            generator_loss=generator_loss,
             discriminator_loss=discriminator_loss,
-            generator_predictions=None if generated is None else generated.logits.argmax(dim=-1),
-            generator_logits=generated.logits if generated is not None and output_generator_logits else None,
             corrupted_input_ids=corrupted_input_ids,
             replaced_labels=corrupted_input_ids.ne(originals).long(),
             predictions=main.predictions,
             copy_probabilities=main.copy_probabilities,
+            discriminator_token_losses=main.loss.losses.detach(),
+            **of_generator,
         )
 
     def _sampling_logits(self, generated: GeneratorOutput, *inputs: Any) -> Tensor:
         """The logits to sample from: those that train, or, without `sampling_dropout`, those of a second pass."""
-        dropout = (self.config.generator_config or PreTrainedConfig()).to_dict()
-        drops = any(dropout.get(name) for name in ("hidden_dropout_prob", "attention_probs_dropout_prob"))
-        if self.config.sampling_dropout or not (self.training and drops):
+        if self.config.sampling_dropout or self.generator is None or not self.generator.training:
             return generated.logits
         self.generator.eval()
         with torch.no_grad():
-            logits = self.generate(*inputs).logits
+            again = self.generate(*inputs)
         self.generator.train()
-        return logits
+        assert again is not None
+        return again.logits
 
     # ---- Embeddings ----
 
@@ -327,7 +357,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         before = self.get_input_embeddings().num_embeddings
-        for tower in self._towers():
+        for tower in self.towers.values():
             # A stock resize changes its tensor in place: give each tower its own first, and tie them again after.
             embedding = tower.get_input_embeddings()
             embedding.weight = nn.Parameter(embedding.weight.detach().clone())
@@ -335,18 +365,18 @@ class ElectraForRTDPretraining(PreTrainedModel):
             tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.sharing.resized(self.discriminator, before)
         self.tie_weights()
-        if self.config.freeze_generator:
-            self.generator.requires_grad_(False)
-        self.proposals = get_generator(self.config.generator, self.config.discriminator_config.vocab_size)
+        self._freeze_generator()
+        self.proposals = get_generator(self.config)
         self._let_padding_learn()
         return self.get_input_embeddings()
 
-    def _towers(self) -> tuple[Any, ...]:
-        return (self.discriminator,) if self.generator is None else (self.generator, self.discriminator)
+    def _freeze_generator(self) -> None:
+        if self.config.freeze_generator:
+            self.generator.requires_grad_(False)
 
     def _let_padding_learn(self) -> None:
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
-        for tower in self._towers():
+        for tower in self.towers.values():
             cast(nn.Embedding, tower.get_input_embeddings()).padding_idx = None
 
 

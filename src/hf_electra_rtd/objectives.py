@@ -1,8 +1,8 @@
 """What the main tower learns: the paper's Table 5.
 
-An objective is a class: which stock model the main tower is, and how its loss is computed. Whether there is a
-generator and how the losses are weighed, `hf_electra_rtd.configuration_electra_rtd` says. The model chooses one at
-construction and never asks for its name again.
+An objective is a class: which stock model the main tower is, how its loss is computed, and what is measured of it.
+Whether there is a generator and how the losses are weighed, `hf_electra_rtd.configuration_electra_rtd` says. The model
+chooses one at construction and never asks for its name again.
 
 Notation: x the original row, x^c the corrupted one (every masked token replaced by a sample of the generator), m the
 masked positions.
@@ -16,10 +16,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_WEIGHTS
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.generators import masked_lm_logits
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss, replaced_token_loss
+from hf_electra_rtd.measures import (
+    CopyProbability,
+    Detection,
+    MainLoss,
+    MaskedAccuracy,
+    Measure,
+    TokenAccuracy,
+    at_all,
+    at_masked,
+)
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss, replaced_token_loss, sum_over_real
 
 
 class CorruptedBatch(NamedTuple):
@@ -81,10 +92,12 @@ class Objective:
     Attributes:
         name: in a configuration.
         main_tower_class: the stock model of the main tower.
+        measures: what is metered and evaluated of it.
     """
 
     name: ClassVar[str]
     main_tower_class: ClassVar[type[PreTrainedModel]]
+    measures: ClassVar[tuple[Measure, ...]]
 
     def make_head(self, config: Any) -> nn.Module | None:
         """What the objective learns besides the towers; not exported with them."""
@@ -104,6 +117,7 @@ class ReplacedTokenDetection(Objective):
 
     name = "rtd"
     main_tower_class = ElectraForPreTraining
+    measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_all), Detection(at_all))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
         logits_BL = tower(**batch.tower_inputs).logits
@@ -116,10 +130,13 @@ class ReplacedTokenDetection(Objective):
 
 
 class MaskedOnlyDetection(ReplacedTokenDetection):
-    """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but the mean goes over the masked positions m
-    alone."""
+    """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but over the masked positions alone.
+
+    L = mean over m of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
+    """
 
     name = "rtd_masked_only"
+    measures = (MainLoss(at_masked), Detection(at_masked), Detection(at_all, suffix="_all"))
 
     def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
         if batch.replaced_labels is None or batch.slots is None:
@@ -137,6 +154,7 @@ class MaskedLM(Objective):
 
     name = "mlm"
     main_tower_class = ElectraForMaskedLM
+    measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_masked), MaskedAccuracy())
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
         if batch.slots is None:
@@ -156,36 +174,21 @@ class ReplaceMLM(MaskedLM):
     name = "replace_mlm"
 
 
-class CopyHead(nn.Module):
-    """The probability that a token stands as it was: a sigmoid on top of the encoder (paper, section 3.4).
-
-    As the stock discriminator head: a dense layer, the activation, and one output.
-    """
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.copy_prediction = nn.Linear(config.hidden_size, 1)
-
-    def forward(self, hidden_BLH: Tensor) -> Tensor:
-        """Logits (B, L) of "copy"."""
-        logits_BL1: Tensor = self.copy_prediction(F.gelu(self.dense(hidden_BLH)))
-        return logits_BL1.squeeze(-1)
-
-
 class AllTokensMLM(Objective):
     """All-Tokens MLM with its copy mechanism (paper, section 3.4): predict every token of the original.
 
         p(x_t | x^c) = C_t [x^c_t = x_t] + (1 - C_t) softmax(t)[x_t]        L = mean over every real token of -log p
 
-    with C_t the sigmoid of [`CopyHead`]. Between ELECTRA (C alone) and BERT (softmax alone).
+    with the copy probability C_t the sigmoid of a head of its own on the encoder, made as the stock discriminator's (a
+    dense layer, the activation, one output). Between ELECTRA (C alone) and BERT (softmax alone).
     """
 
     name = "all_tokens_mlm"
     main_tower_class = ElectraForMaskedLM
+    measures = (MainLoss(at_all), TokenAccuracy(), CopyProbability())
 
     def make_head(self, config: Any) -> nn.Module:
-        return CopyHead(config)
+        return ElectraDiscriminatorPredictions(config)
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
         hidden_BLH = tower.electra(**batch.tower_inputs).last_hidden_state
@@ -203,11 +206,9 @@ class AllTokensMLM(Objective):
     def _loss(self, log_p_BLV: Tensor, copy_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
         if batch.original_ids is None:
             return None
-        log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), batch.original_ids.eq(batch.input_ids))
-        if batch.attention_mask is None:
-            return LossSum(-log_p_BL.sum(), log_p_BL.new_tensor(log_p_BL.numel()))
-        real = batch.attention_mask.ne(0)
-        return LossSum(-log_p_BL.where(real, 0.0).sum(), real.sum())
+        copied = batch.original_ids.eq(batch.input_ids)
+        log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), copied)
+        return sum_over_real(-log_p_BL, batch.attention_mask)
 
 
 def _at(log_p_BLV: Tensor, ids_BL: Tensor) -> Tensor:
@@ -222,7 +223,7 @@ def _log_mixture(copy_BL: Tensor, log_p_BL: Tensor, is_copy_BL: Tensor) -> Tenso
 
 _ALL: tuple[type[Objective], ...] = (ReplacedTokenDetection, MaskedOnlyDetection, ReplaceMLM, AllTokensMLM, MaskedLM)
 OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
-assert OBJECTIVES.keys() == OBJECTIVE_WEIGHTS.keys()
+assert OBJECTIVES.keys() == OBJECTIVE_TRAITS.keys()
 
 
 def get_objective(name: str) -> Objective:

@@ -13,17 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import ElectraConfig
 
-from hf_electra_rtd.configuration_electra_rtd import SHARING_NAMES
+from hf_electra_rtd.configuration_electra_rtd import SHARED_SIZES
 
 
 class Sharing:
     """A mode of sharing."""
 
     name: ClassVar[str]
-    # Sizes of both configurations that must agree for the tensors to be one.
-    equal_sizes: ClassVar[tuple[str, ...]] = ()
 
     def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
         """Names of parameters, relative to both towers' `electra`, that are one tensor in both."""
@@ -54,20 +51,6 @@ class Sharing:
         """The discriminator's tensors as a tower of its own; None where they are those that it holds."""
         return None
 
-    def check(self, generator_config: ElectraConfig, discriminator_config: ElectraConfig) -> None:
-        """Refuses towers that cannot share.
-
-        Raises:
-            ValueError: names the size that differs.
-        """
-        for size in self.equal_sizes:
-            mine, other = getattr(generator_config, size), getattr(discriminator_config, size)
-            if mine != other:
-                raise ValueError(
-                    f"sharing={self.name!r} needs the same {size} in both towers, but the generator has {mine} and "
-                    f"the discriminator {other}. Take matching towers, or sharing='none'."
-                )
-
 
 class NoSharing(Sharing):
     """Two towers of their own (Code `untied_generator_embeddings`; paper, section 3.2, "no weight tying")."""
@@ -79,7 +62,6 @@ class WordSharing(Sharing):
     """The word table alone; with it the generator's output softmax, which is tied to the word table."""
 
     name = "word"
-    equal_sizes = ("vocab_size", "embedding_size")
 
     def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
         return ("embeddings.word_embeddings.weight",)
@@ -93,7 +75,6 @@ class EmbeddingSharing(Sharing):
     """
 
     name = "embeddings"
-    equal_sizes = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
 
     def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
         return (name for name, _ in electra.named_parameters() if name.startswith("embeddings."))
@@ -103,10 +84,6 @@ class FullSharing(Sharing):
     """One transformer with two heads (Code `untied_generator=False`; paper, section 3.2, "tying all weights")."""
 
     name = "all"
-    equal_sizes = (
-        *EmbeddingSharing.equal_sizes,
-        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-    )
 
     def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
         return (name for name, _ in electra.named_parameters())
@@ -122,7 +99,6 @@ class GradientDisentangledSharing(Sharing):
     """
 
     name = "gdes"
-    equal_sizes = ("vocab_size", "embedding_size", "max_position_embeddings")
     _tables = ("word_embeddings", "position_embeddings")
 
     def look_up(
@@ -166,7 +142,7 @@ _ALL: tuple[type[Sharing], ...] = (
     GradientDisentangledSharing,
 )
 SHARING: dict[str, type[Sharing]] = {mode.name: mode for mode in _ALL}
-assert tuple(SHARING) == SHARING_NAMES
+assert SHARING.keys() == SHARED_SIZES.keys()
 
 
 def get_sharing(name: str) -> Sharing:

@@ -64,7 +64,6 @@ def load_towers(
         if generator is None:
             raise ValueError(f"objective={config.objective!r} needs a generator: give one, or generator='uniform'.")
         sharing = get_sharing(config.sharing)
-        sharing.check(config.generator_config, config.discriminator_config)
         _warn_where_tying_overwrites(pair, sharing.tied_weights(main.electra))
         sharing.join(fills, main)
     return config, pair

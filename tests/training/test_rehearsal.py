@@ -74,13 +74,12 @@ def test_a_rehearsal_tells_the_run_its_speed_and_its_memory(run, model, blocks):
     assert rehearsal.optimizer_bytes == 2 * 4 * parameters + 4 * tensors  # two moments, and a count a tensor
     assert rehearsal.parameters.total == parameters
     shared = sum(p.numel() for p in model.discriminator.electra.embeddings.parameters())
-    assert rehearsal.shared_parameters == shared
+    assert rehearsal.parameters.shared == shared
     assert rehearsal.towers["generator"]["hidden size"] == 16
     assert rehearsal.towers["discriminator"]["vocabulary"] == 55
     assert 0 < rehearsal.parameter_bytes < rehearsal.peak_bytes < rehearsal.device_bytes
-    towers = model.config.generator_config, model.config.discriminator_config
-    assert rehearsal.model_flops == model_flops(*towers, 48, 32, 5)
-    assert rehearsal.paper_flops == paper_flops(*towers, 48, 32, 5 / 32)
+    assert rehearsal.model_flops == model_flops(model.config, 48, 32, 5)
+    assert rehearsal.paper_flops == paper_flops(model.config, 48, 32, 5 / 32)
 
 
 def test_the_rows_shown_are_those_of_the_first_step(run, model, blocks, tokenizer):

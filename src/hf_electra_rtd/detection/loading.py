@@ -71,7 +71,10 @@ def _from_model(model: str, judge_only: bool) -> Towers:
     model_type = read_config(model).get("model_type")
     if model_type == ElectraRTDConfig.model_type:
         pair = ElectraForRTDPretraining.from_pretrained(model, dtype="float32").eval()
-        return Towers(None if judge_only else pair.generator, pair.discriminator, _tokenizer(model))
+        _refuse_if_it_predicts(model, type(pair.discriminator).__name__)
+        if not judge_only and pair.generator is None:
+            raise ValueError(f"{model} has no generator network: it can only judge sentences.")
+        return Towers(None if judge_only else pair.generator, pair.native_discriminator(), _tokenizer(model))
     hint = " It is a single tower: name the generator and the discriminator apart." if model_type == "electra" else ""
     raise ValueError(
         f"{model} is a model of type {model_type!r}, not a pair of towers ({ElectraRTDConfig.model_type!r}).{hint}"
@@ -90,7 +93,17 @@ def _what_is_there(directory: Path) -> str:
     )
 
 
+def _refuse_if_it_predicts(source: str, architecture: str) -> None:
+    if architecture == ElectraForMaskedLM.__name__:
+        raise ValueError(
+            f"{source} is no discriminator: it was trained to predict tokens ({architecture}), not to tell which were "
+            "replaced. Take a model of the objective rtd or rtd_masked_only."
+        )
+
+
 def _from_towers(generator: str | None, discriminator: str) -> Towers:
+    for architecture in read_config(discriminator).get("architectures") or ():
+        _refuse_if_it_predicts(discriminator, architecture)
     return Towers(
         None if generator is None else load_tower(ElectraForMaskedLM, generator).eval(),
         load_tower(ElectraForPreTraining, discriminator).eval(),

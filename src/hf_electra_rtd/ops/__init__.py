@@ -3,7 +3,7 @@
 Shape suffixes: B rows, L tokens a row, K masked slots a row, M = any leading shape, V tokens of the vocabulary.
 """
 
-from hf_electra_rtd.ops.losses import LossSum, masked_lm_loss, replaced_token_loss
+from hf_electra_rtd.ops.losses import LossSum, masked_lm_loss, replaced_token_loss, sum_over_real
 from hf_electra_rtd.ops.masking import (
     IGNORED,
     MaskedSlots,
@@ -34,4 +34,5 @@ __all__ = [
     "replaced_token_loss",
     "sample_tokens",
     "slots_from_labels",
+    "sum_over_real",
 ]

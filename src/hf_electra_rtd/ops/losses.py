@@ -11,10 +11,20 @@ from hf_electra_rtd.ops.masking import IGNORED
 
 
 class LossSum(NamedTuple):
-    """A loss summed over its items, and their number: two scalars, so that several batches can be combined exactly."""
+    """Losses of items (tokens), and how many items count, so that several batches can be combined exactly.
 
-    total: Tensor
+    Attributes:
+        losses: any shape; 0 where an item does not count.
+        num_items: scalar.
+    """
+
+    losses: Tensor
     num_items: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        """The sum of the losses."""
+        return self.losses.sum()
 
     def mean(self) -> Tensor:
         """The mean over the items; 0 where there are none."""
@@ -28,8 +38,8 @@ def masked_lm_loss(logits_BKV: Tensor, labels_BK: Tensor) -> LossSum:
     """
     logits = logits_BKV.flatten(0, -2)
     logits = logits if logits.dtype.itemsize >= 4 else logits.float()
-    total = F.cross_entropy(logits, labels_BK.flatten(), ignore_index=IGNORED, reduction="sum")
-    return LossSum(total, labels_BK.ne(IGNORED).sum())
+    losses = F.cross_entropy(logits, labels_BK.flatten(), ignore_index=IGNORED, reduction="none")
+    return LossSum(losses.view_as(labels_BK), labels_BK.ne(IGNORED).sum())
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
@@ -44,7 +54,12 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
     """
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
+    return sum_over_real(losses, attention_mask_BL)
+
+
+def sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
+    """Losses of every token, of which the real ones count."""
     if attention_mask_BL is None:
-        return LossSum(losses.sum(), logits.new_tensor(losses.numel()))
+        return LossSum(losses_BL, losses_BL.new_tensor(losses_BL.numel()))
     real = attention_mask_BL.ne(0)
-    return LossSum(losses.where(real, 0.0).sum(), real.sum())
+    return LossSum(losses_BL.where(real, 0.0), real.sum())

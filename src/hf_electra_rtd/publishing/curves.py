@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,51 +13,72 @@ from hf_electra_rtd.records import PretrainingRecord
 
 CURVES_FILE = "training_curves.png"
 _TRAINING, _HELD_OUT, _ACCENT = "#9aa5b1", "#1f5fa8", "#c8553d"
+_COLUMNS = 3
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What a panel shows: curves by their keys, each with its label held out."""
+
+    title: str
+    unit: str
+    keys: dict[str, str]
+    limits: tuple[float, float] | None = None
+    chance: float | None = None
+    training: bool = True
+
+
+def _one(title: str, unit: str, key: str, **options: Any) -> _Panel:
+    return _Panel(title, unit, {key: "held out"}, **options)
+
+
+# Those are drawn whose curves the run has.
+_PANELS = (
+    _one("Generator: loss at masked tokens", "nats a token", "generator_loss"),
+    _one("Generator: accuracy at masked tokens", "%", "generator_accuracy"),
+    _one("Main tower: loss", "nats a token", "discriminator_loss"),
+    _one("Discriminator: area under the ROC curve", "", "discriminator_auc", limits=(0.4, 1.0), chance=0.5),
+    _Panel(
+        "Discriminator: replaced tokens, held out",
+        "%",
+        {"discriminator_precision": "precision", "discriminator_recall": "recall"},
+        limits=(0, 100),
+        training=False,
+    ),
+    _one("Main tower: accuracy at masked tokens", "%", "discriminator_masked_accuracy"),
+    _Panel(
+        "Main tower: accuracy, held out",
+        "%",
+        {"discriminator_token_accuracy": "all tokens", "discriminator_replaced_accuracy": "replaced tokens"},
+        training=False,
+    ),
+    _Panel(
+        "Main tower: probability of a copy, held out",
+        "%",
+        {"copy_probability_original": "originals", "copy_probability_replaced": "replaced tokens"},
+        limits=(0, 100),
+        training=False,
+    ),
+)
 
 
 def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) -> Path:
-    """Draws `training_curves.png`: losses and accuracies of both towers, in training and held out, and the learning
-    rate."""
+    """Draws `training_curves.png`: what was measured in training and on held-out rows, and the learning rate."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 6.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(2, 3)
     curves = record.curves
-
-    _panel(axes[0, 0], curves, "Generator: loss at masked tokens", "nats a token", ["generator_loss"])
-    _panel(axes[0, 1], curves, "Generator: accuracy at masked tokens", "%", ["generator_accuracy"], scale=100)
-    _panel(axes[0, 2], curves, "Discriminator: loss", "nats a token", ["discriminator_loss"])
-    _panel(axes[1, 0], curves, "Discriminator: area under the ROC curve", "", ["discriminator_auc"])
-    axes[1, 0].set_ylim(0.4, 1.0)
-    axes[1, 0].axhline(0.5, color=_ACCENT, linewidth=0.8, linestyle="--")
-    axes[1, 0].annotate("chance", (0.01, 0.505), xycoords=("axes fraction", "data"), fontsize=8, color=_ACCENT)
-    _panel(
-        axes[1, 1],
-        curves,
-        "Discriminator: replaced tokens, held out",
-        "%",
-        ["discriminator_precision", "discriminator_recall"],
-        scale=100,
-        training=False,
-    )
-    axes[1, 1].set_ylim(0, 100)
-    rates = axes[1, 2]
-    _style(rates, "Learning rate and speed", "")
-    steps, values = _series(curves, "learning_rate")
-    rates.plot(steps, values, color=_HELD_OUT, label="learning rate")
-    rates.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    speed = rates.twinx()
-    steps, values = _series(curves, "tokens_per_second")
-    speed.plot(steps, [value / 1000 for value in values], color=_TRAINING, label="thousand tokens a second")
-    speed.set_ylim(bottom=0)
-    speed.tick_params(labelsize=8)
-    speed.spines[["top", "left"]].set_visible(False)
-    lines = [*rates.get_lines(), *speed.get_lines()]
-    rates.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="lower left")
-
-    for axis in axes[1]:
+    panels = [panel for panel in _PANELS if _measured(curves, panel)]
+    rows = max(1, math.ceil((len(panels) + 1) / _COLUMNS))
+    figure = Figure(figsize=(12, 3.3 * rows), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw(axis, curves, panel)
+    _draw_rate_and_speed(axes[len(panels)], curves)
+    for axis in axes[len(panels) + 1 :]:
+        axis.set_axis_off()
+    for axis in axes[-_COLUMNS:]:
         axis.set_xlabel("step", fontsize=9)
     figure.suptitle(_title(record), fontsize=11)
     path = Path(directory) / CURVES_FILE
@@ -63,13 +86,29 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
     return path
 
 
+def _draw_rate_and_speed(axis: Any, curves: list[dict[str, Any]]) -> None:
+    _style(axis, "Learning rate and speed", "")
+    steps, values = _series(curves, "learning_rate")
+    axis.plot(steps, values, color=_HELD_OUT, label="learning rate")
+    axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    speed = axis.twinx()
+    steps, values = _series(curves, "tokens_per_second")
+    speed.plot(steps, [value / 1000 for value in values], color=_TRAINING, label="thousand tokens a second")
+    speed.set_ylim(bottom=0)
+    speed.tick_params(labelsize=8)
+    speed.spines[["top", "left"]].set_visible(False)
+    lines = [*axis.get_lines(), *speed.get_lines()]
+    axis.legend(lines, [line.get_label() for line in lines], frameon=False, fontsize=8, loc="lower left")
+
+
 def _title(record: PretrainingRecord) -> str:
     machine = ", ".join(record.hardware["accelerators"]) or f"{record.hardware['cpu_cores']} CPU cores"
     auc = record.metrics.get("eval_discriminator_auc")
     reached = "" if auc is None else f", held-out AUC {auc:.3f}"
+    sizes = {"main tower": record.parameters["discriminator"], "generator": record.parameters["generator"]}
+    towers = ", ".join(f"{size / 1e6:.1f} M {name}" for name, size in sizes.items() if size)
     return (
-        f"Replaced token detection: {record.parameters['discriminator'] / 1e6:.1f} M discriminator, "
-        f"{record.parameters['generator'] / 1e6:.1f} M generator\n{record.tokens / 1e6:,.1f} M tokens in "
+        f"Pre-training, objective {record.model['objective']}: {towers}\n{record.tokens / 1e6:,.1f} M tokens in "
         f"{record.steps:,} steps, {record.train_seconds / 60:,.1f} minutes on {machine}{reached}"
     )
 
@@ -88,23 +127,19 @@ def _style(axis: Any, title: str, unit: str) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _panel(
-    axis: Any,
-    curves: list[dict[str, Any]],
-    title: str,
-    unit: str,
-    keys: list[str],
-    scale: float = 1.0,
-    training: bool = True,
-) -> None:
-    _style(axis, title, unit)
-    for key, colour in zip(keys, (_HELD_OUT, _ACCENT), strict=False):
-        if training:
+def _measured(curves: list[dict[str, Any]], panel: _Panel) -> bool:
+    return any(name in entry for entry in curves for key in panel.keys for name in (key, f"eval_{key}"))
+
+
+def _draw(axis: Any, curves: list[dict[str, Any]], panel: _Panel) -> None:
+    _style(axis, panel.title, panel.unit)
+    scale = 100 if panel.unit == "%" else 1
+    for (key, name), colour in zip(panel.keys.items(), (_HELD_OUT, _ACCENT), strict=False):
+        if panel.training:
             steps, values = _series(curves, key)
             axis.plot(steps, [value * scale for value in values], color=_TRAINING, linewidth=1.2, label="training")
         steps, values = _series(curves, f"eval_{key}")
-        label = "held out" if training else key.removeprefix("discriminator_")
-        axis.plot(steps, [value * scale for value in values], color=colour, marker="o", markersize=3.5, label=label)
+        axis.plot(steps, [value * scale for value in values], color=colour, marker="o", markersize=3.5, label=name)
         if values:
             axis.annotate(
                 f"{values[-1] * scale:.3g}",
@@ -115,4 +150,10 @@ def _panel(
                 fontsize=8,
                 color=colour,
             )
+    if panel.limits is not None:
+        axis.set_ylim(*panel.limits)
+    if panel.chance is not None:
+        axis.axhline(panel.chance, color=_ACCENT, linewidth=0.8, linestyle="--")
+        place = (0.01, panel.chance + 0.005)
+        axis.annotate("chance", place, xycoords=("axes fraction", "data"), fontsize=8, color=_ACCENT)
     axis.legend(frameon=False, fontsize=8)

@@ -61,7 +61,8 @@ def estimate_disk(
     # The oldest goes only when the newest is there.
     limit = args.save_total_limit or 0
     kept = min(written, limit + 1) if limit > 0 else written
-    final = sum(map(_weights_file, (model, model.generator, model.discriminator))) + 3 * words + _SMALL_FILES
+    written_models = [model, *model.towers.values()]
+    final = sum(map(_weights_file, written_models)) + len(written_models) * words + _SMALL_FILES
     return DiskNeed(checkpoint, kept, final)
 
 

@@ -10,10 +10,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
-from hf_electra_rtd.training.meters import has_collapsed
 
 
 logger = logging.getLogger(__name__)
+
+# Below this recall (or above one minus it) and this area under the ROC curve, the discriminator says one thing only.
+COLLAPSED_RECALL = 0.01
+COLLAPSED_AUC = 0.55
 
 
 class DivergedError(FloatingPointError):
@@ -45,8 +48,14 @@ class HealthWatch:
         if not torch.stack([part.isfinite().all() for part in parts]).all():
             self._stop(step, "a weight is no longer finite")
 
-    def check_discriminator(self, step: int, max_steps: int, warmup_steps: int, recall: float, auc: float) -> None:
-        """Warns, once until it recovers, of a discriminator that takes every token for an original."""
+    def check_discriminator(
+        self, step: int, max_steps: int, warmup_steps: int, metrics: dict[str, float], prefix: str = ""
+    ) -> None:
+        """Warns, once until it recovers, of a discriminator that says the same of every token. Where the metrics are
+        not of a discriminator, there is nothing to see."""
+        recall, auc = (metrics.get(f"{prefix}discriminator_{name}") for name in ("recall", "auc"))
+        if recall is None or auc is None:
+            return
         # At the beginning every discriminator does.
         collapsed = has_collapsed(recall, auc) and step > max(warmup_steps, max_steps // 10)
         if collapsed and not self._collapsed:
@@ -66,3 +75,9 @@ class HealthWatch:
             else "There is no checkpoint yet; start again with a lower learning rate or a longer warm-up."
         )
         raise DivergedError(f"Step {step:,}: {reason}. The run stops, and saves nothing more. {remedy}")
+
+
+def has_collapsed(recall: float, auc: float) -> bool:
+    """Whether the discriminator says "original" (or "replaced") to everything, and cannot tell the classes apart
+    either."""
+    return not COLLAPSED_RECALL <= recall <= 1 - COLLAPSED_RECALL and auc < COLLAPSED_AUC

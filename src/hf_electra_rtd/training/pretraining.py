@@ -5,15 +5,24 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers import ElectraForMaskedLM, PreTrainedTokenizerBase
 
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
+from hf_electra_rtd.configuration_electra_rtd import (
+    GENERATOR_NAMES,
+    OBJECTIVE_TRAITS,
+    SHARED_SIZES,
+    ElectraRTDConfig,
+    derive_generator_config,
+    needs_generator_network,
+    refuse_unknown_names,
+)
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.data.tokenization import MAX_LENGTH
@@ -22,8 +31,7 @@ from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
-from hf_electra_rtd.sharing import get_sharing
-from hf_electra_rtd.towers import load_tower, save_tokenizer
+from hf_electra_rtd.towers import load_tower, read_config, save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
     checkpoint_step,
@@ -46,7 +54,21 @@ _PAIR_OPTIONS = (
     "discriminator_weight",
     "temperature",
     "disallow_correct",
+    "sampling_dropout",
+    "freeze_generator",
 )
+
+
+# Width and depth of a generator that is made for a discriminator, as fractions of it.
+DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
+# What the second stage of two-stage training is, in options of the pair's configuration.
+SECOND_STAGE = {"sharing": "none", "freeze_generator": True}
+
+
+def _choices(known: Iterable[str], field_name: str) -> str:
+    """The names for a flag's help; the default is said."""
+    default = getattr(ElectraRTDConfig, field_name)
+    return ", ".join(f"{name} (default)" if name == default else name for name in known)
 
 
 @dataclass
@@ -66,44 +88,90 @@ class ModelArguments:
     discriminator: str | None = field(
         default=None, metadata={"help": "Directory or Hub id of a pre-trained discriminator to start from."}
     )
+    two_stage_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "The run of a first stage (--objective mlm): its main tower becomes the generator, frozen, and "
+            "what the discriminator's encoder starts from."
+        },
+    )
     # None: as the configuration has it (its defaults are the paper's). What is given here wins over a file.
-    objective: str | None = field(default=None, metadata={"help": "What the main tower learns: rtd (default)."})
+    objective: str | None = field(
+        default=None, metadata={"help": f"What the main tower learns: {_choices(OBJECTIVE_TRAITS, 'objective')}."}
+    )
     sharing: str | None = field(
-        default=None, metadata={"help": "What the towers share: none, word or embeddings (default)."}
+        default=None, metadata={"help": f"What the towers share: {_choices(SHARED_SIZES, 'sharing')}."}
+    )
+    generator_type: str | None = field(
+        default=None, metadata={"help": f"What fills masked tokens: {_choices(GENERATOR_NAMES, 'generator')}."}
     )
     generator_hidden_size: float | None = field(
         default=None,
         metadata={"help": "Generator's width as a fraction of the discriminator's; by default the size's."},
     )
+    generator_layers: float | None = field(
+        default=None, metadata={"help": "Generator's depth as a fraction of the discriminator's (1)."}
+    )
     generator_weight: float | None = field(default=None, metadata={"help": "Weight of the generator's loss (1)."})
     discriminator_weight: float | None = field(
-        default=None, metadata={"help": "Weight of the discriminator's loss (50)."}
+        default=None,
+        metadata={"help": "Weight of the main tower's loss (50 for discriminators, 1 where it predicts tokens)."},
     )
     temperature: float | None = field(
         default=None, metadata={"help": "Of the generator when sampling (1); 0 is greedy."}
     )
     disallow_correct: bool | None = field(default=None, metadata={"help": "Never sample the original token."})
+    sampling_dropout: bool | None = field(
+        default=None, metadata={"help": "Sample from the generator with its dropout, as it trains (true)."}
+    )
+    freeze_generator: bool | None = field(
+        default=None, metadata={"help": "Train the main tower alone (false; true with --two_stage_from)."}
+    )
 
     def __post_init__(self) -> None:
-        if self.objective is not None:
-            get_objective(self.objective)
-        if self.sharing is not None:
-            get_sharing(self.sharing)
+        refuse_unknown_names(self.options)
         towers = [name for name in ("generator", "discriminator") if getattr(self, name) is not None]
         if self.model_config is not None and towers:
             raise ValueError(f"--model_config describes new towers: it cannot be joined with --{towers[0]}.")
-        if len(towers) == 2 and self.generator_hidden_size is not None:
-            raise ValueError("--generator_hidden_size is for a generator made anew, but --generator names one.")
+        if self.generator is not None and self.fractions:
+            raise ValueError(
+                f"--{next(iter(self.fractions))} is for a generator made anew, but --generator names one."
+            )
+        if self.two_stage_from is not None:
+            self._check_second_stage()
+
+    def _check_second_stage(self) -> None:
+        """A second stage leaves little to choose."""
+        taken = {"model_config", "generator", "discriminator", "generator_type", *self.fractions}
+        for name in sorted(taken):
+            if getattr(self, name) is not None:
+                raise ValueError(f"--two_stage_from says which towers there are: leave --{name} out.")
+        if self.objective is not None and not OBJECTIVE_TRAITS[self.objective].has_generator:
+            raise ValueError(
+                f"--two_stage_from is for a generator's use, but objective={self.objective!r} has no generator."
+            )
+        for name, value in SECOND_STAGE.items():
+            if getattr(self, name) not in (None, value):
+                raise ValueError(f"--two_stage_from means {name}={value!r}, not {getattr(self, name)!r}.")
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """What was asked for, of a generator's size."""
+        given = {name: getattr(self, name) for name in ("generator_hidden_size", "generator_layers")}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def tokenizer_source(self) -> str | None:
         """The tower whose tokenizer is taken where none is named."""
+        if self.two_stage_from is not None:
+            return str(Path(self.two_stage_from) / "discriminator")
         return self.discriminator or self.generator
 
     @property
     def options(self) -> dict[str, Any]:
         """What was asked for, of the pair's configuration."""
-        return {name: getattr(self, name) for name in _PAIR_OPTIONS if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in _PAIR_OPTIONS} | {"generator": self.generator_type}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, writes: bool = True) -> str | None:
@@ -181,17 +249,18 @@ def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
 def build_model(
     model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int
 ) -> ElectraForRTDPretraining:
-    """The pair: new from a size or a configuration, or from pre-trained towers, one or both.
+    """The pair: new from a size or a configuration, from pre-trained towers, one or both, or from a first stage.
 
     Raises:
         ValueError: for towers that do not fit the tokenizer, the rows or each other.
     """
-    if model.generator is None and model.discriminator is None:
+    if model.two_stage_from is not None:
+        pair = _second_stage(model)
+    elif model.generator is None and model.discriminator is None:
         pair = ElectraForRTDPretraining(_new_config(model, tokenizer, row_length))
     else:
         pair = _from_towers(model, tokenizer, row_length)
-    for name in ("generator", "discriminator"):
-        config = getattr(pair, name).config
+    for name, config in pair.config.towers.items():
         if config.vocab_size != len(tokenizer):
             raise ValueError(
                 f"The {name} has {config.vocab_size} tokens, the tokenizer {len(tokenizer)}: they do not belong "
@@ -208,22 +277,39 @@ def build_model(
 def _new_config(model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int) -> ElectraRTDConfig:
     if model.model_config is not None:
         described = ElectraRTDConfig.from_pretrained(model.model_config)
-        generator = described.generator_config
-        if model.generator_hidden_size is not None:
-            generator = derive_generator_config(described.discriminator_config, model.generator_hidden_size)
-        values = {name: getattr(described, name) for name in _PAIR_OPTIONS} | model.options
-        return ElectraRTDConfig(
-            generator_config=generator, discriminator_config=described.discriminator_config, **values
-        )
-    fraction = {} if model.generator_hidden_size is None else {"generator_hidden_size": model.generator_hidden_size}
+        options = dict(model.options)
+        if model.fractions:
+            options["generator_config"] = derive_generator_config(
+                described.discriminator_config, *(DEFAULT_FRACTIONS | model.fractions).values()
+            )
+        return described.changed(**options)
     return ElectraRTDConfig.from_size(
         model.size,
         vocab_size=len(tokenizer),
         max_position_embeddings=max(MAX_LENGTH, row_length),
         pad_token_id=tokenizer.pad_token_id,
-        **fraction,
+        **model.fractions,
         **model.options,
     )
+
+
+def _second_stage(model: ModelArguments) -> ElectraForRTDPretraining:
+    """The second stage of two-stage training (paper, section 3.2): the generator as the first stage left it, frozen,
+    and a main tower whose encoder begins as the generator's."""
+    run = Path(str(model.two_stage_from))
+    tower = run / "discriminator"
+    objective = read_config(run).get("objective")
+    if objective != "mlm" or not tower.is_dir():
+        found = "has not ended" if objective == "mlm" else f"was made with objective={objective!r}"
+        raise ValueError(
+            f"--two_stage_from needs the run of a first stage (--objective mlm), at its end: {run} {found}."
+        )
+    generator = load_tower(ElectraForMaskedLM, tower)
+    options = {**SECOND_STAGE, **model.options}
+    config = ElectraRTDConfig(generator_config=generator.config, discriminator_config=generator.config, **options)
+    pair = ElectraForRTDPretraining(config, generator=generator)
+    pair.discriminator.electra.load_state_dict(generator.electra.state_dict())
+    return pair
 
 
 def _from_towers(
@@ -231,18 +317,22 @@ def _from_towers(
 ) -> ElectraForRTDPretraining:
     generator: Any = model.generator
     discriminator: Any = model.discriminator
-    if generator is None:
-        discriminator = load_tower(ElectraForPreTraining, discriminator)
-        fraction = 0.25 if model.generator_hidden_size is None else model.generator_hidden_size
-        generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, fraction))
-        _start_embeddings_from(discriminator, generator, model.sharing)
-    elif discriminator is None:
+    main_tower_class: Any = get_objective(model.objective or ElectraRTDConfig.objective).main_tower_class
+    if discriminator is None:
         generator = load_tower(ElectraForMaskedLM, generator)
         config = _new_config(model, tokenizer, row_length).discriminator_config
-        for size in ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size"):
+        for size in SHARED_SIZES[model.sharing or ElectraRTDConfig.sharing]:
             setattr(config, size, getattr(generator.config, size))
-        discriminator = ElectraForPreTraining(config)
+        discriminator = main_tower_class(config)
         _start_embeddings_from(generator, discriminator, model.sharing)
+    elif generator is None and needs_generator_network(**model.options):
+        discriminator = load_tower(main_tower_class, discriminator)
+        fractions = DEFAULT_FRACTIONS | model.fractions
+        if model.sharing == "all" and not model.fractions:
+            generator = ElectraForMaskedLM(discriminator.config)
+        else:
+            generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, *fractions.values()))
+        _start_embeddings_from(discriminator, generator, model.sharing)
     return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **model.options)
 
 
@@ -298,7 +388,6 @@ def make_record(
         curves: the log.
         metrics: of the held-out rows, at the end.
     """
-    towers = model.config.generator_config, model.config.discriminator_config
     trained = rows.rows
     if not isinstance(trained, BlockFile):
         raise TypeError("A record describes a run on block files: only they know their sources and tokens.")
@@ -320,8 +409,8 @@ def make_record(
         tokens=rows.num_tokens(),
         train_seconds=train_seconds,
         flops={
-            "model": float(model_flops(*towers, len(rows), row_length, masked)),
-            "paper": paper_flops(*towers, len(rows), row_length, masked / row_length),
+            "model": float(model_flops(model.config, len(rows), row_length, masked)),
+            "paper": paper_flops(model.config, len(rows), row_length, masked / row_length),
         },
         curves=curves,
         metrics=metrics,
@@ -333,43 +422,32 @@ def print_summary(record: PretrainingRecord, output_dir: str, console: Any = Non
     from rich.console import Console
     from rich.table import Table
 
-    from hf_electra_rtd.training.progress import format_duration
+    from hf_electra_rtd.training.progress import describe_towers, format_duration
 
     console = console or Console(highlight=False)
     table = Table(title="The run", show_header=False, title_justify="left", box=None, padding=(0, 2))
     tokens_per_second = record.tokens / max(record.train_seconds, 1e-9)
+    config = ElectraRTDConfig.from_dict(record.model)
+    towers = list(config.towers)[::-1]
     rows = [
+        ("objective", config.objective),
         ("tokens", f"{record.tokens:,} in {record.rows:,} rows, {record.steps:,} steps"),
         ("training time", f"{format_duration(record.train_seconds)} ({tokens_per_second:,.0f} tokens/s)"),
         (
             "parameters",
-            f"discriminator {record.parameters['discriminator']:,}, generator {record.parameters['generator']:,}, "
-            f"together {record.parameters['total']:,}",
+            ", ".join(f"{name} {record.parameters[name]:,}" for name in towers)
+            + f", together {record.parameters['total']:,}",
         ),
         ("FLOPs", f"{record.flops['model']:.3g} (matrix products), {record.flops['paper']:.3g} (as the paper counts)"),
     ]
-    metrics = record.metrics
-    if metrics:
-        rows += [
-            (
-                "generator, held out",
-                f"loss {metrics['eval_generator_loss']:.3f}, accuracy {metrics['eval_generator_accuracy']:.1%}",
-            ),
-            (
-                "discriminator, held out",
-                f"AUC {metrics['eval_discriminator_auc']:.3f}, "
-                f"precision {metrics['eval_discriminator_precision']:.1%}, "
-                f"recall {metrics['eval_discriminator_recall']:.1%}, accuracy "
-                f"{metrics['eval_discriminator_accuracy']:.1%}, loss {metrics['eval_discriminator_loss']:.4f}",
-            ),
-        ]
+    rows += [(f"{name}, held out", text) for name, text in describe_towers(record.metrics, "eval_").items()]
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    directory = Path(output_dir)
+    native = {"discriminator": get_objective(config.objective).main_tower_class, "generator": ElectraForMaskedLM}
+    loading = "\n".join(f'  {native[name].__name__}.from_pretrained("{Path(output_dir) / name}")' for name in towers)
     console.print(
-        f"\nIn {output_dir}: the pair, {RECORD_FILE}, {CURVES_FILE}, checkpoints, and the towers:\n"
-        f'  AutoModelForPreTraining.from_pretrained("{directory / "discriminator"}")\n'
-        f'  AutoModelForMaskedLM.from_pretrained("{directory / "generator"}")',
+        f"\nIn {output_dir}: the model, {RECORD_FILE}, {CURVES_FILE}, checkpoints, and what stock `transformers` "
+        f"loads:\n{loading}",
         markup=False,
     )

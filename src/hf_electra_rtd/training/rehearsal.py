@@ -56,7 +56,7 @@ class Tie:
 
 @dataclass(frozen=True)
 class RehearsedToken:
-    """A token of a row: the original, what the generator reads, what the discriminator reads, and the label (1:
+    """A token of a row: the original, what the generator reads, what the main tower reads, and the label (1:
     replaced)."""
 
     original: str
@@ -71,7 +71,7 @@ class Rehearsal:
     """What a run would do.
 
     Attributes:
-        towers: sizes of the generator and the discriminator, by name.
+        towers: sizes of the towers that there are, by name.
         ties: what the towers share.
         parameters: of both towers; what is shared is counted once in the total.
         steps: optimiser steps.
@@ -80,6 +80,7 @@ class Rehearsal:
         passes: over the rows.
         warmup_steps, learning_rate: of the schedule.
         rows: the first rows of the first step; [CLS] and [SEP] included.
+        samples: whether masked tokens are replaced by samples.
         model_flops, paper_flops: of the whole run, in the conventions of `hf_electra_rtd.accounting`.
         parameter_bytes, gradient_bytes, optimizer_bytes: of this process, unless they are sharded.
         peak_bytes: on a GPU, the most that was allocated in a step; on a CPU, the most that the process ever held.
@@ -100,6 +101,7 @@ class Rehearsal:
     warmup_steps: int
     learning_rate: float
     rows: list[list[RehearsedToken]]
+    samples: bool
     model_flops: float
     paper_flops: float
     parameter_bytes: int
@@ -120,10 +122,6 @@ class Rehearsal:
     def seconds(self) -> float:
         """Of all training steps; evaluations and checkpoints come on top."""
         return self.steps * self.seconds_per_step
-
-    @property
-    def shared_parameters(self) -> int:
-        return self.parameters.generator + self.parameters.discriminator - self.parameters.total
 
 
 def rehearse(
@@ -165,14 +163,13 @@ def rehearse(
             "--per_device_train_batch_size, and raise --gradient_accumulation_steps by the same factor."
         ) from None
 
-    generator, discriminator = model.config.generator_config, model.config.discriminator_config
     masked, total_rows = num_masked(args.mask_probability, row_length), steps * step_rows
     known = isinstance(stream.rows, BlockFile)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return Rehearsal(
         towers={
             name: {label: getattr(config, key) for label, key in SIZES_SHOWN}
-            for name, config in (("generator", generator), ("discriminator", discriminator))
+            for name, config in model.config.towers.items()
         },
         ties=find_ties(model),
         parameters=count_parameters(model),
@@ -183,8 +180,9 @@ def rehearse(
         warmup_steps=args.get_warmup_steps(steps),
         learning_rate=args.learning_rate,
         rows=rows,
-        model_flops=float(model_flops(generator, discriminator, total_rows, row_length, masked)),
-        paper_flops=paper_flops(generator, discriminator, total_rows, row_length, masked / row_length),
+        samples=model.config.has_generator,
+        model_flops=float(model_flops(model.config, total_rows, row_length, masked)),
+        paper_flops=paper_flops(model.config, total_rows, row_length, masked / row_length),
         parameter_bytes=sum(map(tensor_bytes, model.parameters())),
         gradient_bytes=sum(map(tensor_bytes, trainable)),
         optimizer_bytes=optimizer_bytes,
@@ -379,9 +377,9 @@ def print_rehearsal(rehearsal: Rehearsal, console: Any = None) -> None:
     for label, _ in SIZES_SHOWN:
         towers.add_row(label, *(f"{sizes[label]:,}" for sizes in rehearsal.towers.values()))
     counts = rehearsal.parameters
-    towers.add_row("parameters", f"{counts.generator:,}", f"{counts.discriminator:,}")
+    towers.add_row("parameters", *(f"{getattr(counts, name):,}" for name in rehearsal.towers))
     console.print(towers)
-    console.print(f"Together {counts.total:,} parameters; {rehearsal.shared_parameters:,} are shared.\n")
+    console.print(f"Together {counts.total:,} parameters; {counts.shared:,} are shared.\n")
 
     console.print(Text("Tied tensors" if rehearsal.ties else "No tensor is tied", style="bold"))
     for tie in rehearsal.ties:
@@ -392,9 +390,10 @@ def print_rehearsal(rehearsal: Rehearsal, console: Any = None) -> None:
 
     for row in rehearsal.rows:
         left_out = f", {TOKENS_SHOWN} of {len(row)} tokens" if len(row) > TOKENS_SHOWN else ""
-        console.print(Text(f"A row of the first step{left_out} (label 1: replaced)", style="bold"))
-        labels = ("original", "masked", "sampled", "label")
-        print_columns(labels, map(_rehearsed_cells, row[:TOKENS_SHOWN]), console)
+        meaning = " (label 1: replaced)" if rehearsal.samples else ""
+        console.print(Text(f"A row of the first step{left_out}{meaning}", style="bold"))
+        labels = ("original", "masked", "sampled", "label")[: 4 if rehearsal.samples else 2]
+        print_columns(labels, (_rehearsed_cells(token)[: len(labels)] for token in row[:TOKENS_SHOWN]), console)
 
     run = table("The run", "", "")
     disk = rehearsal.disk

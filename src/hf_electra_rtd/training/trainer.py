@@ -122,11 +122,11 @@ class RTDTrainer(Trainer):
         # A user's own `compute_metrics` gets what a plain Trainer would give it: (logits, replaced_labels).
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
-            self.compute_metrics = held_out_metrics
+            self.compute_metrics = lambda gathered: held_out_metrics(model.measures, list(gathered.predictions))
         for theirs, ours in ((ProgressCallback, RTDProgressCallback), (PrinterCallback, RTDPrinterCallback)):
             if self.pop_callback(theirs) is not None:
                 self.add_callback(ours)
-        self.meters = TrainingMeters()
+        self.meters = TrainingMeters(model.measures)
         self.stopwatch = Stopwatch()
         self.add_callback(_StartStopwatch(self))
         self.health = HealthWatch(str(args.output_dir))
@@ -215,8 +215,7 @@ class RTDTrainer(Trainer):
             if "masked_positions" in inputs
             else round(self.args.mask_probability * row_length)
         )
-        config = self.model.config
-        return model_flops(config.generator_config, config.discriminator_config, rows, row_length, num_masked)
+        return model_flops(self.model.config, rows, row_length, num_masked)
 
     # ---- Evaluation ----
 
@@ -224,8 +223,8 @@ class RTDTrainer(Trainer):
         self.health.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
-        if self.is_in_train and "eval_discriminator_auc" in metrics:
-            self._check_discriminator(metrics["eval_discriminator_recall"], metrics["eval_discriminator_auc"])
+        if self.is_in_train:
+            self._check_discriminator(metrics, "eval_")
         return metrics
 
     def prediction_step(
@@ -239,8 +238,8 @@ class RTDTrainer(Trainer):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            output = model(**inputs, output_generator_logits=True)
-        return output.loss, tuple(held_out_tensors(output, inputs)), inputs["labels"]
+            output = model(**inputs)
+        return output.loss, held_out_tensors(self.model.measures, output, inputs), inputs["labels"]
 
     def evaluation_loop(
         self,
@@ -252,7 +251,7 @@ class RTDTrainer(Trainer):
     ) -> EvalLoopOutput:
         output = super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
         metrics = output.metrics
-        if self._own_metrics and metrics is not None and f"{metric_key_prefix}_generator_loss" in metrics:
+        if self._own_metrics and metrics is not None and f"{metric_key_prefix}_discriminator_loss" in metrics:
             metrics[f"{metric_key_prefix}_loss"] = weighted_loss(metrics, self.model.config, metric_key_prefix)
         return output
 
@@ -273,12 +272,12 @@ class RTDTrainer(Trainer):
             meters["tokens_per_second"] = meters.pop("tokens") / max(self.stopwatch.lap(), 1e-9)
             logs |= meters
             logs["train_seconds"] = self.train_seconds
-            self._check_discriminator(meters["discriminator_recall"], meters["discriminator_auc"])
+            self._check_discriminator(meters)
 
-    def _check_discriminator(self, recall: float, auc: float) -> None:
+    def _check_discriminator(self, metrics: dict[str, float], prefix: str = "") -> None:
         max_steps = self.state.max_steps
         warmup_steps = self.args.get_warmup_steps(max_steps)
-        self.health.check_discriminator(self.state.global_step, max_steps, warmup_steps, recall, auc)
+        self.health.check_discriminator(self.state.global_step, max_steps, warmup_steps, metrics, prefix)
 
     # ---- Checkpoints ----
 

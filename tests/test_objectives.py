@@ -1,0 +1,267 @@
+"""Every objective, next to its formula written out."""
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors
+from hf_electra_rtd.training.meters import TrainingMeters
+from tests.conftest import pad_batch, tiny_config
+
+
+@pytest.fixture
+def uneven(batch):
+    """Rows of 32 tokens and five of padding, the last masked slot of every other row unused."""
+    batch["labels"][::2, -1] = -100
+    return pad_batch(batch, 5)
+
+
+def make(objective, **options):
+    torch.manual_seed(1)
+    return ElectraForRTDPretraining(tiny_config(objective=objective, **options)).eval().double()
+
+
+def used_slots(inputs):
+    """(row, position, original) of every masked token."""
+    for row, (positions, labels) in enumerate(zip(inputs["masked_positions"], inputs["labels"], strict=True)):
+        for position, label in zip(positions.tolist(), labels.tolist(), strict=True):
+            if label != -100:
+                yield row, position, label
+
+
+def real_tokens(inputs, originals):
+    for row, position in inputs["attention_mask"].nonzero().tolist():
+        yield row, position, originals[row, position].item()
+
+
+def originals_of(inputs):
+    ids = inputs["input_ids"].clone()
+    for row, position, label in used_slots(inputs):
+        ids[row, position] = label
+    return ids
+
+
+def tower_inputs(inputs, ids):
+    return {"input_ids": ids, "attention_mask": inputs["attention_mask"], "token_type_ids": inputs["token_type_ids"]}
+
+
+def detection_loss(model, inputs, corrupted, places):
+    logits = model.discriminator(**tower_inputs(inputs, corrupted)).logits
+    terms = []
+    for row, position, original in places:
+        probability = 1 / (1 + math.exp(-logits[row, position].item()))  # of "replaced"
+        terms.append(-math.log(1 - probability if corrupted[row, position] == original else probability))
+    return sum(terms) / len(terms)
+
+
+def token_loss(model, inputs, corrupted):
+    logits = model.discriminator(**tower_inputs(inputs, corrupted)).logits
+    terms = []
+    for row, position, original in used_slots(inputs):
+        powers = logits[row, position].detach().exp()
+        terms.append(-math.log(powers[original] / powers.sum()))
+    return sum(terms) / len(terms)
+
+
+def mixture(model, inputs, corrupted):
+    """(B, L, V): C [x^c = v] + (1 - C) softmax(v)."""
+    hidden = model.discriminator.electra(**tower_inputs(inputs, corrupted)).last_hidden_state
+    copy = torch.sigmoid(model.main_head(hidden))[..., None]
+    softmax = model.discriminator(**tower_inputs(inputs, corrupted)).logits.softmax(dim=-1)
+    copied = torch.nn.functional.one_hot(corrupted, softmax.shape[-1])
+    return (copy * copied + (1 - copy) * softmax).detach(), copy[..., 0].detach()
+
+
+def expected_loss(objective, model, inputs, corrupted):
+    places = list(real_tokens(inputs, originals_of(inputs)))
+    if objective == "rtd":
+        return detection_loss(model, inputs, corrupted, places)
+    if objective == "rtd_masked_only":
+        return detection_loss(model, inputs, corrupted, list(used_slots(inputs)))
+    if objective in ("replace_mlm", "mlm"):
+        return token_loss(model, inputs, corrupted)
+    distribution, _ = mixture(model, inputs, corrupted)
+    return sum(-math.log(distribution[place]) for place in places) / len(places)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
+def test_the_loss_is_the_formula(objective, uneven):
+    model = make(objective)
+    output = model(**uneven)
+    expected = expected_loss(objective, model, uneven, output.corrupted_input_ids)
+    assert output.discriminator_loss.item() == pytest.approx(expected, rel=1e-12)
+    weight = 50.0 if objective.startswith("rtd") else 1.0
+    of_generator = 0.0 if objective == "mlm" else output.generator_loss.item()
+    assert output.loss.item() == pytest.approx(of_generator + weight * expected, rel=1e-12)
+    if objective == "mlm":
+        assert model.generator is None
+        assert output.generator_loss is None
+        assert torch.equal(output.corrupted_input_ids, uneven["input_ids"])
+    else:
+        assert output.replaced_labels.any()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
+def test_towers_and_logits_are_those_of_the_design(objective, batch, tmp_path):
+    model = make(objective).float()
+    detects = objective.startswith("rtd")
+    output = model(**batch)
+    asked = model(**batch, output_logits=True)
+    rows, length = batch["input_ids"].shape
+    slots, vocabulary = batch["labels"].shape[1], model.config.discriminator_config.vocab_size
+    at = {"all_tokens_mlm": (rows, length, vocabulary)}.get(objective, (rows, slots, vocabulary))
+    assert asked.logits.shape == ((rows, length) if detects else at)
+    assert (output.logits is None) != detects
+    assert output.loss == asked.loss
+
+    model.save_pretrained(tmp_path / "pair")
+    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair").eval()
+    assert (again.config.objective, again.config.sharing) == (objective, model.config.sharing)
+    assert again(**batch).loss == output.loss
+    model.save_towers(tmp_path)
+    assert (tmp_path / "generator").exists() == (objective != "mlm")
+    tower_class = ElectraForPreTraining if detects else ElectraForMaskedLM
+    tower, report = tower_class.from_pretrained(tmp_path / "discriminator", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ids = batch["input_ids"]
+    torch.testing.assert_close(tower.eval()(ids).logits, model.discriminator(ids).logits)
+
+
+def test_predictions_with_a_copy_mechanism_are_the_mode_of_the_mixture(uneven):
+    model = make("all_tokens_mlm")
+    with torch.no_grad():
+        model.main_head.dense_prediction.weight.mul_(20)  # copies here, does not there
+    output = model(**uneven)
+    distribution, copy = mixture(model, uneven, output.corrupted_input_ids)
+    torch.testing.assert_close(output.copy_probabilities, copy)
+    assert torch.equal(output.predictions, distribution.argmax(dim=-1))
+    assert 0 < output.predictions.eq(output.corrupted_input_ids).double().mean() < 1
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_copy_mechanism_that_is_sure_gives_finite_losses_and_gradients(batch, sign):
+    model = ElectraForRTDPretraining(tiny_config(objective="all_tokens_mlm")).eval()
+    with torch.no_grad():
+        model.main_head.dense_prediction.bias.fill_(sign * 200.0)
+    loss = model(**batch).discriminator_loss
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("objective", ["replace_mlm", "all_tokens_mlm"])
+def test_no_gradient_of_the_main_towers_loss_reaches_the_generator(batch, objective):
+    model = ElectraForRTDPretraining(tiny_config(objective=objective, sharing="none")).eval()
+    model(**batch).discriminator_loss.backward()
+    assert all(p.grad is None for p in model.generator.parameters())
+    learning = (p for name, p in model.discriminator.named_parameters() if "key.bias" not in name)
+    assert all(p.grad is not None for p in learning)
+
+
+@pytest.mark.parametrize("objective", ["rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_graph_traces_whole(batch, objective):
+    torch.compiler.reset()
+    model = ElectraForRTDPretraining(tiny_config(objective=objective)).train()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
+def test_without_labels_the_main_tower_says_what_it_thinks_of_the_rows(batch, objective):
+    model = make(objective).float()
+    output = model(batch["input_ids"])
+    assert output.loss is None
+    assert torch.equal(output.logits, model.discriminator(batch["input_ids"]).logits)
+
+
+@pytest.mark.parametrize("objective", ["replace_mlm", "all_tokens_mlm", "mlm"])
+@pytest.mark.parametrize("change", [7, -3])
+def test_a_resize_keeps_what_a_predicting_tower_says(batch, objective, change):
+    model = make(objective).float()
+    ids = batch["input_ids"].clamp(max=40)
+    before = model(ids).logits.detach()
+    model.resize_token_embeddings(model.config.discriminator_config.vocab_size + change)
+    kept = min(before.shape[-1], before.shape[-1] + change)
+    torch.testing.assert_close(model(ids).logits[..., :kept], before[..., :kept])
+    labels = batch["labels"].clamp(max=40)
+    model(**{**batch, "input_ids": ids, "labels": labels}).loss.backward()
+
+
+# ---- What is measured ----
+
+
+def measured(model, inputs):
+    """(in training, held out)."""
+    output = model(**inputs)
+    meters = TrainingMeters(model.measures)
+    meters.update(output, inputs)
+    tensors = [tensor.numpy() for tensor in held_out_tensors(model.measures, output, inputs)]
+    return output, meters.drain(), held_out_metrics(model.measures, tensors)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
+def test_losses_are_those_of_the_model_in_training_and_held_out(objective, uneven):
+    output, training, held_out = measured(make(objective), uneven)
+    assert training.pop("tokens") == 8 * 32
+    assert training.keys() == held_out.keys()
+    for metrics in (training, held_out):
+        assert metrics["discriminator_loss"] == pytest.approx(output.discriminator_loss.item(), rel=1e-12)
+        if objective != "mlm":
+            assert metrics["generator_loss"] == pytest.approx(output.generator_loss.item(), rel=1e-12)
+    assert ("generator_accuracy" in held_out) == ("sampled_accuracy" in held_out) == (objective != "mlm")
+
+
+def test_masked_only_detection_is_measured_at_masked_positions_and_over_all(uneven):
+    model = make("rtd_masked_only")
+    with torch.no_grad():
+        model.generator.generator_lm_head.bias[uneven["labels"][1, 0]] += 6.0  # some samples are right
+    output, training, held_out = measured(model, uneven)
+    slots = list(used_slots(uneven))
+    real = list(real_tokens(uneven, originals_of(uneven)))
+    for places, suffix in ((slots, ""), (real, "_all")):
+        logits = [output.logits[row, position].item() for row, position, _ in places]
+        replaced = [output.corrupted_input_ids[row, position].item() != label for row, position, label in places]
+        assert 0 < sum(replaced) < len(replaced)
+        assert held_out[f"discriminator_auc{suffix}"] == pytest.approx(roc_auc_score(replaced, logits))
+        right = sum((logit > 0) == label for logit, label in zip(logits, replaced, strict=True))
+        found = sum(logit > 0 and label for logit, label in zip(logits, replaced, strict=True))
+        for metrics in (training, held_out):
+            assert metrics[f"discriminator_accuracy{suffix}"] == pytest.approx(right / len(places))
+            assert metrics[f"discriminator_recall{suffix}"] == pytest.approx(found / sum(replaced))
+
+
+@pytest.mark.parametrize("objective", ["mlm", "replace_mlm"])
+def test_masked_prediction_is_measured_at_masked_positions(objective, uneven):
+    model = make(objective)
+    output, training, held_out = measured(model, uneven)
+    logits = model.discriminator(**tower_inputs(uneven, output.corrupted_input_ids)).logits
+    right = [logits[row, position].argmax() == label for row, position, label in used_slots(uneven)]
+    for metrics in (training, held_out):
+        assert metrics["discriminator_masked_accuracy"] == pytest.approx(sum(right).item() / len(right))
+
+
+def test_prediction_of_all_tokens_is_measured_everywhere_and_where_tokens_were_replaced(uneven):
+    model = make("all_tokens_mlm")
+    output, training, held_out = measured(model, uneven)
+    distribution, copy = mixture(model, uneven, output.corrupted_input_ids)
+    right, of_replaced, copies = [], [], {True: [], False: []}
+    for row, position, original in real_tokens(uneven, originals_of(uneven)):
+        replaced = output.corrupted_input_ids[row, position].item() != original
+        right.append(distribution[row, position].argmax().item() == original)
+        of_replaced += [right[-1]] if replaced else []
+        copies[replaced].append(copy[row, position].item())
+    expected = {
+        "discriminator_token_accuracy": sum(right) / len(right),
+        "discriminator_replaced_accuracy": sum(of_replaced) / len(of_replaced),
+        "copy_probability_original": sum(copies[False]) / len(copies[False]),
+        "copy_probability_replaced": sum(copies[True]) / len(copies[True]),
+    }
+    for metrics in (training, held_out):
+        assert {name: metrics[name] for name in expected} == pytest.approx(expected)

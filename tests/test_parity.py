@@ -121,19 +121,7 @@ def recorded_rows(recording):
     ]
 
 
-# The Trainer's meters and FLOPs expect two networks so far.
-ONE_NETWORK = pytest.mark.xfail(strict=True, reason="RTDTrainer does not yet train a pair with a single network")
-
-
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(variant, marks=ONE_NETWORK if variant in ("uniform_generator", "mlm_only") else ())
-        for variant in VARIANTS
-    ],
-)
-def test_the_trainer_takes_the_same_steps(variant, tmp_path):
-    recording = Recording(variant)
+def test_the_trainer_takes_the_same_steps(recording, tmp_path):
     settings = recording.config["optimizer"]
     model = recording.load()
     args = RTDTrainingArguments(

@@ -21,7 +21,7 @@ def make_record(**changes):
             "started": utc_now(),
             "finished": utc_now(),
             "arguments": {"training": {"seed": 42}},
-            "model": {"model_type": "electra_rtd"},
+            "model": {"objective": "rtd", "model_type": "electra_rtd"},
             "parameters": {"generator": 10, "discriminator": 20, "total": 25},
             "data": {"train": {"num_rows": 3}},
             "hardware": collect_hardware(),

@@ -115,6 +115,21 @@ def test_towers_of_the_wrong_kind_or_vocabulary_are_refused():
         )
 
 
+def test_a_generator_too_few_or_too_many_is_refused():
+    config, mlm = tiny_config(), tiny_config(objective="mlm")
+    join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
+    main = ElectraForMaskedLM(mlm.discriminator_config)
+    with pytest.raises(ValueError, match=r"objective='rtd' .* needs a generator: give one"):
+        join(None, ElectraForPreTraining(config.discriminator_config))
+    with pytest.raises(ValueError, match=r"objective='mlm' .* has none: give None"):
+        join(main, main, objective="mlm")
+    discriminator = ElectraForPreTraining(config.discriminator_config)
+    with pytest.raises(ValueError, match="objective='rtd' with generator_type='uniform' has none"):
+        join(main, discriminator, generator_type="uniform")
+    assert join(None, discriminator, generator_type="uniform").config.generator == "uniform"
+    assert join(None, main, objective="mlm").discriminator is main
+
+
 def test_attention_of_a_tower_is_what_it_was_loaded_with(exported, batch):
     pair = ElectraForRTDPretraining.from_generator_discriminator_pretrained(
         exported / "generator", exported / "discriminator", attn_implementation="eager"

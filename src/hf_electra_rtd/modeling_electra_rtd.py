@@ -153,7 +153,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         Args:
             generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one.
             discriminator: likewise. What is shared is taken from it; where the generator's differs, a warning says so.
-            **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...); the others go to
+            **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...), its `generator` by the name of
+                `generator_type`, which a tower has taken here; the others go to
                 `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`: float32 unless given, ...).
         """
         config, pair = towers.load_towers(generator, discriminator, **kwargs)

@@ -14,7 +14,11 @@ import torch
 from safetensors import SafetensorError
 from transformers import ElectraForMaskedLM, PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.configuration_electra_rtd import (
+    ElectraRTDConfig,
+    needs_generator_network,
+    refuse_unknown_names,
+)
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.sharing import get_sharing
 
@@ -37,20 +41,28 @@ def load_towers(
     """Loads two native towers and derives the configuration of their pair.
 
     Args:
-        generator: a directory, a Hub id, or a model.
+        generator: a directory, a Hub id, or a model; None where there is no generator network.
         discriminator: likewise.
-        **kwargs: fields of `ElectraRTDConfig`; the others go to `from_pretrained`.
+        **kwargs: fields of `ElectraRTDConfig`, its `generator` by the name of `generator_type`; the others go to
+            `from_pretrained`.
 
     Returns:
         The configuration, and `{"generator": ..., "discriminator": ...}`.
 
     Raises:
-        ValueError: where the towers have different vocabularies or cannot share, or one cannot be loaded whole.
+        ValueError: where there is a tower too few or too many, or they have different vocabularies or cannot share,
+            or one cannot be loaded whole.
     """
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
+    options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
     if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
         raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
+    refuse_unknown_names(options)
+    if needs_generator_network(**options) != (generator is not None):
+        what = f"objective={options.get('objective', ElectraRTDConfig.objective)!r}"
+        what += f" with generator_type={options['generator']!r}"
+        raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
     objective = get_objective(options.get("objective", ElectraRTDConfig.objective))
     main: Any = _load(objective.main_tower_class, discriminator, kwargs)
     fills: Any = None if generator is None else _load(ElectraForMaskedLM, generator, kwargs)
@@ -61,8 +73,6 @@ def load_towers(
         **options,
     )
     if config.has_generator_network:
-        if generator is None:
-            raise ValueError(f"objective={config.objective!r} needs a generator: give one, or generator='uniform'.")
         sharing = get_sharing(config.sharing)
         _warn_where_tying_overwrites(pair, sharing.tied_weights(main.electra))
         sharing.join(fills, main)

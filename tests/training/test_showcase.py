@@ -1,12 +1,14 @@
 import io
 
 import numpy as np
+import pytest
 from rich.console import Console
 
-from hf_electra_rtd import DataCollatorForRTD
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.judgement import JudgedToken
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
+from tests.conftest import tiny_config
 
 
 def test_judged_tokens_are_what_the_model_saw(model, blocks, tokenizer):
@@ -21,6 +23,23 @@ def test_judged_tokens_are_what_the_model_saw(model, blocks, tokenizer):
         np.testing.assert_allclose(
             [token.probability for token in tokens], output.logits[row].sigmoid().tolist(), rtol=1e-5
         )
+
+
+@pytest.mark.parametrize("objective", ["mlm", "all_tokens_mlm"])
+def test_a_tower_that_predicts_shows_what_it_takes_for_the_original(blocks, tokenizer, objective):
+    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
+    collator = DataCollatorForRTD(tokenizer, seed=1)
+    rows = RowStream(blocks[1], shuffle=False).__getitems__([0, 1])
+    shown, batch = judge_rows(model, collator, rows), collator(rows)
+    predictions = model(**batch).predictions
+    for row, tokens in enumerate(shown):
+        asked = batch["masked_positions"][row].tolist() if objective == "mlm" else range(32)
+        assert [at for at, token in enumerate(tokens) if token.predicted is not None] == list(asked)
+        names = tokenizer.convert_ids_to_tokens(predictions[row])
+        assert [tokens[at].predicted for at in asked] == names
+    console = Console(file=io.StringIO(), width=80)
+    print_showcase([tokens[:8] for tokens in shown], console)
+    assert "predicted" in console.file.getvalue()
 
 
 TOKENS = [

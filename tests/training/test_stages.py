@@ -203,3 +203,24 @@ def test_a_configuration_with_other_options_lets_follow_what_follows():
     same = described.changed(disallow_correct=True)
     assert same.generator_config.to_dict() == described.generator_config.to_dict()
     assert (same.sharing, same.temperature) == ("word", 0.5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"generator_type": "uniform"},
+        {"sharing": "gdes"},
+        {"sharing": "all"},
+        {"sharing": "none", "generator_layers": 0.5},
+    ],
+)
+def test_a_discriminator_is_trained_on_with_another_generator(tmp_path, tokenizer, options):
+    pair = ElectraForRTDPretraining(tiny_config(intermediate_size=128)).eval()
+    pair.save_towers(tmp_path, tokenizer)
+    given = ModelArguments(discriminator=str(tmp_path / "discriminator"), **options)
+    built = build_model(given, tokenizer, 32).eval()
+    ids = torch.tensor([[2, 21, 22, 3]])
+    torch.testing.assert_close(built(ids).logits, pair(ids).logits)
+    assert (built.generator is None) == ("generator_type" in options)
+    if "generator_layers" in options:
+        assert built.config.generator_config.num_hidden_layers == 1

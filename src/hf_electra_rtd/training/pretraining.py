@@ -333,7 +333,8 @@ def _from_towers(
         else:
             generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, *fractions.values()))
         _start_embeddings_from(discriminator, generator, model.sharing)
-    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **model.options)
+    options = {{"generator": "generator_type"}.get(name, name): value for name, value in model.options.items()}
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
 
 
 def _start_embeddings_from(trained: Any, new: Any, sharing: str | None) -> None:

@@ -187,7 +187,7 @@ def test_a_pickle_is_not_read_and_the_command_in_the_error_converts_it(model, ex
     directory = exported / "generator"
     torch.save(model.generator.state_dict(), directory / "pytorch_model.bin")
     (directory / WEIGHTS).unlink()
-    with pytest.raises(ValueError, match="as a pickle. A pickle could run any code") as error:
+    with pytest.raises(ValueError, match="could run any code") as error:
         load_tower(ElectraForMaskedLM, directory)
     command = str(error.value).splitlines()[-1]
     assert "weights_only=True" in command

@@ -25,8 +25,8 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
             default it is, unless the vocabulary itself holds upper-case letters.
 
     Raises:
-        ValueError: if there is none; for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids do
-            not fit.
+        ValueError: if there is none; for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids
+            do not fit.
     """
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):

@@ -77,3 +77,9 @@ def test_another_vocabulary_or_normalisation_has_another_hash(tmp_path):
 def test_a_vocabulary_without_room_is_refused():
     with pytest.raises(ValueError, match="no room"):
         train_wordpiece(lambda: ["text"], vocab_size=5)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "no/such/vocab.txt"])
+def test_a_tokenizer_that_is_not_there_is_told_by_its_name(name):
+    with pytest.raises(ValueError, match=f"{name} is no tokenizer"):
+        load_tokenizer(name)

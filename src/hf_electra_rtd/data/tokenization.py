@@ -25,7 +25,8 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
             default it is, unless the vocabulary itself holds upper-case letters.
 
     Raises:
-        ValueError: for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids do not fit.
+        ValueError: if there is none; for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids
+            do not fit.
     """
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
@@ -42,7 +43,14 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     else:
         if lowercase is not None:
             raise ValueError(f"{name_or_path} says itself whether it lower-cases: --lowercase is for a vocab.txt.")
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        except OSError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"{name_or_path} is no tokenizer: it is neither a vocab.txt nor a directory with a tokenizer.json, "
+                f"and the Hub does not give one. ({reason})"
+            ) from None
     check_tokenizer(tokenizer)
     return tokenizer
 

@@ -10,10 +10,13 @@ does not know are refused.
 
 import math
 import sys
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import TrainerState, set_seed
@@ -31,6 +34,7 @@ from hf_electra_rtd.training.evaluation import evaluate_held_out
 from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.interruption import INTERRUPTED, OwnProcessGroup, StopSignal
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
+from hf_electra_rtd.training.normalization import count_step, exact_loss
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RemainingTime, format_log
 from hf_electra_rtd.training.run import Run, evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
@@ -46,6 +50,7 @@ OPTIONS = {
     *("per_device_eval_batch_size", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction", "data_seed", "bf16", "fp16", "use_cpu"),
     *("row_length", "mask_probability", "keep_probability", "masking", "dataloader_num_workers", "ddp_timeout"),
+    "exact_loss_normalization",
     *("logging_steps", "logging_first_step", "logging_strategy", "eval_strategy", "eval_steps", "eval_delay"),
     *("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint", "disable_tqdm"),
 }
@@ -58,7 +63,10 @@ class Loop:
         self.run, args = run, run.args
         self.accelerator = Accelerator(
             mixed_precision="bf16" if args.bf16 else "fp16" if args.fp16 else None,
-            gradient_accumulation_steps=args.gradient_accumulation_steps,
+            # Batches are fetched a step at a time, so the last ones are at hand before the last step begins.
+            gradient_accumulation_plugin=GradientAccumulationPlugin(
+                num_steps=args.gradient_accumulation_steps, sync_with_dataloader=False
+            ),
             step_scheduler_with_optimizer=False,  # one step of the schedule a step, whatever the number of processes
         )
         self.optimizer = make_optimizer(run.model, args)
@@ -107,21 +115,30 @@ class Loop:
         self.model.train()
         self.clock.start()
         with StopSignal() as signal, self.bar:
-            for batch in loader:
-                with accelerator.accumulate(self.model):
-                    output = self.model(**batch)
-                    accelerator.backward(output.loss)
-                    if accelerator.sync_gradients:
-                        norm = accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or math.inf)
-                        rate = self.schedule.get_last_lr()[0]
-                        self.optimizer.step()
-                        if not accelerator.optimizer_step_was_skipped:
-                            self.schedule.step()
-                        self.optimizer.zero_grad()
-                self.meters.update(output, batch)
-                loss += output.loss.detach() / args.gradient_accumulation_steps
-                if not accelerator.sync_gradients:
-                    continue
+            batches = iter(loader)
+            while step_batches := list(islice(batches, args.gradient_accumulation_steps)):
+                counts = None
+                if args.exact_loss_normalization:
+                    add_up = partial(accelerator.reduce, reduction="sum")
+                    counts = count_step(self.run.model, step_batches, add_up)
+                for batch in step_batches:
+                    with accelerator.accumulate(self.model):
+                        output = self.model(**batch)
+                        part = output.loss
+                        if counts is not None:
+                            # `accelerate` divides by the number of batches, and averages over processes.
+                            part = exact_loss(self.run.model, output, batch, counts)
+                            part = part * args.gradient_accumulation_steps * accelerator.num_processes
+                        accelerator.backward(part)
+                        if accelerator.sync_gradients:
+                            norm = accelerator.clip_grad_norm_(self.model.parameters(), args.max_grad_norm or math.inf)
+                            rate = self.schedule.get_last_lr()[0]
+                            self.optimizer.step()
+                            if not accelerator.optimizer_step_was_skipped:
+                                self.schedule.step()
+                            self.optimizer.zero_grad()
+                    self.meters.update(output, batch)
+                    loss += part.detach() / args.gradient_accumulation_steps
 
                 state.global_step += 1
                 state.epoch = state.global_step / state.max_steps * len(self.run.stream) / len(self.run.stream.rows)

@@ -103,8 +103,22 @@ class Objective:
         """What the objective learns besides the towers; not exported with them."""
         return None
 
+    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
+        """How many tokens the loss of a batch is a mean over: a scalar."""
+        return _num_real(input_ids, attention_mask)
+
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
         raise NotImplementedError
+
+
+def _num_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    if attention_mask is None:
+        return torch.tensor(input_ids.numel(), device=input_ids.device)
+    return attention_mask.ne(0).sum()
+
+
+def _num_masked(slots: MaskedSlots) -> Tensor:
+    return slots.labels.ne(IGNORED).sum()
 
 
 class ReplacedTokenDetection(Objective):
@@ -138,6 +152,9 @@ class MaskedOnlyDetection(ReplacedTokenDetection):
     name = "rtd_masked_only"
     measures = (MainLoss(at_masked), Detection(at_masked), Detection(at_all, suffix="_all"))
 
+    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
+        return _num_masked(slots)
+
     def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
         if batch.replaced_labels is None or batch.slots is None:
             return None
@@ -155,6 +172,9 @@ class MaskedLM(Objective):
     name = "mlm"
     main_tower_class = ElectraForMaskedLM
     measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_masked), MaskedAccuracy())
+
+    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
+        return _num_masked(slots)
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
         if batch.slots is None:

@@ -182,3 +182,33 @@ def test_every_accelerate_config_can_be_read():
     }
     assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "fsdp2"}
     assert configs["fsdp2"].fsdp_config["fsdp_version"] == 2
+
+
+def test_exact_normalization_makes_rows_of_any_length_the_same_run_however_they_are_batched(workplace, monkeypatch):
+    """1 x 16, 4 x 4, and two processes of 1 x 8 and 2 x 4, in both loops; without it, they differ."""
+    uneven = ("--packing", "original", "--held_out_share", "0.2")
+    exact = (*uneven, "--exact_loss_normalization")
+
+    def batches(size, accumulated):
+        return "--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", str(accumulated)
+
+    run_here(command(workplace, "pretrain.py", "exact", 1, *exact), monkeypatch)
+    run_here(command(workplace, "pretrain.py", "exact-4x4", 1, *exact, *batches(4, 4)), monkeypatch)
+    run_here(command(workplace, "pretrain_no_trainer.py", "exact-loop-4x4", 1, *exact, *batches(4, 4)), monkeypatch)
+    run_here(command(workplace, "pretrain.py", "means-4x4", 1, *uneven, *batches(4, 4)), monkeypatch)
+    launch(
+        [
+            command(workplace, "pretrain.py", "exact-2-8", 2, *exact),
+            command(workplace, "pretrain.py", "exact-2-2x4", 2, *exact, *batches(4, 2)),
+            command(workplace, "pretrain_no_trainer.py", "exact-loop-2-2x4", 2, *exact, *batches(4, 2)),
+        ],
+        workplace,
+    )
+    for name in ("exact-4x4", "exact-loop-4x4", "exact-2-8", "exact-2-2x4", "exact-loop-2-2x4"):
+        assert_same_run(workplace / "exact", workplace / name)
+    losses = [
+        [log["loss"] for log in PretrainingRecord.load(workplace / name).curves if "loss" in log]
+        for name in ("exact", "means-4x4")
+    ]
+    difference = max(abs(one - other) / one for one, other in zip(*losses, strict=True))
+    assert difference > 1e-3

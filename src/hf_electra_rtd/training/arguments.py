@@ -85,6 +85,8 @@ class RTDTrainingArguments(TrainingArguments):
         keep_probability: share of the masked tokens that stays visible.
         masking: how tokens to mask are drawn.
         bias_correction: of Adam; the original has none.
+        exact_loss_normalization: divide both losses by the counts of a whole optimiser step, over accumulated batches
+            and processes, instead of averaging the means of its batches; see `hf_electra_rtd.training.normalization`.
 
     What differs from the parent's defaults: AdamW with eps 1e-6, weight decay 0.01 and no bias correction (the
     optimisers `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; any other name is taken as `transformers`
@@ -99,6 +101,9 @@ class RTDTrainingArguments(TrainingArguments):
     masking: str = field(default="token", metadata={"help": "How tokens to mask are drawn: token."})
     bias_correction: bool = field(
         default=False, metadata={"help": "Adam with bias correction; the original has none."}
+    )
+    exact_loss_normalization: bool = field(
+        default=False, metadata={"help": "Divide losses by the counts of a whole step: for rows of different lengths."}
     )
 
     # Paper, Table 6; Code model/optimization.py.

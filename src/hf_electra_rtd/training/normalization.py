@@ -2,8 +2,8 @@
 
 The default loss of a step is the mean of its batches' means, over accumulated batches and processes (as on the TPUs of
 the original): exact where every batch has as many tokens, as full rows have. Where rows differ in length, a token in a
-short batch weighs more than one in a long batch. Here both losses are sums over the step divided by its counts, so that
-it does not matter how rows fall into batches and processes.
+short batch weighs more than one in a long batch. Here both losses are sums over the step divided by its counts, so
+that it does not matter how rows fall into batches and processes.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
-from hf_electra_rtd.ops import masked_slots
+from hf_electra_rtd.ops import IGNORED, masked_slots
 
 
 def count_items(model: ElectraForRTDPretraining, inputs: dict[str, Tensor]) -> Tensor:
-    """What both losses of a batch are means over: float64 (2,), masked tokens, and tokens that the main tower is judged
-    on.
+    """What both losses of a batch are means over: float32 (2,), masked tokens, and tokens that the main tower is
+    judged on.
 
     Args:
         model: the pair.
@@ -27,13 +27,13 @@ def count_items(model: ElectraForRTDPretraining, inputs: dict[str, Tensor]) -> T
     """
     slots = masked_slots(inputs["input_ids"], inputs.get("masked_positions"), inputs["labels"])
     main = model.objective.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
-    return torch.stack([slots.used.sum(), main]).double()
+    return torch.stack([slots.labels.ne(IGNORED).sum(), main]).float()
 
 
 def count_step(
     model: ElectraForRTDPretraining, batches: Sequence[dict[str, Tensor]], add_up: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """The counts of a step: float64 (2,).
+    """The counts of a step: float32 (2,).
 
     Args:
         model: the pair.

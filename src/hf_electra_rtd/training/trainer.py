@@ -36,6 +36,7 @@ from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensor
 from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.interruption import OwnProcessGroup
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
+from hf_electra_rtd.training.normalization import count_step, exact_loss
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
 from hf_electra_rtd.training.sharding import keep_tied_tensors_together
@@ -131,6 +132,7 @@ class RTDTrainer(Trainer):
         self.add_callback(_StartStopwatch(self))
         self.health = HealthWatch(str(args.output_dir))
         self._staging: Path | None = None
+        self._step_counts: Tensor | None = None
         self._checkpoints_to_keep = args.save_total_limit
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -205,7 +207,22 @@ class RTDTrainer(Trainer):
         loss, output = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         if model.training:
             self.meters.update(output, inputs)
+            if self._step_counts is not None:
+                # The parent divides by the number of accumulated batches, and the processes average their gradients.
+                parts = self.current_gradient_accumulation_steps * self.args.world_size
+                loss = exact_loss(self.model, output, inputs, self._step_counts) * parts
         return (loss, output) if return_outputs else loss
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.args.exact_loss_normalization and batches:
+
+            def add_up(counts: Tensor) -> Tensor:
+                summed: Tensor = self.accelerator.reduce(counts.to(device), reduction="sum")
+                return summed
+
+            self._step_counts = count_step(self.model, batches, add_up)
+        return batches, num_items
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
         rows, row_length = inputs["input_ids"].shape

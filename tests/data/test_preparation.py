@@ -172,6 +172,25 @@ def test_duplicate_lines_are_dropped_on_request_and_counted(tmp_path, tokenizer)
     assert found["exact"]["corpus_tokens"] < found["no"]["corpus_tokens"]
 
 
+def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tokenizer):
+    half, whole = tmp_path / "half.txt", tmp_path / "whole.txt"
+    documents = [" ".join([word] * 20) for word in WORDS]
+    half.write_text("\n\n".join(documents))
+    whole.write_text("\n\n".join(documents))
+    for weights in ((0.5, 1), (0.5, 2), (1, 0.5), (0.3, 2.5)):
+        sources = [
+            parse_file_source(f"{file},weight={weight}") for file, weight in zip((half, whole), weights, strict=True)
+        ]
+        made, _ = prepare_blocks(
+            sources, tokenizer, tmp_path / str(weights), 8, drop_duplicates="exact", disable_progress=True
+        )
+        counts = words_in(made, tokenizer)
+        assert counts.keys() == set(WORDS), weights
+        if max(weights) == 1:
+            assert sum(counts.values()) == 20 * len(WORDS)
+        assert 0 < made.header.statistics["exact_duplicates"] < len(WORDS)
+
+
 def test_the_longest_and_the_shortest_document_are_told(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr(preparation, "_CHUNK", 10)
     corpus = tmp_path / "corpus.txt"

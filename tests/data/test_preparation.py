@@ -1,5 +1,6 @@
 import errno
 import itertools
+import json
 import os
 import time
 import tracemalloc
@@ -305,3 +306,56 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.1 * peaks[0]
+
+
+def test_a_file_that_changes_between_two_passes_is_told(tmp_path, tokenizer, monkeypatch):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(30))
+    hash_file, count_lines = texts.hash_file, texts.count_lines
+
+    def then_change(function):
+        def changing(*args):
+            result = function(*args)
+            status = corpus.stat()
+            corpus.write_text(corpus.read_text().swapcase())  # of the same size, and with its old time
+            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+            return result
+
+        return changing
+
+    for name, function in (("hash_file", hash_file), ("count_lines", count_lines)):
+        monkeypatch.setattr(texts, name, then_change(function))
+        with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
+            prepare(corpus, tokenizer, tmp_path / "blocks")
+        monkeypatch.undo()
+        assert not list((tmp_path / "blocks").glob("*.blocks"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: 3,
+        lambda entry: [],
+        lambda entry: {**entry, "stamp": ["x"]},
+        lambda entry: {**entry, "found": 1},
+        lambda entry: {**entry, "found": {"sha256": 1}},
+        lambda entry: {**entry, "found": {**entry["found"], "counts": {"lines": 1}}},
+    ],
+)
+def test_a_malformed_entry_of_the_cache_is_ignored(tmp_path, tokenizer, change):
+    corpus, blocks = tmp_path / "corpus.txt", tmp_path / "blocks"
+    corpus.write_text(make_text(30))
+    os.utime(corpus, (time.time() - 100,) * 2)
+    first, _ = prepare(corpus, tokenizer, blocks)
+    cache = json.loads((blocks / "scanned.json").read_text())
+    cache["files"] = {key: change(entry) for key, entry in cache["files"].items()}
+    (blocks / "scanned.json").write_text(json.dumps(cache))
+    (blocks / "train.blocks").unlink()
+    assert prepare(corpus, tokenizer, blocks)[0].header == first.header
+
+
+def test_training_files_that_are_equal_are_told(tmp_path, tokenizer, caplog):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(make_text(30))
+    prepare_blocks([tmp_path / "a.txt", tmp_path / "b.txt"], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
+    assert "a.txt and b.txt are equal" in caplog.text

@@ -73,8 +73,8 @@ def prepare_blocks(
         disable_progress: show no bars.
         num_proc: processes that tokenise; None takes one a core for a corpus of more than 32 MB, and none but this
             process for a smaller one (0).
-        drop_duplicates: `"no"`; `"exact"`: of equal lines the first that is read stays; `"near"`: of lines that differ only in
-            case, accents, digits, punctuation and white space.
+        drop_duplicates: `"no"`; `"exact"`: of equal lines the first that is read stays; `"near"`: of lines that
+            differ only in case, accents, digits, punctuation and white space.
 
     Returns:
         The training rows, and the held-out rows (None for a share of 0).
@@ -234,7 +234,7 @@ class _Reader:
                             part = _HELD_OUT if self._splitting[document] < self._threshold else _TRAIN
                             in_first = part == _HELD_OUT or self._is_drawn(document, shares[0])
                             wanted = in_first and (
-                                number == 0 or part == _TRAIN and self._is_drawn(document, shares[number])
+                                number == 0 or (part == _TRAIN and self._is_drawn(document, shares[number]))
                             )
                         if wanted:
                             yield part, index, line

@@ -252,9 +252,10 @@ def _seekable(file: str, stack: ExitStack) -> Any:
     if not split_suffix(file)[1]:
         next(chunks, None)  # tells files that cannot be opened or are of another kind
         return file
+    # For as long as the file is open: closing one that could not be written writes, too.
+    stack.enter_context(explaining_failures("a temporary file (TMPDIR)"))
     whole = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    with explaining_failures(tempfile.gettempdir()):
-        for chunk in chunks:
-            whole.write(chunk)
-        whole.seek(0)
+    for chunk in chunks:
+        whole.write(chunk)
+    whole.seek(0)
     return whole

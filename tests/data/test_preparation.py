@@ -95,6 +95,17 @@ def test_a_failure_leaves_no_file(tmp_path, tokenizer):
     assert list((tmp_path / "blocks").iterdir()) == []
 
 
+def test_a_part_that_is_too_short_is_told_with_its_own_remedy(tmp_path, tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(["the mill"] * 50))
+    with pytest.raises(
+        ValueError, match=r"^held_out: .*too few for one row of 32.*--held_out_share.*--held_out_files"
+    ):
+        prepare(corpus, tokenizer, tmp_path / "blocks", 0.02)
+    with pytest.raises(ValueError, match=r"^train: .*too few for one row of 32.*more text, or shorter rows"):
+        prepare(corpus, tokenizer, tmp_path / "blocks", 0.9)
+
+
 def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(make_text(3) + "\n\u200b\n" + make_text(2))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hf_electra_rtd.data.files import naming_errors
+from hf_electra_rtd.data.files import naming_errors, refuse_directory
 from hf_electra_rtd.data.readers import document_lines
 from hf_electra_rtd.data.sources import DatasetSource
 
@@ -68,12 +68,8 @@ def pin_stream(source: DatasetSource) -> tuple[DatasetSource, dict[str, Any]]:
 
 def _local_state(path: str) -> str:
     """A hash of where a dataset lies, and of the names, sizes and times of its files."""
-
-    def refuse(error: OSError) -> None:
-        raise ValueError(f"{error.filename} cannot be read: {error.strerror or error}.") from None
-
     files = [path] if os.path.isfile(path) else []
-    for place, _, names in os.walk(path, onerror=refuse):
+    for place, _, names in os.walk(path, onerror=refuse_directory):
         files += [os.path.join(place, name) for name in names]
     described: list[Any] = [os.path.abspath(path)]
     for file in sorted(files):

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 _FORMAT = 3  # of the recipe: a higher one makes what was prepared before be made anew
 _CHUNK = 1 << 20  # characters that are tokenised at once
 _TRAIN, _HELD_OUT = 0, 1
+_REMEDIES = {  # for a part that is shorter than a row
+    _TRAIN: "Give more text, or shorter rows (--row_length).",
+    _HELD_OUT: "Hold more out (--held_out_share), or name held-out text (--held_out_files).",
+}
 
 
 def prepare_blocks(
@@ -130,7 +134,9 @@ def prepare_blocks(
             num_lines = sum(count.num_lines for count in counts)
             reader.duplicates = Duplicates(reader.first_pass(), num_lines, drop_duplicates, scratch.path)
 
-        parts = {part: _Part(path, tokenizer, row_length, packing, seed) for part, path in paths.items()}
+        parts = {
+            part: _Part(path, tokenizer, row_length, packing, seed, _REMEDIES[part]) for part, path in paths.items()
+        }
         for made in parts.values():
             stack.enter_context(made.writer)
         processes = choose_num_proc(num_proc, sum(count.num_bytes for count in counts))
@@ -258,9 +264,10 @@ class _Part:
     """One output of a preparation: a packer, the file that it fills, and what was counted on the way."""
 
     def __init__(
-        self, path: Path, tokenizer: PreTrainedTokenizerBase, row_length: int, packing: str, seed: int
+        self, path: Path, tokenizer: PreTrainedTokenizerBase, row_length: int, packing: str, seed: int, remedy: str
     ) -> None:
         self.packer = get_packer(packing, tokenizer, row_length, seed)
+        self._remedy = remedy
         self.writer = BlockWriter(path, row_length, len(tokenizer))
         self._unk = tokenizer.unk_token_id
         self._tokenizer_hash = tokenizer_hash(tokenizer)
@@ -302,8 +309,8 @@ class _Part:
         writer.write(self.packer.finish())
         if not writer.num_rows:
             raise ValueError(
-                f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. Give "
-                "more text, shorter rows (--row_length), or hold more or nothing out (--held_out_share)."
+                f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. "
+                f"{self._remedy}"
             )
         statistics = {
             "documents": self._num_documents,

@@ -1,4 +1,5 @@
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -73,10 +74,9 @@ def test_a_file_that_was_cut_off_anywhere_is_refused(file, tmp_path):
 
 @given(place=st.integers(0, 10**6), value=st.integers(1, 255))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_byte_that_was_altered_before_the_header_is_noticed(file, tmp_path, place, value):
+def test_a_byte_that_was_altered_anywhere_is_noticed(file, tmp_path, place, value):
     content = bytearray(Path(file.path).read_bytes())
-    end = FOOTER.unpack(content[-FOOTER.size :])[0]
-    content[place % end] ^= value
+    content[place % len(content)] ^= value
     altered = tmp_path / "altered.blocks"
     altered.write_bytes(content)
     with pytest.raises(ValueError, match=r"prepare it again"):
@@ -103,11 +103,11 @@ def test_a_byte_that_was_altered_before_the_header_is_noticed(file, tmp_path, pl
 )
 def test_a_header_that_says_nonsense_is_refused(file, tmp_path, change):
     content = Path(file.path).read_bytes()
-    end, length, magic = FOOTER.unpack(content[-FOOTER.size :])
+    end, length, _, magic = FOOTER.unpack(content[-FOOTER.size :])
     changed = change(json.loads(content[end : end + length]))
     text = changed if isinstance(changed, bytes) else json.dumps(changed).encode()
     altered = tmp_path / "altered.blocks"
-    altered.write_bytes(content[:end] + text + FOOTER.pack(end, len(text), magic))
+    altered.write_bytes(content[:end] + text + FOOTER.pack(end, len(text), hashlib.sha256(text).digest(), magic))
     with pytest.raises(ValueError, match=r"altered\.blocks was altered.*prepare it again"):
         BlockFile(altered)
 
@@ -118,9 +118,26 @@ def test_a_header_that_says_nonsense_is_refused(file, tmp_path, change):
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_arbitrary_bytes_are_no_block_file(tmp_path, content, numbers, framed):
     path = tmp_path / "any.blocks"
-    path.write_bytes(MAGIC + content + FOOTER.pack(*numbers, MAGIC) if framed else content)
+    path.write_bytes(
+        MAGIC + content + FOOTER.pack(*numbers, hashlib.sha256(content).digest(), MAGIC) if framed else content
+    )
     with pytest.raises(ValueError, match=r"any\.blocks"):
         BlockFile(path)
+
+
+def test_a_header_that_was_altered_is_noticed_on_opening(file, tmp_path):
+    content = Path(file.path).read_bytes()
+    altered = tmp_path / "altered.blocks"
+    altered.write_bytes(content.replace(b'"tokenizer_hash": "t"', b'"tokenizer_hash": "u"'))
+    with pytest.raises(ValueError, match=r"altered\.blocks was altered"):
+        BlockFile(altered)
+
+
+def test_a_file_of_an_earlier_version_is_to_be_prepared_again(file, tmp_path):
+    old = tmp_path / "old.blocks"
+    old.write_bytes(Path(file.path).read_bytes().replace(MAGIC, MAGIC[:-1] + b"\x01"))
+    with pytest.raises(ValueError, match=r"old\.blocks is not a block file of this version: prepare it again"):
+        BlockFile(old)
 
 
 def test_a_full_disk_is_told_and_nothing_is_left(tmp_path, monkeypatch):

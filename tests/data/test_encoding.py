@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hf_electra_rtd.data import encoding
 from hf_electra_rtd.data.encoding import Chunk, check_num_proc, choose_num_proc, encode_chunks
 from tests.conftest import make_text
 
@@ -60,6 +61,20 @@ def test_a_process_that_is_killed_is_told_and_the_others_end(tokenizer, monkeypa
     with pytest.raises(ValueError, match=r"was killed \(signal 9\).*memory.*--num_proc"):
         list(results)
     assert all(process.poll() is not None for process in started)
+
+
+def test_want_of_memory_is_suspected_only_of_a_process_that_was_killed(tokenizer, monkeypatch, tmp_path):
+    program = tmp_path / "worker.py"
+    program.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(encoding.tokenizing_worker, "__file__", str(program))
+    with pytest.raises(ValueError, match=r"ended with status 3\. Without others, --num_proc 0 may say why") as refusal:
+        list(encode_chunks(tokenizer, chunks(1), 1))
+    assert "memory" not in str(refusal.value)
+
+
+def test_a_process_starts_though_its_directory_is_not_searched(tokenizer, monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert len(list(encode_chunks(tokenizer, chunks(), 1))) == len(list(chunks()))
 
 
 def test_no_process_outlives_a_caller_that_is_killed():

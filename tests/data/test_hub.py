@@ -2,9 +2,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hf_electra_rtd.data.hub import load_source, read_dataset
+from hf_electra_rtd.data import texts
+from hf_electra_rtd.data.hub import load_source, pin_stream, read_dataset
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.sources import DatasetSource
+from hf_electra_rtd.data.texts import Corpus
 from tests.conftest import make_text
 
 
@@ -96,3 +98,56 @@ def test_a_connection_that_breaks_while_a_dataset_is_read_is_told(monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE")
     with pytest.raises(ValueError, match=r"a/b cannot be reached: reset by peer\. Check the connection"):
         list(read_dataset(DatasetSource("a/b", streaming=True), Broken()))
+
+
+def prepare_stream(dataset, tmp_path, tokenizer, **options):
+    source = DatasetSource(dataset, streaming=True, text_column="body", **options)
+    return prepare_blocks([source], tokenizer, tmp_path / "made", 32, disable_progress=True)[0].header
+
+
+def test_a_stream_of_other_content_is_fetched_anew_though_its_name_is_the_same(dataset, tmp_path, tokenizer):
+    first = prepare_stream(dataset, tmp_path, tokenizer)
+    (tmp_path / "p" / "letters").mkdir(parents=True)
+    table = pa.table({"body": TEXTS[:20]})
+    pq.write_table(table, tmp_path / "p/letters/train.parquet")
+    other = prepare_stream(str(tmp_path / "p/letters"), tmp_path, tokenizer)
+    assert other.sources[0]["num_documents"] == 20
+    assert other.sha256 != first.sha256
+    pq.write_table(table.slice(5), tmp_path / "p/letters/train.parquet")
+    edited = prepare_stream(str(tmp_path / "p/letters"), tmp_path, tokenizer)
+    assert edited.sources[0]["num_documents"] == 15
+    assert str(tmp_path) not in str(edited)
+
+
+def test_a_revision_of_the_hub_becomes_its_commit_and_stays_as_it_is_offline(monkeypatch, caplog):
+    import huggingface_hub
+
+    source = DatasetSource("a/b", streaming=True, revision="main")
+    assert pin_stream(source) == (source, {})
+    assert "used again by its name and revision alone" in caplog.text
+
+    class Info:
+        sha = "c0ffee"
+
+    monkeypatch.setattr(huggingface_hub, "dataset_info", lambda *args, **options: Info)
+    assert pin_stream(source)[0].revision == "c0ffee"
+
+
+def test_what_was_fetched_of_a_stream_is_not_left_and_never_taken_for_another(dataset, tmp_path, monkeypatch):
+    source = DatasetSource(dataset, streaming=True, text_column="body")
+    with Corpus([source], tmp_path / "made", disable_progress=True) as corpus:
+        assert corpus.counts()[0].num_documents == 30
+        assert [path.suffix for path in (tmp_path / "made").iterdir()] == [".partial"]
+    assert list((tmp_path / "made").iterdir()) == []
+
+    def broken(*args):
+        yield "one"
+        raise ValueError("the connection broke")
+
+    monkeypatch.setattr(texts, "read_dataset", broken)
+    with (
+        Corpus([source], tmp_path / "made", disable_progress=True) as corpus,
+        pytest.raises(ValueError, match="the connection broke"),
+    ):
+        corpus.counts()
+    assert list((tmp_path / "made").iterdir()) == []

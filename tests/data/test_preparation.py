@@ -1,5 +1,6 @@
 import errno
 import itertools
+import json
 import os
 import time
 import tracemalloc
@@ -94,6 +95,17 @@ def test_a_failure_leaves_no_file(tmp_path, tokenizer):
     assert list((tmp_path / "blocks").iterdir()) == []
 
 
+def test_a_part_that_is_too_short_is_told_with_its_own_remedy(tmp_path, tokenizer):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n\n".join(["the mill"] * 50))
+    with pytest.raises(
+        ValueError, match=r"^held_out: .*too few for one row of 32.*--held_out_share.*--held_out_files"
+    ):
+        prepare(corpus, tokenizer, tmp_path / "blocks", 0.02)
+    with pytest.raises(ValueError, match=r"^train: .*too few for one row of 32.*more text, or shorter rows"):
+        prepare(corpus, tokenizer, tmp_path / "blocks", 0.9)
+
+
 def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(make_text(3) + "\n\u200b\n" + make_text(2))
@@ -170,6 +182,25 @@ def test_duplicate_lines_are_dropped_on_request_and_counted(tmp_path, tokenizer)
     assert found["near"]["near_duplicates"] >= 2
     assert (found["no"]["documents"], found["exact"]["documents"]) == (22, 21)  # one had nothing else
     assert found["exact"]["corpus_tokens"] < found["no"]["corpus_tokens"]
+
+
+def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tokenizer):
+    half, whole = tmp_path / "half.txt", tmp_path / "whole.txt"
+    documents = [" ".join([word] * 20) for word in WORDS]
+    half.write_text("\n\n".join(documents))
+    whole.write_text("\n\n".join(documents))
+    for weights in ((0.5, 1), (0.5, 2), (1, 0.5), (0.3, 2.5)):
+        sources = [
+            parse_file_source(f"{file},weight={weight}") for file, weight in zip((half, whole), weights, strict=True)
+        ]
+        made, _ = prepare_blocks(
+            sources, tokenizer, tmp_path / str(weights), 8, drop_duplicates="exact", disable_progress=True
+        )
+        counts = words_in(made, tokenizer)
+        assert counts.keys() == set(WORDS), weights
+        if max(weights) == 1:
+            assert sum(counts.values()) == 20 * len(WORDS)
+        assert 0 < made.header.statistics["exact_duplicates"] < len(WORDS)
 
 
 def test_the_longest_and_the_shortest_document_are_told(tmp_path, tokenizer, monkeypatch):
@@ -270,19 +301,77 @@ def test_a_full_disk_leaves_what_was_prepared_before(tmp_path, corpus, tokenizer
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
+@pytest.mark.parametrize("kind", ["no", "near"])
+def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch, kind):
     monkeypatch.setattr(preparation, "_CHUNK", 1 << 14)
     monkeypatch.setattr(duplicates, "_BUFFERED", 1 << 8)
     monkeypatch.setattr(files, "CHUNK_SIZE", 1 << 14)
-    text = make_text(100)
+    numbers = np.random.default_rng(0)
     peaks = []
-    for times in (1, 8):
-        corpus = tmp_path / f"{times}.txt"
+    for num_documents in (200, 6000):
+        corpus = tmp_path / f"{num_documents}.txt"
         with open(corpus, "w") as file:
-            for number in range(times * 2):
-                file.write(f"{number} {text}\n")
+            for _ in range(num_documents):  # no line occurs twice, not even nearly
+                for words in numbers.choice(WORDS, (5, 12)):
+                    file.write(" ".join(words) + "\n")
+                file.write("\n")
         tracemalloc.start()
-        prepare(corpus, tokenizer, tmp_path / str(times), 0.1, drop_duplicates="near")
+        made, _ = prepare(corpus, tokenizer, tmp_path / str(num_documents), 0.1, drop_duplicates=kind)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0]
+        assert made.header.statistics["exact_duplicates"] == 0
+    # Two bits a line, and 24 bytes a line of the largest of 256 parts, several times over while it is sorted.
+    assert peaks[1] - peaks[0] < 0.05 * corpus.stat().st_size
+
+
+def test_a_file_that_changes_between_two_passes_is_told(tmp_path, tokenizer, monkeypatch):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(make_text(30))
+    hash_file, count_lines = texts.hash_file, texts.count_lines
+
+    def then_change(function):
+        def changing(*args):
+            result = function(*args)
+            status = corpus.stat()
+            corpus.write_text(corpus.read_text().swapcase())  # of the same size, and with its old time
+            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+            return result
+
+        return changing
+
+    for name, function in (("hash_file", hash_file), ("count_lines", count_lines)):
+        monkeypatch.setattr(texts, name, then_change(function))
+        with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
+            prepare(corpus, tokenizer, tmp_path / "blocks")
+        monkeypatch.undo()
+        assert not list((tmp_path / "blocks").glob("*.blocks"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: 3,
+        lambda entry: [],
+        lambda entry: {**entry, "stamp": ["x"]},
+        lambda entry: {**entry, "found": 1},
+        lambda entry: {**entry, "found": {"sha256": 1}},
+        lambda entry: {**entry, "found": {**entry["found"], "counts": {"lines": 1}}},
+    ],
+)
+def test_a_malformed_entry_of_the_cache_is_ignored(tmp_path, tokenizer, change):
+    corpus, blocks = tmp_path / "corpus.txt", tmp_path / "blocks"
+    corpus.write_text(make_text(30))
+    os.utime(corpus, (time.time() - 100,) * 2)
+    first, _ = prepare(corpus, tokenizer, blocks)
+    cache = json.loads((blocks / "scanned.json").read_text())
+    cache["files"] = {key: change(entry) for key, entry in cache["files"].items()}
+    (blocks / "scanned.json").write_text(json.dumps(cache))
+    (blocks / "train.blocks").unlink()
+    assert prepare(corpus, tokenizer, blocks)[0].header == first.header
+
+
+def test_training_files_that_are_equal_are_told(tmp_path, tokenizer, caplog):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(make_text(30))
+    prepare_blocks([tmp_path / "a.txt", tmp_path / "b.txt"], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
+    assert "a.txt and b.txt are equal" in caplog.text

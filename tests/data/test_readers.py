@@ -1,7 +1,9 @@
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
 import tracemalloc
 
 import pyarrow as pa
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 
 from hf_electra_rtd.data import files
 from hf_electra_rtd.data.files import find_files
-from hf_electra_rtd.data.readers import Reading, read_lines
+from hf_electra_rtd.data.readers import MAX_LINE, Reading, read_lines
 from hf_electra_rtd.data.sources import drop_repeated_files, parse_file_source
 from hf_electra_rtd.data.texts import Corpus, Counts
 
@@ -193,8 +195,14 @@ def test_a_binary_file_is_told_by_what_it_looks_like(tmp_path, name, content, me
         list(read_lines(str(tmp_path / name)))
 
 
-@pytest.mark.parametrize("name", ["long.txt.gz", "long.jsonl.zst"])
-def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "message", "limit"),
+    [
+        ("long.txt.gz", r"line 2: it has more than 8,388,608 characters\. Break it into lines", 32),
+        ("long.jsonl.zst", r"line 2: it has more than 67,108,864 characters\. Split the document into several", 160),
+    ],
+)
+def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path, name, message, limit):
     path = tmp_path / name
     with gzip.open(path, "wb", 1) if name.endswith(".gz") else zstandard.open(path, "wb") as file:
         file.write(b"short\n" if "txt" in name else b'{"text": "short"}\n')
@@ -202,9 +210,9 @@ def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path, name):
             file.write(b"x" * 2**20)
     tracemalloc.start()
     try:
-        with pytest.raises(ValueError, match=f"{name}, line 2: it has more than 8,388,608 characters"):
+        with pytest.raises(ValueError, match=message):
             list(read_lines(str(path)))
-        assert tracemalloc.get_traced_memory()[1] < 200 * 2**20 / 3
+        assert tracemalloc.get_traced_memory()[1] < limit * 2**20
     finally:
         tracemalloc.stop()
 
@@ -297,4 +305,38 @@ def test_a_directory_is_searched_and_what_is_no_text_passed_over(tmp_path, caplo
     (tmp_path / "b.txt").unlink()
     (tmp_path / "deep/er/a.JSONL.gz").unlink()
     with pytest.raises(ValueError, match=r"holds no text file.*block files have to be named"):
+        find_files(str(tmp_path))
+
+
+def test_a_record_may_be_longer_than_a_line_but_no_line_inside_it(tmp_path):
+    path = tmp_path / "long.jsonl"
+    line = "x" * (MAX_LINE - 1)
+    path.write_text(json.dumps({"text": f"{line}\n{line}"}))
+    assert [len(line) for line in read_lines(str(path))] == [MAX_LINE - 1, MAX_LINE - 1, 0]
+    path.write_text(json.dumps({"text": line + "yz"}))
+    with pytest.raises(ValueError, match=r"long\.jsonl, line 1: a line has more than 8,388,608.*Break it into lines"):
+        list(read_lines(str(path)))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_that_begins_as_utf16_does_is_told_so(tmp_path, encoding):
+    path = tmp_path / "text.txt"
+    path.write_bytes("\ufeffone".encode(encoding))
+    with pytest.raises(ValueError, match=r"text\.txt is not UTF-8: byte 0 is 0xf[ef]\. .*say --encoding utf-16\."):
+        list(read_lines(str(path)))
+    assert list(read_lines(str(path), Reading(encoding="utf-16"))) == ["one", ""]
+
+
+def test_a_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.txt").touch()
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("deep"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=r"The directory .*deep cannot be read: Permission denied"):
         find_files(str(tmp_path))

@@ -28,6 +28,7 @@ def test_a_comma_in_a_file_name_is_no_option(tmp_path):
         ("weight=two", "weight=two is not a number"),
         ("weight=0", "weight is 0.0: it must be above 0"),
         ("weight=inf", "weight is inf"),
+        ("weight=1001", "weight is 1001.0: it must be at most 1000"),
         ("encoding=utf9", "no encoding 'utf9'"),
     ],
 )

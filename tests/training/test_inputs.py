@@ -118,3 +118,50 @@ def test_text_that_cannot_be_used_is_told_before_a_tokenizer_is_trained(tmp_path
     monkeypatch.setattr(inputs, "train_wordpiece", lambda *args: pytest.fail("it was trained"))
     with pytest.raises(ValueError, match=r"a\.txt is not UTF-8: byte 9 is 0xff"):
         get_tokenizer(DataArguments(train_files=[str(tmp_path / "a.txt")]), str(tmp_path / "run"))
+
+
+def test_text_that_is_both_trained_on_and_held_out_is_refused(tmp_path, tokenizer, monkeypatch):
+    train = tmp_path / "train"
+    train.mkdir()
+    (train / "a.txt").write_text(make_text(20))
+    (train / "b.txt").write_text(make_text(20, seed=1))
+    (tmp_path / "copy.txt").write_text((train / "a.txt").read_text())
+    (tmp_path / "link.txt").symlink_to(train / "a.txt")
+    (tmp_path / "other.txt").write_text(make_text(20, seed=2))
+    run = Run(str(tmp_path / "run"))
+    for held_out, message in (
+        ("train/a.txt", r"a\.txt is both training and held-out text.*--train_files.*--held_out_files"),
+        ("link.txt", r"link\.txt is both"),
+        ("copy.txt", r"copy\.txt, which is held out, equals a\.txt, which is trained on.*Keep it out"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(inputs, "prepare_blocks", lambda *args: pytest.fail("it was prepared"))
+            data = DataArguments(train_files=[str(train)], held_out_files=[str(tmp_path / held_out)])
+            with pytest.raises(ValueError, match=message):
+                get_rows(data, run, tokenizer)
+    data = DataArguments(train_files=[str(train)], held_out_files=[str(tmp_path / "other.txt")])
+    rows = get_rows(data, run, tokenizer)[0]
+    blocks = DataArguments(train_files=[rows.path], held_out_files=[str(tmp_path / "copy.txt")])
+    with pytest.raises(ValueError, match=r"copy\.txt is both training and held-out text"):
+        get_rows(blocks, Run(str(tmp_path / "other")), tokenizer)
+
+
+def test_nothing_is_left_of_a_stream_after_a_tokenizer_was_trained_on_it_or_was_not(tmp_path, monkeypatch):
+    source = tmp_path / "letters"
+    source.mkdir()
+    (source / "train.txt").write_text("\n".join(make_text(1, seed).replace("\n", " ") for seed in range(40)))
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    data = DataArguments(train_datasets=[f"{source},streaming=true"], vocab_size=100)
+    blocks = tmp_path / "run" / "blocks"
+    get_tokenizer(data, str(tmp_path / "run"))
+    assert [path.name for path in blocks.iterdir()] == ["trained_tokenizer.json"]
+    (blocks / "trained_tokenizer.json").unlink()
+
+    def fail(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inputs, "train_wordpiece", fail)
+    with pytest.raises(KeyboardInterrupt):
+        get_tokenizer(data, str(tmp_path / "run"))
+    assert list(blocks.iterdir()) == []

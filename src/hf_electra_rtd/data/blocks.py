@@ -2,8 +2,8 @@
 
 Layout, little-endian: 16 bytes of magic; the ids of all rows, one row after the other, uint16 or uint32; where rows
 differ in length, their offsets (uint64, one more than there are rows); where each row's second segment begins (uint16
-or uint32); a JSON header; a footer with the header's place and length, and the magic again. A file that was cut off
-has no footer, and one that was altered another digest.
+or uint32); a JSON header; a footer with the header's place, length and SHA-256, and the magic again. A file that was
+cut off has no footer, and one that was altered another digest: the footer's of the header, the header's of the rest.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from hf_electra_rtd.data.packing import Row
 from hf_electra_rtd.data.writing import ScratchDirectory, explaining_failures, publish, sync
 
 
-MAGIC = b"HF-RTD-BLOCKS\x00\x00\x01"
-FOOTER = struct.Struct("<QQ16s")
+MAGIC = b"HF-RTD-BLOCKS\x00\x00\x02"
+FOOTER = struct.Struct("<QQ32s16s")
 
 
 @dataclass(frozen=True)
@@ -116,11 +116,15 @@ class BlockWriter:
         self._digest = hashlib.sha256()
         self._scratch = ScratchDirectory(self.path.parent)
         self._partial = self._scratch.path / self.path.name
-        self._file: IO[bytes] = open(self._partial, "wb")  # noqa: SIM115
-        # Length and beginning of the second segment of each row, until it is known where they go.
-        self._row_file: IO[bytes] = open(self._scratch.path / "rows", "w+b")  # noqa: SIM115
-        with explaining_failures(self.path):
-            self._write(MAGIC)
+        try:
+            with explaining_failures(self.path):
+                self._file: IO[bytes] = open(self._partial, "wb")  # noqa: SIM115
+                # Length and beginning of the second segment of each row, until it is known where they go.
+                self._row_file: IO[bytes] = open(self._scratch.path / "rows", "w+b")  # noqa: SIM115
+                self._write(MAGIC)
+        except BaseException:
+            self._scratch.__exit__()
+            raise
 
     def __enter__(self) -> BlockWriter:
         return self
@@ -169,7 +173,7 @@ class BlockWriter:
             )
             end = self._file.tell()
             text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
-            self._file.write(text + FOOTER.pack(end, len(text), MAGIC))
+            self._file.write(text + FOOTER.pack(end, len(text), hashlib.sha256(text).digest(), MAGIC))
             sync(self._file)
 
     def publish(self) -> BlockFile:
@@ -203,7 +207,7 @@ class BlockFile(Dataset):
 
     Args:
         path: of the file.
-        verify: read all of it and compare its digest.
+        verify: read all of it and compare its digest; that of the header is always compared.
 
     Raises:
         ValueError: for a file that is not a block file, was cut off, or was altered.
@@ -275,14 +279,14 @@ def _read_header(path: str) -> tuple[BlockHeader, int]:
             if size < len(MAGIC) + FOOTER.size:
                 raise ValueError(f"{path} was cut off: prepare it again.")
             file.seek(size - FOOTER.size)
-            end, length, magic = FOOTER.unpack(file.read(FOOTER.size))
+            end, length, digest, magic = FOOTER.unpack(file.read(FOOTER.size))
             if magic != MAGIC or end + length + FOOTER.size != size:
                 raise ValueError(f"{path} was cut off: prepare it again.")
             file.seek(end)
             text = file.read(length)
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
-    header = _parse_header(text)
+    header = _parse_header(text) if hashlib.sha256(text).digest() == digest else None
     if header is None or end != len(MAGIC) + _content_size(header):
         raise ValueError(f"{path} was altered after it was written: prepare it again.")
     return header, end

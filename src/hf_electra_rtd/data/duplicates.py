@@ -1,7 +1,7 @@
 """Lines that occur more than once in a corpus, found with little memory: the first occurrence stays.
 
-A hash of every line goes to one of many files on the disk, by its value; then each file is resolved alone. What is
-kept in memory is two bits a line.
+A hash of every line goes to one of 256 files on the disk, by its value; then each file is resolved alone. In memory
+are two bits a line, and one of the 256 parts of the lines' hashes at a time.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def normalize_line(line: str) -> str:
 
 
 class Duplicates:
-    """Which lines, by their place in the corpus, are copies of earlier ones.
+    """Which lines, by their place among all that are read, are copies of earlier ones.
 
     Args:
-        lines: all lines that are not blank, in the order of the corpus.
-        num_lines: how many there are.
+        lines: those that are read, in the order of the corpus.
+        num_lines: how many there are at most.
         kind: `"exact"`, or `"near"` (which includes exact ones).
         directory: for temporary files, 24 bytes a line.
 
@@ -106,7 +106,7 @@ def _hash(text: str) -> int:
 def _deal(lines: Iterable[str], near: bool, files: list[Path]) -> None:
     records = np.empty(_BUFFERED, dtype=_RECORD)
     count = 0
-    with ExitStack() as stack, explaining_failures(files[0].parent):
+    with explaining_failures(files[0].parent), ExitStack() as stack:  # closing writes, too
         opened = [stack.enter_context(open(file, "wb")) for file in files]
 
         def write() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -172,7 +173,8 @@ def _send(process: subprocess.Popen[bytes], content: bytes) -> None:
 def _death(process: subprocess.Popen[bytes]) -> ValueError:
     status = process.wait()
     how = f"was killed (signal {-status})" if status < 0 else f"ended with status {status}"
+    cause = ", most likely for want of memory. Use fewer (--num_proc)" if status == -signal.SIGKILL else ""
     return ValueError(
-        f"A process that tokenises {how}, most likely for want of memory. Use fewer (--num_proc). Nothing incomplete "
+        f"A process that tokenises {how}{cause or '. Without others, --num_proc 0 may say why'}. Nothing incomplete "
         "was kept."
     )

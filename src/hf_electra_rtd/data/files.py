@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 
 logger = logging.getLogger(__name__)
@@ -66,11 +66,16 @@ def find_files(pattern: str) -> list[str]:
     return found
 
 
+def refuse_directory(error: OSError) -> NoReturn:
+    """For `os.walk`, which otherwise passes over what it cannot read."""
+    raise ValueError(f"The directory {error.filename} cannot be read: {error.strerror or error}.") from None
+
+
 def _search(directory: str) -> list[str]:
     found: list[str] = []
     num_others = num_blocks = 0
     seen = set()
-    for place, directories, names in os.walk(directory, followlinks=True):
+    for place, directories, names in os.walk(directory, followlinks=True, onerror=refuse_directory):
         real = os.path.realpath(place)
         if real in seen:  # a link that leads back
             directories.clear()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+from hf_electra_rtd.data.files import naming_errors, refuse_directory
 from hf_electra_rtd.data.readers import document_lines
 from hf_electra_rtd.data.sources import DatasetSource
 
+
+logger = logging.getLogger(__name__)
 
 _BATCH = 64  # documents in memory at once
 
@@ -35,6 +42,41 @@ def load_source(source: DatasetSource) -> Any:
         if kind not in ("string", "large_string"):
             raise ValueError(f"The dataset {source.dataset}: column {source.text_column!r} holds {kind}, not text.")
     return dataset
+
+
+def pin_stream(source: DatasetSource) -> tuple[DatasetSource, dict[str, Any]]:
+    """The source with its content settled as far as can be told without reading it, and what tells that content apart.
+
+    A revision of the Hub becomes its commit (where that cannot be had, the revision stays as it was given); the files
+    of a local directory are told by their sizes and times.
+    """
+    if os.path.exists(source.dataset):
+        return source, {"state": _local_state(source.dataset)}
+    from huggingface_hub import dataset_info
+
+    try:
+        commit = dataset_info(source.dataset, revision=source.revision).sha
+    except Exception as error:  # whatever the network or the Hub says; loading the dataset explains it
+        logger.warning(
+            f"The commit of the dataset {source.dataset} cannot be had ({_first_line(error)}): blocks that were "
+            "prepared from it are used again by its name and revision alone. A commit as its revision "
+            "(revision=...) is always the same text."
+        )
+        return source, {}
+    return replace(source, revision=commit), {}
+
+
+def _local_state(path: str) -> str:
+    """A hash of where a dataset lies, and of the names, sizes and times of its files."""
+    files = [path] if os.path.isfile(path) else []
+    for place, _, names in os.walk(path, onerror=refuse_directory):
+        files += [os.path.join(place, name) for name in names]
+    described: list[Any] = [os.path.abspath(path)]
+    for file in sorted(files):
+        with naming_errors(file):
+            status = os.stat(file)
+        described.append([os.path.relpath(file, path), status.st_size, status.st_mtime_ns])
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def read_dataset(source: DatasetSource, dataset: Any) -> Iterator[str]:

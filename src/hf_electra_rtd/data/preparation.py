@@ -32,9 +32,13 @@ from hf_electra_rtd.ops import randomness
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 2  # of the recipe: a higher one makes what was prepared before be made anew
+_FORMAT = 3  # of the recipe: a higher one makes what was prepared before be made anew
 _CHUNK = 1 << 20  # characters that are tokenised at once
 _TRAIN, _HELD_OUT = 0, 1
+_REMEDIES = {  # for a part that is shorter than a row
+    _TRAIN: "Give more text, or shorter rows (--row_length).",
+    _HELD_OUT: "Hold more out (--held_out_share), or name held-out text (--held_out_files).",
+}
 
 
 def prepare_blocks(
@@ -54,7 +58,8 @@ def prepare_blocks(
 
     What was prepared before from the same text in the same way is used again. An interrupted preparation leaves
     nothing behind that could be mistaken for a whole one. Memory does not grow with the corpus (but for two bits a
-    line where duplicates are dropped), and the result does not depend on `num_proc`.
+    line, and one of 256 parts of the lines' hashes at a time, where duplicates are dropped), and the result does not
+    depend on `num_proc`.
 
     A source of weight 2 is read twice: its second pass follows after the first passes of all sources, so that (unless
     a whole pass is shorter than a row) no row holds a document twice. Of a fraction, that share of the documents is
@@ -72,8 +77,8 @@ def prepare_blocks(
         disable_progress: show no bars.
         num_proc: processes that tokenise; None takes one a core for a corpus of more than 32 MB, and none but this
             process for a smaller one (0).
-        drop_duplicates: `"no"`; `"exact"`: of equal lines the first stays; `"near"`: of lines that differ only in
-            case, accents, digits, punctuation and white space.
+        drop_duplicates: `"no"`; `"exact"`: of equal lines the first that is read stays; `"near"`: of lines that
+            differ only in case, accents, digits, punctuation and white space.
 
     Returns:
         The training rows, and the held-out rows (None for a share of 0).
@@ -123,23 +128,17 @@ def prepare_blocks(
         counts = corpus.counts()
         num_documents = sum(count.num_documents for count in counts)
         threshold = held_out_threshold(num_documents, held_out_share, seed)
-        duplicates = None
+        reader = _Reader(corpus, counts, threshold, seed, disable_progress)
         if drop_duplicates != "no":
             scratch = stack.enter_context(ScratchDirectory(directory))
             num_lines = sum(count.num_lines for count in counts)
-            lines = tqdm(
-                (line for text in corpus.texts for line in text.lines() if line),
-                total=num_lines,
-                desc="Looking for duplicate lines",
-                unit=" lines",
-                disable=disable_progress,
-            )
-            duplicates = Duplicates(lines, num_lines, drop_duplicates, scratch.path)
+            reader.duplicates = Duplicates(reader.first_pass(), num_lines, drop_duplicates, scratch.path)
 
-        parts = {part: _Part(path, tokenizer, row_length, packing, seed) for part, path in paths.items()}
+        parts = {
+            part: _Part(path, tokenizer, row_length, packing, seed, _REMEDIES[part]) for part, path in paths.items()
+        }
         for made in parts.values():
             stack.enter_context(made.writer)
-        reader = _Reader(corpus, counts, threshold, seed, duplicates, disable_progress)
         processes = choose_num_proc(num_proc, sum(count.num_bytes for count in counts))
         for encoded in encode_chunks(tokenizer, reader.chunks(), processes):
             for part, made in parts.items():
@@ -162,21 +161,25 @@ class _Reader:
     """Reads a corpus, pass by pass, into chunks of lines: without the documents and lines that are not wanted."""
 
     def __init__(
-        self,
-        corpus: Corpus,
-        counts: Sequence[Counts],
-        threshold: int,
-        seed: int,
-        duplicates: Duplicates | None,
-        disable_progress: bool,
+        self, corpus: Corpus, counts: Sequence[Counts], threshold: int, seed: int, disable_progress: bool
     ) -> None:
-        self._corpus, self._counts = corpus, counts
-        self._threshold, self._duplicates = threshold, duplicates
+        self._texts, self._counts, self._threshold = corpus.texts, counts, threshold
+        self._shares = [read_shares(text.weight) for text in corpus.texts]
+        self._first_lines = [0] * len(corpus.texts)  # of each text, among the lines of the first pass
         self._splitting = DocumentDraws(seed, randomness.SPLITTING)
         self._weighting = DocumentDraws(seed, randomness.WEIGHTING)
         self._disable_progress = disable_progress
+        self.duplicates: Duplicates | None = None  # among the lines of the first pass, which reads every text
         # Copies among the lines of each part, exact and near, counted in the first pass.
         self.num_duplicates = {part: [0, 0, 0] for part in (_TRAIN, _HELD_OUT)}
+
+    def first_pass(self) -> Iterator[str]:
+        """The lines among which to look for duplicates."""
+        total = sum(count.num_documents for count in self._counts)
+        with self._bar("Looking for duplicate lines", total) as bar:
+            for _, _, line in self._pass(0, bar):
+                if line is not None:
+                    yield line
 
     def chunks(self) -> Iterator[Chunk]:
         chunk = Chunk([], bytearray(), bytearray())
@@ -198,56 +201,73 @@ class _Reader:
 
     def _lines(self) -> Iterator[tuple[int, str | None]]:
         """(part, line), and (part, None) where a document of which a line was kept ends."""
-        shares = [read_shares(text.weight) for text in self._corpus.texts]
-        num_passes = max(map(len, shares))
-        total = sum(count.num_documents * len(share) for share, count in zip(shares, self._counts, strict=True))
-        with tqdm(
-            total=total, desc="Tokenising and packing", unit=" documents", disable=self._disable_progress
-        ) as bar:
-            for number in range(num_passes):
-                first_document = first_line = 0
-                for text, share, count in zip(self._corpus.texts, shares, self._counts, strict=True):
-                    if number < len(share):
-                        yield from self._pass(number, share[number], text.lines(), first_document, first_line, bar)
-                    first_document += count.num_documents
-                    first_line += count.num_lines
-
-    def _pass(
-        self, number: int, share: float, lines: Iterator[str], document: int, index: int, bar: Any
-    ) -> Iterator[tuple[int, str | None]]:
-        limit = round(share * 2**64)
-        duplicates = self._duplicates
-        in_document = kept = wanted = False
-        part = _TRAIN
-        for line in lines:
-            if line:
-                if not in_document:
-                    in_document, kept = True, False
-                    part = _HELD_OUT if self._splitting[document] < self._threshold else _TRAIN
-                    wanted = number == 0 if part == _HELD_OUT else share == 1.0 or self._weighting[document] < limit
-                if wanted:
-                    copy = 0 if duplicates is None else duplicates.kind(index)
+        total = sum(
+            count.num_documents * len(shares) for shares, count in zip(self._shares, self._counts, strict=True)
+        )
+        with self._bar("Tokenising and packing", total) as bar:
+            for number in range(max(map(len, self._shares))):
+                kept = False
+                for part, index, line in self._pass(number, bar):
+                    if line is None:
+                        if kept:
+                            yield part, None
+                        kept = False
+                        continue
+                    copy = 0 if self.duplicates is None else self.duplicates.kind(index)
                     if copy:
                         self.num_duplicates[part][copy] += number == 0
                     else:
                         kept = True
                         yield part, line
-                index += 1
-            elif in_document:
-                in_document = False
-                document += 1
-                bar.update()
-                if kept:
-                    yield part, None
+
+    def _pass(self, number: int, bar: Any) -> Iterator[tuple[int, int, str | None]]:
+        """What one pass reads: (part, index, line), and None for the line where a document ends.
+
+        `index` is the line's place among those of the first pass, which reads whatever a later one does.
+        """
+        first_document = index = 0
+        for place, (text, shares, count) in enumerate(zip(self._texts, self._shares, self._counts, strict=True)):
+            if number == 0:
+                self._first_lines[place] = index
+            if number < len(shares):
+                index, document = self._first_lines[place], first_document
+                in_document = in_first = wanted = False
+                part = _TRAIN
+                for line in text.lines():
+                    if line:
+                        if not in_document:
+                            in_document = True
+                            part = _HELD_OUT if self._splitting[document] < self._threshold else _TRAIN
+                            in_first = part == _HELD_OUT or self._is_drawn(document, shares[0])
+                            wanted = in_first and (
+                                number == 0 or (part == _TRAIN and self._is_drawn(document, shares[number]))
+                            )
+                        if wanted:
+                            yield part, index, line
+                        index += in_first
+                    elif in_document:
+                        in_document = False
+                        document += 1
+                        bar.update()
+                        if wanted:
+                            yield part, index, None
+            first_document += count.num_documents
+
+    def _is_drawn(self, document: int, share: float) -> bool:
+        return share == 1.0 or self._weighting[document] < round(share * 2**64)
+
+    def _bar(self, description: str, num_documents: int) -> Any:
+        return tqdm(total=num_documents, desc=description, unit=" documents", disable=self._disable_progress)
 
 
 class _Part:
     """One output of a preparation: a packer, the file that it fills, and what was counted on the way."""
 
     def __init__(
-        self, path: Path, tokenizer: PreTrainedTokenizerBase, row_length: int, packing: str, seed: int
+        self, path: Path, tokenizer: PreTrainedTokenizerBase, row_length: int, packing: str, seed: int, remedy: str
     ) -> None:
         self.packer = get_packer(packing, tokenizer, row_length, seed)
+        self._remedy = remedy
         self.writer = BlockWriter(path, row_length, len(tokenizer))
         self._unk = tokenizer.unk_token_id
         self._tokenizer_hash = tokenizer_hash(tokenizer)
@@ -289,8 +309,8 @@ class _Part:
         writer.write(self.packer.finish())
         if not writer.num_rows:
             raise ValueError(
-                f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. Give "
-                "more text, shorter rows (--row_length), or hold more or nothing out (--held_out_share)."
+                f"{writer.path.stem}: {self._num_tokens} tokens are too few for one row of {writer.row_length}. "
+                f"{self._remedy}"
             )
         statistics = {
             "documents": self._num_documents,

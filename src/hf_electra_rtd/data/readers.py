@@ -1,7 +1,7 @@
 """From a file to clean lines: text, JSON lines or Parquet; an empty line ends a document.
 
 Whatever bytes a file holds, its reader either yields lines without NUL, lone surrogates or line breaks, or raises a
-ValueError that names the file. Memory does not depend on the size of a file or of a line.
+ValueError that names the file. Memory does not depend on the size of a file; lines and records have a longest size.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from hf_electra_rtd.data.writing import explaining_failures
 
 
 MAX_LINE = 8 * 2**20  # characters
+MAX_RECORD = 64 * 2**20  # characters of a line of JSON, which holds a whole document
+_TOO_LONG_LINE = "has more than {:,} characters. Break it into lines, one paragraph or sentence each."
+_TOO_LONG_RECORD = "has more than {:,} characters. Split the document into several records."
 ENCODING_ERRORS = ("strict", "replace", "ignore")
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PARQUET_BATCH = 64  # documents in memory at once
 
 
@@ -73,7 +77,7 @@ def read_lines(file: str, reading: Reading = DEFAULT_READING) -> Iterator[str]:
     elif kind == ".parquet":
         yield from _read_parquet(file, reading.text_column)
     else:
-        for line in _raw_lines(file, reading):
+        for line in _raw_lines(file, reading, MAX_LINE, _TOO_LONG_LINE):
             yield line.strip()
         yield ""
 
@@ -95,15 +99,11 @@ def document_lines(text: str, place: str) -> Iterator[str]:
     for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
         if line := line.strip():
             if len(line) > MAX_LINE:
-                raise ValueError(f"{place}: {_too_long('a line')}")
+                raise ValueError(f"{place}: a line {_TOO_LONG_LINE.format(MAX_LINE)}")
             found = True
             yield line
     if found:
         yield ""
-
-
-def _too_long(what: str) -> str:
-    return f"{what} has more than {MAX_LINE:,} characters. Break it into lines, one paragraph or sentence each."
 
 
 def _uncleanness(text: str) -> tuple[int, str] | None:
@@ -123,6 +123,7 @@ def _decoded(file: str, reading: Reading) -> Iterator[str]:
     utf8 = codecs.lookup(reading.encoding).name == "utf-8"
     name = "utf-8-sig" if utf8 else reading.encoding  # drops a byte order mark
     decoder = codecs.getincrementaldecoder(name)(reading.encoding_errors)
+    head = b""
     position = 0  # of the end of what the decoder was given, in decompressed bytes
 
     def decode(chunk: bytes, final: bool = False) -> str:
@@ -131,9 +132,12 @@ def _decoded(file: str, reading: Reading) -> Iterator[str]:
         except UnicodeDecodeError as error:
             # `error.object` begins with bytes kept from the chunk before, so the place is counted from its end.
             place = position - len(error.object) + error.start
+            remedy = "Name its encoding (--encoding latin-1, for instance), or --encoding_errors replace."
+            if utf8 and head.startswith(_UTF16_MARKS):
+                remedy = "It begins as UTF-16 does: say --encoding utf-16."
             raise ValueError(
-                f"{file} is not {reading.encoding.upper()}: byte {place} is 0x{error.object[error.start]:02x}. Name "
-                "its encoding (--encoding latin-1, for instance), or --encoding_errors replace."
+                f"{file} is not {reading.encoding.upper()}: byte {place} is 0x{error.object[error.start]:02x}. "
+                f"{remedy}"
             ) from None
         except UnicodeError as error:  # of codecs that say no place
             raise ValueError(
@@ -142,13 +146,18 @@ def _decoded(file: str, reading: Reading) -> Iterator[str]:
             ) from None
 
     for chunk in read_chunks(file):
+        head = head or chunk[:2]
         position += len(chunk)
         yield decode(chunk)
     yield decode(b"", final=True)
 
 
-def _raw_lines(file: str, reading: Reading) -> Iterator[str]:
-    """Lines as they stand, without what ends them (any of \\n, \\r\\n, \\r)."""
+def _raw_lines(file: str, reading: Reading, longest: int, too_long: str) -> Iterator[str]:
+    """Lines as they stand, without what ends them (any of \\n, \\r\\n, \\r).
+
+    Raises:
+        ValueError: for text that is not clean, or a line of more than `longest` characters: `too_long` says so.
+    """
     translate = io.IncrementalNewlineDecoder(None, translate=True).decode
     number = 1  # of the line that is gathered
     parts: list[str] = []
@@ -165,8 +174,8 @@ def _raw_lines(file: str, reading: Reading) -> Iterator[str]:
         head, *rest = translated.split("\n")
         parts.append(head)
         gathered += len(head)
-        if gathered > MAX_LINE:
-            raise ValueError(f"{file}, line {number}: {_too_long('it')}")
+        if gathered > longest:
+            raise ValueError(f"{file}, line {number}: it {too_long.format(longest)}")
         if rest:
             yield "".join(parts)
             yield from rest[:-1]
@@ -183,7 +192,7 @@ def _with_end(texts: Iterator[str]) -> Iterator[str | None]:
 
 def _read_jsonl(file: str, reading: Reading) -> Iterator[str]:
     column = reading.text_column
-    for number, line in enumerate(_raw_lines(file, reading), 1):
+    for number, line in enumerate(_raw_lines(file, reading, MAX_RECORD, _TOO_LONG_RECORD), 1):
         if not line or line.isspace():
             continue
         place = f"{file}, line {number}"
@@ -252,9 +261,10 @@ def _seekable(file: str, stack: ExitStack) -> Any:
     if not split_suffix(file)[1]:
         next(chunks, None)  # tells files that cannot be opened or are of another kind
         return file
+    # For as long as the file is open: closing one that could not be written writes, too.
+    stack.enter_context(explaining_failures("a temporary file (TMPDIR)"))
     whole = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-    with explaining_failures(tempfile.gettempdir()):
-        for chunk in chunks:
-            whole.write(chunk)
-        whole.seek(0)
+    for chunk in chunks:
+        whole.write(chunk)
+    whole.seek(0)
     return whole

@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
+MAX_WEIGHT = 1000
 _OPTION = re.compile(r",([A-Za-z_]+)=([^,]*)$")
 
 
@@ -80,6 +81,8 @@ AnySource = FileSource | DatasetSource
 def _check_weight(weight: float) -> None:
     if not (weight > 0 and math.isfinite(weight)):
         raise ValueError(f"weight is {weight}: it must be above 0 (2 reads twice an epoch, 0.5 half of it).")
+    if weight > MAX_WEIGHT:
+        raise ValueError(f"weight is {weight}: it must be at most {MAX_WEIGHT}; train for more steps instead.")
 
 
 def parse_file_source(text: str, defaults: Reading = DEFAULT_READING) -> FileSource:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,15 +17,21 @@ from typing import Any, Protocol
 from tqdm.auto import tqdm
 
 from hf_electra_rtd.data.files import hash_file, naming_errors, split_suffix
-from hf_electra_rtd.data.hub import load_source, read_dataset
+from hf_electra_rtd.data.hub import load_source, pin_stream, read_dataset
 from hf_electra_rtd.data.readers import read_lines
 from hf_electra_rtd.data.sources import AnySource, FileSource
-from hf_electra_rtd.data.writing import ScratchDirectory, explaining_failures, publish, sync
+from hf_electra_rtd.data.writing import ScratchDirectory, explaining_failures, publish
 
+
+logger = logging.getLogger(__name__)
 
 CACHE_FILE = "scanned.json"
-_CACHE_FORMAT = 1
+_CACHE_FORMAT = 2
+_SPOOL = "stream.txt.zst"
 _TRUSTED_AGE = 2.0  # seconds: a file may change once more without a new time stamp if it was changed this moment
+
+
+Stamp = tuple[int, int, int, int]  # of a file: size, times of modification and of change, inode
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,21 @@ class Corpus:
         )
         found = [text.identity() for text in bar]
         self._cache.save()
+        self._warn_of_equal_files(found)
         return found
+
+    def _warn_of_equal_files(self, identities: list[dict[str, Any]]) -> None:
+        first: dict[str, str] = {}
+        for text, identity in zip(self.texts, identities, strict=True):
+            digest = identity.get("sha256")
+            if digest in first:
+                logger.warning(
+                    f"{first[digest]} and {text.name} are equal, and each is drawn from alone: what is "
+                    "held out of one may be trained on in the other. Leave one out (weight=2 reads a file twice), or "
+                    "say --drop_duplicates exact."
+                )
+            elif digest is not None:
+                first[digest] = text.name
 
     def counts(self) -> list[Counts]:
         """Of every text, all of which is read and validated, unless that was done before.
@@ -140,18 +162,24 @@ def count_lines(lines: Iterator[str], name: str, disable_progress: bool) -> Coun
 
 
 class FileText:
-    """A file; its hash and counts are remembered for as long as its size and time stamp stay the same."""
+    """A file; its hash and counts are remembered for as long as its size, times and inode stay the same.
+
+    What is read is compared with what was identified: a file that changes in between is refused.
+    """
 
     def __init__(self, file: str, source: FileSource, cache: _Cache, disable_progress: bool) -> None:
         self.name, self.weight = os.path.basename(file), source.weight
         self._file, self._reading = file, source.reading
         self._cache, self._disable_progress = cache, disable_progress
+        self._identified: Stamp | None = None
 
     def identity(self) -> dict[str, Any]:
-        found = self._remembered()
+        self._identified = self._stamp()
+        found = self._cache.get(self._key, self._identified)
         if "sha256" not in found:
             found["sha256"] = hash_file(self._file)
-            self._cache.put(self._key, self._stamp(), found)
+            self._refuse_if_not(self._identified)
+            self._cache.put(self._key, self._identified, found)
         kind = split_suffix(self._file)[0]
         used = {".txt": ("encoding", "encoding_errors"), ".parquet": ("text_column",)}
         names = used.get(kind, ("encoding", "encoding_errors", "text_column"))
@@ -159,18 +187,19 @@ class FileText:
         return {"sha256": found["sha256"], "kind": kind, **reading, "weight": self.weight}
 
     def counts(self) -> Counts:
-        found = self._remembered()
+        stamp = self._identified or self._stamp()
+        found = self._cache.get(self._key, stamp)
         if "counts" not in found:
             counts = count_lines(self.lines(), self.name, self._disable_progress)
+            self._refuse_if_not(stamp)
             found["counts"] = dataclasses.asdict(counts)
-            self._cache.put(self._key, self._stamp(), found)
+            self._cache.put(self._key, stamp, found)
         return Counts(**found["counts"])
 
     def lines(self) -> Iterator[str]:
-        before = self._stamp()
+        stamp = self._identified or self._stamp()
         yield from read_lines(self._file, self._reading)
-        if self._stamp() != before:
-            raise ValueError(f"{self._file} changed while it was read: wait until it is whole, and start again.")
+        self._refuse_if_not(stamp)
 
     def close(self) -> None:
         pass
@@ -180,13 +209,14 @@ class FileText:
         described = [os.path.abspath(self._file), *dataclasses.astuple(self._reading)]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
-    def _stamp(self) -> tuple[int, int]:
+    def _stamp(self) -> Stamp:
         with naming_errors(self._file):
             status = os.stat(self._file)
-        return status.st_size, status.st_mtime_ns
+        return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
-    def _remembered(self) -> dict[str, Any]:
-        return self._cache.get(self._key, self._stamp())
+    def _refuse_if_not(self, stamp: Stamp) -> None:
+        if self._stamp() != stamp:
+            raise ValueError(f"{self._file} changed while it was read: wait until it is whole, and start again.")
 
 
 class DatasetText:
@@ -215,42 +245,47 @@ class StreamText:
 
     def __init__(self, source: Any, directory: Path, disable_progress: bool) -> None:
         self.name, self.weight = source.name, source.weight
-        self._source, self._disable_progress = source, disable_progress
-        described = json.dumps([os.path.abspath(source.dataset), _dataset_identity(source)], sort_keys=True)
-        self._spool = directory / f"stream-{hashlib.sha256(described.encode()).hexdigest()[:16]}.txt.zst"
+        self._source, self._directory, self._disable_progress = source, directory, disable_progress
+        self._state: dict[str, Any] | None = None
+        self._scratch: ScratchDirectory | None = None
 
     def identity(self) -> dict[str, Any]:
-        return _dataset_identity(self._source)
+        if self._state is None:
+            self._source, self._state = pin_stream(self._source)
+        return {**_dataset_identity(self._source), **self._state}
 
     def counts(self) -> Counts:
         return count_lines(self.lines(), self.name, self._disable_progress)
 
     def lines(self) -> Iterator[str]:
-        if not self._spool.exists():
+        if self._scratch is None:
             self._fetch()
-        return read_lines(str(self._spool))
+        assert self._scratch is not None
+        return read_lines(str(self._scratch.path / _SPOOL))
 
     def close(self) -> None:
-        self._spool.unlink(missing_ok=True)
+        if self._scratch is not None:
+            self._scratch.__exit__()
+            self._scratch = None
 
     def _fetch(self) -> None:
         import zstandard
 
+        self.identity()  # settles which revision is fetched
         lines = read_dataset(self._source, load_source(self._source))
-        with ScratchDirectory(self._spool.parent) as scratch:
-            partial = scratch.path / self._spool.name
-            with open(partial, "wb") as file:
-                with (
-                    tqdm(desc=f"Fetching {self.name}", unit=" documents", disable=self._disable_progress) as bar,
-                    zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed,
-                ):
-                    for line in lines:
-                        bar.update(not line)
-                        with explaining_failures(self._spool.parent):
-                            packed.write(line.encode() + b"\n")
-                with explaining_failures(self._spool.parent):
-                    sync(file)
-            publish(partial, self._spool)
+        with ExitStack() as stack:
+            scratch = stack.enter_context(ScratchDirectory(self._directory))
+            with (
+                explaining_failures(self._directory),  # the outermost: closing writes, too
+                tqdm(desc=f"Fetching {self.name}", unit=" documents", disable=self._disable_progress) as bar,
+                open(scratch.path / _SPOOL, "wb") as file,
+                zstandard.ZstdCompressor().stream_writer(file, closefd=False) as packed,
+            ):
+                for line in lines:
+                    bar.update(not line)
+                    packed.write(line.encode() + b"\n")
+            stack.pop_all()  # it is kept: `close` removes it
+        self._scratch = scratch
 
 
 def _dataset_identity(source: Any) -> dict[str, Any]:
@@ -268,15 +303,15 @@ class _Cache:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] == _CACHE_FORMAT:
-                self._entries = dict(content["files"])
-        except (OSError, ValueError, TypeError, KeyError):
+                self._entries = {key: entry for key, entry in content["files"].items() if _is_entry(entry)}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             pass  # none yet, or not ours
 
-    def get(self, key: str, stamp: tuple[int, int]) -> dict[str, Any]:
+    def get(self, key: str, stamp: Stamp) -> dict[str, Any]:
         entry = self._entries.get(key, {})
         return dict(entry["found"]) if entry.get("stamp") == list(stamp) else {}
 
-    def put(self, key: str, stamp: tuple[int, int], found: dict[str, Any]) -> None:
+    def put(self, key: str, stamp: Stamp, found: dict[str, Any]) -> None:
         self._entries[key] = {"stamp": list(stamp), "found": found}
         self._changed = True
 
@@ -292,3 +327,20 @@ class _Cache:
             partial.write_text(json.dumps({"format": _CACHE_FORMAT, "files": lasting}), encoding="utf-8")
             publish(partial, self._path)
         self._changed = False
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether this is what `_Cache.put` made: {"stamp": four integers, "found": {"sha256": ..., "counts": {...}}}."""
+    if not isinstance(entry, dict) or entry.keys() != {"stamp", "found"}:
+        return False
+    stamp, found = entry["stamp"], entry["found"]
+    if not isinstance(stamp, list) or [type(number) for number in stamp] != [int] * 4 or not isinstance(found, dict):
+        return False
+    names = {field.name for field in dataclasses.fields(Counts)}
+    counts = found.get("counts", dict.fromkeys(names, 0))
+    return (
+        isinstance(found.get("sha256", ""), str)
+        and isinstance(counts, dict)
+        and counts.keys() == names
+        and all(type(number) is int for number in counts.values())
+    )

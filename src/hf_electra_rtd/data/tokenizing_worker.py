@@ -11,13 +11,16 @@ about.
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 from typing import IO
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this directory, whose modules would hide others of the same names
+    # This directory, whose modules would hide others of the same names; it is not there with PYTHONSAFEPATH.
+    if sys.path and os.path.realpath(sys.path[0] or ".") == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
 
 import numpy as np
 from tokenizers import Tokenizer

@@ -28,7 +28,7 @@ from hf_electra_rtd.data.sources import (
 )
 from hf_electra_rtd.data.texts import Corpus
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash, train_wordpiece
-from hf_electra_rtd.data.writing import explaining_failures
+from hf_electra_rtd.data.writing import explaining_failures, remove_leftovers
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
@@ -55,7 +55,8 @@ class DataArguments:
         default_factory=list,
         metadata={
             "help": "Datasets of the Hub with options (config, split, streaming, revision, text_column, weight): "
-            "'wikimedia/wikipedia,config=20231101.en,streaming=true'."
+            "'wikimedia/wikipedia,config=20231101.en,streaming=true'. A stream is fetched once for a tokenizer that "
+            "is trained, and once for the rows."
         },
     )
     text_column: str = field(default="text", metadata={"help": "Key or column that holds the text."})
@@ -130,7 +131,7 @@ def get_tokenizer(
     """The tokenizer named by `--tokenizer`, or that of the tower to start from, or one trained on the text.
 
     A trained one is kept in the run's directory, where a run that is resumed, or that starts again with the same text,
-    finds it.
+    finds it. A stream is fetched for the tokenizer, and once more for the rows.
 
     Args:
         data: what was asked for.
@@ -150,26 +151,26 @@ def get_tokenizer(
     if resumed:
         return load_tokenizer(str(trained))
     sources = drop_repeated_files(data.sources())
-    if any(isinstance(source, FileSource) and source.is_prepared for source in sources):
+    if any(map(_is_prepared, sources)):
         raise ValueError(
             "A block file holds no text to train a tokenizer on: name the one that made it (--tokenizer)."
         )
     directory = Path(blocks_directory or Path(output_dir) / BLOCKS_DIRECTORY)
     with explaining_failures(directory):
         directory.mkdir(parents=True, exist_ok=True)
-    # Not closed: what it fetched of a stream serves the preparation of the rows, which removes it.
-    corpus = Corpus(sources, directory, disable_progress)
-    lowercase = data.lowercase is not False
-    recipe = {"sources": corpus.identities(), "vocab_size": data.vocab_size, "lowercase": lowercase}
-    tokenizer = _trained_before(directory / _TOKENIZER_RECIPE, trained, recipe)
-    if tokenizer is not None:
-        logger.info(f"Using the tokenizer in {trained}, trained before on the same text.")
-        return tokenizer
-    corpus.counts()  # tells text that cannot be used before any work depends on it
-    logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
-    tokenizer = train_wordpiece(
-        lambda: (line for text in corpus.texts for line in text.lines()), data.vocab_size, lowercase
-    )
+    remove_leftovers(directory)
+    with Corpus(sources, directory, disable_progress) as corpus:
+        lowercase = data.lowercase is not False
+        recipe = {"sources": corpus.identities(), "vocab_size": data.vocab_size, "lowercase": lowercase}
+        tokenizer = _trained_before(directory / _TOKENIZER_RECIPE, trained, recipe)
+        if tokenizer is not None:
+            logger.info(f"Using the tokenizer in {trained}, trained before on the same text.")
+            return tokenizer
+        corpus.counts()  # tells text that cannot be used before any work depends on it
+        logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
+        tokenizer = train_wordpiece(
+            lambda: (line for text in corpus.texts for line in text.lines()), data.vocab_size, lowercase
+        )
     with explaining_failures(trained):
         save_tokenizer(tokenizer, trained)
         described = {"recipe": recipe, "tokenizer_hash": tokenizer_hash(tokenizer)}
@@ -240,7 +241,7 @@ def prepare_rows(
     share = 0.0 if data.held_out_files else data.held_out_share
 
     def rows(sources: Sequence[AnySource], name: str, share: float) -> tuple[BlockFile, BlockFile | None]:
-        if any(isinstance(source, FileSource) and source.is_prepared for source in sources):
+        if any(map(_is_prepared, sources)):
             file = _named_blocks(sources, tokenizer, row_length, verify=is_main_process)
             if share:
                 logger.warning(
@@ -264,14 +265,61 @@ def prepare_rows(
             data.drop_duplicates,
         )
 
-    train, held_out = rows(data.sources(), "train", share)
-    if data.held_out_files:
-        sources = [parse_file_source(text, data.reading) for text in data.held_out_files]
-        held_out, _ = rows(sources, "held_out", 0.0)
+    sources = data.sources()
+    held_out_sources = [parse_file_source(text, data.reading) for text in data.held_out_files or []]
+    _refuse_overlap(sources, held_out_sources, directory if is_main_process else None, disable_progress)
+    train, held_out = rows(sources, "train", share)
+    if held_out_sources:
+        held_out, _ = rows(held_out_sources, "held_out", 0.0)
+        _refuse_overlapping_blocks(train, held_out)
     for name, file in (("Training", train), ("Held out", held_out)):
         if file is not None:
             logger.info(f"{name}: {describe(file)}")
     return train, held_out
+
+
+_OVERLAP = "it would be evaluated on what was trained on. Keep it out of --train_files, or out of --held_out_files."
+
+
+def _refuse_overlap(
+    train: Sequence[AnySource], held_out: Sequence[AnySource], directory: Path | None, disable_progress: bool
+) -> None:
+    """Raises ValueError if a file is both trained on and held out: by its path and, given a directory, by its hash."""
+    files = [source for source in train if isinstance(source, FileSource)]
+    places = {os.path.realpath(file) for source in files for file in source.files}
+    for source in held_out:
+        for file in source.files if isinstance(source, FileSource) else ():
+            if os.path.realpath(file) in places:
+                raise ValueError(f"{file} is both training and held-out text: {_OVERLAP}")
+    if directory is None or not held_out or any(map(_is_prepared, train)):
+        return
+    with Corpus(files, directory, disable_progress) as corpus:
+        names = {
+            identity["sha256"]: text.name for identity, text in zip(corpus.identities(), corpus.texts, strict=True)
+        }
+    with Corpus([source for source in held_out if not _is_prepared(source)], directory, disable_progress) as corpus:
+        for identity, text in zip(corpus.identities(), corpus.texts, strict=True):
+            if identity["sha256"] in names:
+                raise ValueError(
+                    f"{text.name}, which is held out, equals {names[identity['sha256']]}, which is trained on: "
+                    f"{_OVERLAP}"
+                )
+
+
+def _refuse_overlapping_blocks(train: BlockFile, held_out: BlockFile | None) -> None:
+    """Raises ValueError if block files were made of one text, unless one preparation split it."""
+    if held_out is None or (
+        train.header.recipe == held_out.header.recipe and train.header.recipe.get("held_out_share")
+    ):
+        return
+    digests = {source.get("sha256") for source in train.header.sources} - {None}
+    for source in held_out.header.sources:
+        if source.get("sha256") in digests:
+            raise ValueError(f"{source['name']} is both training and held-out text: {_OVERLAP}")
+
+
+def _is_prepared(source: AnySource) -> bool:
+    return isinstance(source, FileSource) and source.is_prepared
 
 
 def _open_prepared(directory: Path, name: str) -> BlockFile:

@@ -101,7 +101,6 @@ class Loop:
         set_seed(self.run.args.seed + self.state.global_step + rank)
         if checkpoint is not None:
             self.accelerator.load_state(checkpoint)
-            self.accelerator.step = 0  # a checkpoint stands between steps, whatever their number of batches was
         self.clock = Stopwatch(seconds_trained(self.state))
         self.remaining = RemainingTime(self.state)
 
@@ -190,6 +189,8 @@ class Loop:
     def save(self) -> None:
         self.health.check_weights(self.state.global_step, self.model)
         run, accelerator = self.run, self.accelerator
+        # A checkpoint stands between steps: how many batches there were before is nothing to go on with.
+        self.accelerator.step = 0
         stream, is_main = describe_stream(run.stream, run.args), accelerator.is_main_process
         with (
             self.clock.paused(),

@@ -209,3 +209,13 @@ def test_the_look_up_of_deltas_traces_whole(batch):
     expected, found = gradients(model, batch, "loss"), gradients(compiled, batch, "loss")
     for name, gradient in expected.items():
         torch.testing.assert_close(found[f"_orig_mod.{name}"], gradient)
+
+
+def test_tensors_of_disentangled_embeddings_are_not_read_as_others(tmp_path):
+    ElectraForRTDPretraining(tiny_config(sharing="gdes")).save_pretrained(tmp_path / "gdes")
+    ElectraForRTDPretraining(tiny_config(sharing="none")).save_pretrained(tmp_path / "none")
+    for saved, wanted in (("gdes", "none"), ("none", "gdes")):
+        with pytest.raises(
+            ValueError, match=f"saved with sharing='{saved}' and cannot be read with sharing='{wanted}'"
+        ):
+            ElectraForRTDPretraining.from_pretrained(tmp_path / saved, sharing=wanted)

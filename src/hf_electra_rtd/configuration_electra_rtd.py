@@ -344,6 +344,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         for name in ("temperature", "sampling_dropout", "freeze_generator"):
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name}={getattr(self, name)} is for a generator network, and {reason} has none.")
+        if self.generator_weight != type(self).generator_weight and not self.has_generator:
+            raise ValueError(f"generator_weight={self.generator_weight} is for a generator, and {reason} has none.")
         if self.disallow_correct and not self.has_generator:
             raise ValueError(f"disallow_correct=True is for a generator, and {reason} has none.")
 

@@ -27,7 +27,7 @@ from hf_electra_rtd.ops import (
     replace_at,
     sample_tokens,
 )
-from hf_electra_rtd.sharing import get_sharing
+from hf_electra_rtd.sharing import get_sharing, refuse_other_look_up
 
 
 @dataclass
@@ -132,6 +132,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
         Raises:
             ValueError: as `hf_electra_rtd.towers.load_whole` does.
         """
+        if pretrained_model_name_or_path is not None and "sharing" in kwargs:
+            saved = towers.read_config(pretrained_model_name_or_path, **kwargs).get(
+                "sharing", cls.config_class.sharing
+            )
+            refuse_other_look_up(saved, kwargs["sharing"])
         if model_args or kwargs.get("output_loading_info"):
             loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
             model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -331,7 +336,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     def _sampling_logits(self, generated: GeneratorOutput, *inputs: Any) -> Tensor:
         """The logits to sample from: those that train, or, without `sampling_dropout`, those of a second pass."""
-        if self.config.sampling_dropout or self.generator is None or not self.generator.training:
+        tower = self.config.generator_config
+        drops = tower is not None and (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0)
+        if self.config.sampling_dropout or self.generator is None or not (drops and self.generator.training):
             return generated.logits
         self.generator.eval()
         with torch.no_grad():

@@ -26,6 +26,10 @@ class Sharing:
         """Names of parameters, relative to both towers' `electra`, that are one tensor in both."""
         return ()
 
+    def starting_parameters(self, electra: nn.Module) -> Iterable[str]:
+        """Names of parameters, likewise, in which a new tower begins as a trained one."""
+        return self.shared_parameters(electra)
+
     def tied_weights(self, electra: nn.Module) -> dict[str, str]:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
         return {
@@ -101,6 +105,9 @@ class GradientDisentangledSharing(Sharing):
     name = "gdes"
     _tables = ("word_embeddings", "position_embeddings")
 
+    def starting_parameters(self, electra: nn.Module) -> Iterable[str]:
+        return [f"embeddings.{table}.weight" for table in self._tables]
+
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
@@ -154,3 +161,16 @@ def get_sharing(name: str) -> Sharing:
     if name not in SHARING:
         raise ValueError(f"There is no sharing={name!r}. Known are: {', '.join(map(repr, SHARING))}.")
     return SHARING[name]()
+
+
+def refuse_other_look_up(saved: str, wanted: str) -> None:
+    """Tensors of 'gdes' have the names and shapes of others, but mean differences.
+
+    Raises:
+        ValueError: where tensors that were saved under one mode would be read under another that takes them amiss.
+    """
+    if saved != wanted and GradientDisentangledSharing.name in (saved, wanted):
+        raise ValueError(
+            f"The tensors were saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
+            "towers (save_towers) and join them anew."
+        )

@@ -232,3 +232,24 @@ def test_every_recipe_file_can_be_read():
             ["--config", str(path), "--use_cpu"],
             recipes=RECIPES,
         )
+
+
+@pytest.mark.parametrize("sharing", ["all", "word", "embeddings", "gdes"])
+def test_a_pretrained_generator_stays_what_it_is_whatever_is_shared(tmp_path, tokenizer, sharing):
+    trained = ElectraForRTDPretraining(tiny_config(sharing="none", max_position_embeddings=96))
+    trained.save_towers(tmp_path, tokenizer)
+    built = build_model(ModelArguments(generator=str(tmp_path / "generator"), sharing=sharing), tokenizer, 32)
+    ids = torch.tensor([[2, 10, 11, 3]])
+    expected = trained.eval().generator(ids).logits
+    torch.testing.assert_close(built.eval().generator(ids).logits, expected)
+
+
+def test_a_generator_that_never_learnt_is_not_frozen(tokenizer):
+    with pytest.raises(ValueError, match="never learnt"):
+        build_model(ModelArguments(freeze_generator=True, sharing="none"), tokenizer, 32)
+
+
+@pytest.mark.parametrize("options", [{"objective": "mlm", "sharing": "gdes"}, {"freeze_generator": True}])
+def test_combinations_that_make_no_sense_are_refused_before_anything_is_prepared(options):
+    with pytest.raises(ValueError, match=r"gdes|freeze_generator"):
+        ModelArguments(**options)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import nn
 from transformers.trainer_callback import TrainerState
 
-from hf_electra_rtd.towers import listed, pickle_remedy
+from hf_electra_rtd.sharing import refuse_other_look_up
+from hf_electra_rtd.towers import CONFIG_FILE, listed, pickle_remedy, read_config
 
 
 logger = logging.getLogger(__name__)
@@ -120,13 +120,16 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is not whole: its list of files, {MANIFEST_FILE}, {problem}.")
 
 
-def check_tensors(checkpoint: str | os.PathLike[str], model: nn.Module) -> None:
+def check_tensors(checkpoint: str | os.PathLike[str], model: Any) -> None:
     """Refuses a checkpoint whose tensors are not the model's, before any is loaded.
 
     Raises:
         ValueError: names tensors that are missing, foreign or of another shape.
     """
     file = Path(checkpoint) / WEIGHTS_FILE
+    if (Path(checkpoint) / CONFIG_FILE).exists():
+        wanted = model.config.sharing
+        refuse_other_look_up(read_config(checkpoint).get("sharing", wanted), wanted)
     if not file.exists():
         return  # sharded: its loader compares
     found = _read_shapes(file)

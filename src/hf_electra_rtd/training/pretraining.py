@@ -31,6 +31,7 @@ from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import load_tower, read_config, save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import (
@@ -139,6 +140,8 @@ class ModelArguments:
             )
         if self.two_stage_from is not None:
             self._check_second_stage()
+        elif self.model_config is None and not towers:
+            ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)  # refuses before any work is lost
 
     def _check_second_stage(self) -> None:
         """A second stage leaves little to choose."""
@@ -260,6 +263,8 @@ def build_model(
         pair = ElectraForRTDPretraining(_new_config(model, tokenizer, row_length))
     else:
         pair = _from_towers(model, tokenizer, row_length)
+    if pair.config.freeze_generator and model.two_stage_from is None and model.generator is None:
+        raise ValueError("--freeze_generator would freeze a generator that never learnt: name one (--generator).")
     for name, config in pair.config.towers.items():
         if config.vocab_size != len(tokenizer):
             raise ValueError(
@@ -298,9 +303,10 @@ def _second_stage(model: ModelArguments) -> ElectraForRTDPretraining:
     and a main tower whose encoder begins as the generator's."""
     run = Path(str(model.two_stage_from))
     tower = run / "discriminator"
-    objective = read_config(run).get("objective")
-    if objective != "mlm" or not tower.is_dir():
-        found = "has not ended" if objective == "mlm" else f"was made with objective={objective!r}"
+    ended = (run / "config.json").is_file() and tower.is_dir()
+    objective = read_config(run).get("objective") if ended else None
+    if objective != "mlm":
+        found = f"was made with objective={objective!r}" if ended else "has not ended"
         raise ValueError(
             f"--two_stage_from needs the run of a first stage (--objective mlm), at its end: {run} {found}."
         )
@@ -324,7 +330,7 @@ def _from_towers(
         for size in SHARED_SIZES[model.sharing or ElectraRTDConfig.sharing]:
             setattr(config, size, getattr(generator.config, size))
         discriminator = main_tower_class(config)
-        _start_embeddings_from(generator, discriminator, model.sharing)
+        _start_from(generator, discriminator, model.sharing)
     elif generator is None and needs_generator_network(**model.options):
         discriminator = load_tower(main_tower_class, discriminator)
         fractions = DEFAULT_FRACTIONS | model.fractions
@@ -332,15 +338,17 @@ def _from_towers(
             generator = ElectraForMaskedLM(discriminator.config)
         else:
             generator = ElectraForMaskedLM(derive_generator_config(discriminator.config, *fractions.values()))
-        _start_embeddings_from(discriminator, generator, model.sharing)
+        _start_from(discriminator, generator, model.sharing)
     options = {{"generator": "generator_type"}.get(name, name): value for name, value in model.options.items()}
     return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
 
 
-def _start_embeddings_from(trained: Any, new: Any, sharing: str | None) -> None:
+@torch.no_grad()
+def _start_from(trained: Any, new: Any, sharing: str | None) -> None:
     """Lets what is shared begin with what the trained tower has learnt, whichever tower it is."""
-    if sharing != "none":
-        new.electra.embeddings.load_state_dict(trained.electra.embeddings.state_dict())
+    mode = get_sharing(sharing or ElectraRTDConfig.sharing)
+    for name in mode.starting_parameters(new.electra):
+        new.electra.get_parameter(name).copy_(trained.electra.get_parameter(name))
 
 
 def save_outputs(

@@ -138,6 +138,9 @@ def start_run(
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
     warn_of_idle_cores(args)
+    first_stage = model_args.two_stage_from
+    if first_stage is not None and Path(first_stage).resolve() == Path(str(args.output_dir)).resolve():
+        raise ValueError("--output_dir is the first stage itself (--two_stage_from): choose another one.")
     if args.resume_from_checkpoint == "auto" and is_finished(str(args.output_dir)):
         logger.info(f"The run in {args.output_dir} is finished, and left no checkpoint: there is nothing to do.")
         raise SystemExit(0)

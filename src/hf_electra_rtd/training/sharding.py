@@ -13,8 +13,16 @@ def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Acce
 
     `accelerate` would shard the input and the output embeddings apart from the rest, and torch refuses a tensor in two
     groups; here three modules share the word table. Without names for these embeddings, they stay in one group.
+
+    Raises:
+        ValueError: for towers that share their layers.
     """
     if accelerator.distributed_type == DistributedType.FSDP:
+        if pair.config.sharing == "all":
+            raise ValueError(
+                "sharing='all' makes each layer part of two towers, and torch shards a layer once: train a copy on "
+                "each GPU (examples/accelerate_configs/multi_gpu.yaml)."
+            )
         pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore
 
 

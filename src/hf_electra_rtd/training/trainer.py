@@ -187,6 +187,7 @@ class RTDTrainer(Trainer):
             result = super().train(resume_from_checkpoint, *more, **kwargs)
         finally:
             args.save_total_limit = self._checkpoints_to_keep
+            self._step_counts = None
             self.stopwatch.stop()
         self.health.check_weights(self.state.global_step, self.model)
         return result
@@ -214,6 +215,7 @@ class RTDTrainer(Trainer):
         return (loss, output) if return_outputs else loss
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: torch.device) -> Any:
+        self._step_counts = None
         batches, num_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.exact_loss_normalization and batches:
 

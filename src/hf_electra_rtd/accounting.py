@@ -77,7 +77,7 @@ def model_flops(config: Any, rows: int, row_length: int, num_masked: int) -> int
 
 def _generator_passes(config: Any, backward: int) -> int:
     """Forward passes of the generator in a step, its backward pass counted as `backward` of them."""
-    return (1 if config.freeze_generator else 1 + backward) + (0 if config.sampling_dropout else 1)
+    return (1 if config.freeze_generator else 1 + backward) + int(config.samples_in_second_pass)
 
 
 def _masked_lm_products(config: Any) -> int:

@@ -328,6 +328,13 @@ class ElectraRTDConfig(PreTrainedConfig):
             values["generator_config"] = self.generator_config
         return type(self)(discriminator_config=self.discriminator_config, **{**values, **options})
 
+    @property
+    def samples_in_second_pass(self) -> bool:
+        """Whether training samples from a pass of its own, without dropout, next to the one that is trained."""
+        tower = self.generator_config
+        drops = tower is not None and (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0)
+        return drops and not self.sampling_dropout
+
     def _do_without_generator(self) -> None:
         """What there is no generator network for, is refused; what was only a default, set to what it means."""
         reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"

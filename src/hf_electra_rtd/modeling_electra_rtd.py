@@ -336,9 +336,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     def _sampling_logits(self, generated: GeneratorOutput, *inputs: Any) -> Tensor:
         """The logits to sample from: those that train, or, without `sampling_dropout`, those of a second pass."""
-        tower = self.config.generator_config
-        drops = tower is not None and (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0)
-        if self.config.sampling_dropout or self.generator is None or not (drops and self.generator.training):
+        if self.generator is None or not (self.config.samples_in_second_pass and self.generator.training):
             return generated.logits
         self.generator.eval()
         with torch.no_grad():

@@ -114,6 +114,7 @@ _GENERATOR_OPTIONS = (
     "disallow_correct",
     "sampling_dropout",
     "freeze_generator",
+    "generator_weight",
 )
 _OPTIONS = ("objective", "generator_weight", "discriminator_weight", "initializer_range", *_GENERATOR_OPTIONS)
 

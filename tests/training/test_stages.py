@@ -194,7 +194,7 @@ def test_what_a_second_stage_leaves_no_choice_about_is_refused(options, message)
 def test_a_configuration_with_other_options_lets_follow_what_follows():
     described = tiny_config(sharing="word", temperature=0.5, generator_weight=2.0)
     mlm = described.changed(objective="mlm")
-    assert (mlm.discriminator_weight, mlm.sharing, mlm.temperature, mlm.generator_weight) == (1.0, "none", 1.0, 2.0)
+    assert (mlm.discriminator_weight, mlm.sharing, mlm.temperature, mlm.generator_weight) == (1.0, "none", 1.0, 1.0)
     assert mlm.discriminator_config.to_dict() == described.discriminator_config.to_dict()
     assert described.changed(objective="mlm", discriminator_weight=7.0).discriminator_weight == 7.0
     back = mlm.changed(objective="rtd")

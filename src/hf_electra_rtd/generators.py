@@ -7,24 +7,34 @@ construction and never asks for its name again.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
-from hf_electra_rtd.measures import GeneratorAccuracy, GeneratorLoss, Measure, Sampling
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss
+from hf_electra_rtd.measures import GeneratorAccuracy, GeneratorLoss, Measure, SampledTokens
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, Sampling, predict_masked, sample_tokens
 
 
 class GeneratorOutput(NamedTuple):
-    """`logits` (B, K, V) at the masked slots, and the loss."""
+    """What a generator says of the masked slots.
 
-    logits: Tensor
+    Attributes:
+        loss: over the masked slots.
+        predictions: (B, K) int64, the most likely ids.
+        sampled: (B, K) int64, drawn ids; None where none were asked for.
+        logits: (B, K, V); likewise.
+    """
+
     loss: LossSum
+    predictions: Tensor
+    sampled: Tensor | None = None
+    logits: Tensor | None = None
 
 
-class Generator:
+class Generator(ABC):
     """What all kinds have.
 
     Attributes:
@@ -36,16 +46,32 @@ class Generator:
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.vocab_size = config.discriminator_config.vocab_size
 
+    @abstractmethod
     def __call__(
-        self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None
+        self,
+        tower: Any,
+        input_ids: Tensor,
+        slots: MaskedSlots,
+        sampling: Sampling | None,
+        output_logits: bool,
+        **inputs: Tensor | None,
     ) -> GeneratorOutput | None:
-        raise NotImplementedError
+        """What is proposed for the masked slots of the rows `input_ids` (B, L); None where nothing is.
+
+        Args:
+            tower: the network; None where there is none.
+            input_ids: masked.
+            slots: where.
+            sampling: with uniforms (B, K, 2); None draws nothing.
+            output_logits: return them.
+            **inputs: further arguments of the network, such as `attention_mask`.
+        """
 
 
 class NoGenerator(Generator):
     """Masked tokens stay masked."""
 
-    def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> None:
+    def __call__(self, *args: Any, **inputs: Any) -> None:
         return None
 
 
@@ -55,12 +81,18 @@ class MaskedLMGenerator(Generator):
     L_G = mean over m of  -log p(x_t | x with [MASK] at m)
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), GeneratorAccuracy(), Sampling())
+    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), GeneratorAccuracy(), SampledTokens())
 
-    def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> GeneratorOutput:
-        """Only the masked slots reach the vocabulary: B*K rows of logits instead of B*L."""
-        logits_BKV = masked_lm_logits(tower, slots, input_ids=input_ids, **inputs)
-        return GeneratorOutput(logits_BKV, masked_lm_loss(logits_BKV, slots.labels))
+    def __call__(
+        self,
+        tower: Any,
+        input_ids: Tensor,
+        slots: MaskedSlots,
+        sampling: Sampling | None,
+        output_logits: bool,
+        **inputs: Tensor | None,
+    ) -> GeneratorOutput:
+        return predict_slots(tower, slots, sampling, output_logits, input_ids=input_ids, **inputs)
 
 
 class UniformGenerator(Generator):
@@ -70,20 +102,57 @@ class UniformGenerator(Generator):
     L_G = ln V, a constant
     """
 
-    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), Sampling())
+    measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), SampledTokens())
 
-    def __call__(self, tower: Any, input_ids: Tensor, slots: MaskedSlots, **inputs: Tensor | None) -> GeneratorOutput:
-        logits_BKV = torch.zeros(1, 1, 1, device=input_ids.device).expand(*slots.labels.shape, self.vocab_size)
-        used = slots.labels.ne(IGNORED)
-        return GeneratorOutput(logits_BKV, LossSum(used * math.log(self.vocab_size), used.sum()))
+    def __call__(
+        self,
+        tower: Any,
+        input_ids: Tensor,
+        slots: MaskedSlots,
+        sampling: Sampling | None,
+        output_logits: bool,
+        **inputs: Tensor | None,
+    ) -> GeneratorOutput:
+        labels_BK = slots.labels
+        logits_BKV = torch.zeros(1, 1, 1, device=input_ids.device).expand(*labels_BK.shape, self.vocab_size)
+        sampled_BK = None
+        if sampling is not None:
+            forbidden_BK = labels_BK if sampling.disallow_correct else None
+            sampled_BK = sample_tokens(logits_BKV, sampling.uniforms, sampling.temperature, forbidden_BK)
+        used = labels_BK.ne(IGNORED)
+        losses_BK = used * math.log(self.vocab_size)
+        loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
+        return GeneratorOutput(loss, torch.zeros_like(labels_BK), sampled_BK, logits_BKV if output_logits else None)
 
 
-def masked_lm_logits(tower: Any, slots: MaskedSlots, **inputs: Tensor | None) -> Tensor:
-    """Logits (B, K, V) of an `ElectraForMaskedLM` at the masked slots."""
+def predict_slots(
+    tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
+) -> GeneratorOutput:
+    """What an `ElectraForMaskedLM` says of the masked slots. Only they reach the vocabulary: B*K rows of logits instead
+    of B*L, and of those only a few at a time.
+
+    Args:
+        tower: the model.
+        slots: where, and the originals.
+        sampling: with uniforms (B, K, 2); None draws nothing.
+        output_logits: make and return all logits; nothing else changes.
+        **inputs: of `tower.electra`.
+    """
     hidden_BLH = tower.electra(**inputs).last_hidden_state
     hidden_BKH = hidden_BLH.gather(1, slots.positions[..., None].expand(-1, -1, hidden_BLH.shape[-1]))
-    logits_BKV: Tensor = tower.generator_lm_head(tower.generator_predictions(hidden_BKH))
-    return logits_BKV
+    hidden_BKE, output_layer = tower.generator_predictions(hidden_BKH), tower.generator_lm_head
+    if sampling is not None:
+        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, 1))
+    labels_BK = slots.labels
+    predicted = predict_masked(
+        hidden_BKE.flatten(0, 1), output_layer.weight, output_layer.bias, labels_BK.flatten(), sampling
+    )
+    return GeneratorOutput(
+        LossSum(predicted.total_loss, predicted.losses.view_as(labels_BK), labels_BK.ne(IGNORED).sum()),
+        predicted.predictions.view_as(labels_BK),
+        None if predicted.sampled is None else predicted.sampled.view_as(labels_BK),
+        output_layer(hidden_BKE) if output_logits else None,
+    )
 
 
 GENERATORS: dict[str, type[Generator]] = {"masked_lm": MaskedLMGenerator, "uniform": UniformGenerator}

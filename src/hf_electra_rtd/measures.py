@@ -130,7 +130,7 @@ class GeneratorAccuracy(Measure):
         return {"generator_accuracy": _ratio(totals["correct"], totals["masked"])}
 
 
-class Sampling(Measure):
+class SampledTokens(Measure):
     """`sampled_accuracy`: how often the sampled token is the original; `replaced_share`: of the real tokens."""
 
     names = ("correct", "masked", "replaced", "tokens")

@@ -18,15 +18,10 @@ from transformers.utils import ModelOutput
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.generators import GeneratorOutput, get_generator
+from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
 from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
-from hf_electra_rtd.ops import (
-    MaskedSlots,
-    masked_slots,
-    original_ids,
-    replace_at,
-    sample_tokens,
-)
+from hf_electra_rtd.ops import MaskedSlots, Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.sharing import get_sharing, refuse_other_look_up
 
 
@@ -113,6 +108,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
         _adopt_config(self.discriminator, config.discriminator_config)
         self.main_head = self.objective.make_head(config.discriminator_config)
+        for tower in self.towers.values():
+            exchange_layers(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
         self._tied_weights_keys = self.sharing.tied_weights(self.discriminator.electra)
         self.post_init()
@@ -204,41 +201,35 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self,
         input_ids: Tensor,
         slots: MaskedSlots,
+        sampling: Sampling | None = None,
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        output_logits: bool = False,
     ) -> GeneratorOutput | None:
-        """The generator's logits at the masked slots of the masked rows `input_ids` (B, L), and its loss; None where
-        nothing is generated."""
-        return self.proposals(
-            self.generator,
-            input_ids,
-            slots,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-        )
+        """The generator's loss at the masked slots of the masked rows `input_ids` (B, L), its most likely ids, and ids
+        that are drawn as `sampling` says; None where nothing is generated.
 
-    @torch.no_grad()
-    def corrupt(
-        self,
-        input_ids: Tensor,
-        slots: MaskedSlots,
-        generator_logits: Tensor,
-        sampling_uniforms: Tensor | None = None,
-    ) -> Tensor:
-        """The masked rows with a token sampled from the generator at every masked slot: (B, L). No gradient passes.
-
-        Args:
-            input_ids: (B, L), masked.
-            slots: where, and the originals.
-            generator_logits: (B, K, V).
-            sampling_uniforms: (B, K, 2) in [0, 1); drawn from torch's generator where None.
+        Without `sampling_dropout`, a generator in training draws them in a second pass, without dropout.
         """
-        if sampling_uniforms is None:
-            sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=input_ids.device)
-        forbidden = slots.labels if self.config.disallow_correct else None
-        sampled = sample_tokens(generator_logits, sampling_uniforms, self.config.temperature, forbidden)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+        }
+        if sampling is None or not (self.config.samples_in_second_pass and self.generator.training):
+            return self.proposals(self.generator, slots=slots, sampling=sampling, output_logits=output_logits, **inputs)
+        generated = self.generate(slots=slots, output_logits=output_logits, **inputs)
+        self.generator.eval()
+        with torch.no_grad():
+            again = self.generate(slots=slots, sampling=sampling, **inputs)
+        self.generator.train()
+        assert generated is not None and again is not None
+        return generated._replace(sampled=again.sampled)
+
+    def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
+        """The masked rows `input_ids` (B, L) with the drawn ids `sampled` (B, K) in the masked slots: (B, L)."""
         return replace_at(input_ids, slots, sampled)
 
     def discriminate(
@@ -249,12 +240,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        output_logits: bool = False,
     ) -> MainOutput:
         """What the main tower says of the corrupted rows `input_ids` (B, L); without the originals (B, L) and the
-        slots there is no loss."""
+        slots there is no loss. `output_logits`: return those of a tower that predicts tokens, too."""
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, position_ids)
         batch = CorruptedBatch(input_ids, look_up, originals, slots, attention_mask, token_type_ids, position_ids)
-        return self.objective(self.discriminator, self.main_head, batch)
+        return self.objective(self.discriminator, self.main_head, batch, output_logits)
 
     def forward(
         self,
@@ -301,14 +293,16 @@ class ElectraForRTDPretraining(PreTrainedModel):
             )
 
         slots = masked_slots(input_ids, masked_positions, labels)
-        generated = self.generate(input_ids, slots, *inputs)
+        sampling = None
+        if corrupted_input_ids is None and self.config.has_generator:
+            sampling = self._sampling(slots, sampling_uniforms)
+        generated = self.generate(input_ids, slots, sampling, *inputs, output_logits=output_generator_logits)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
-            if generated is not None:
-                logits = self._sampling_logits(generated, input_ids, slots, *inputs)
-                corrupted_input_ids = self.corrupt(input_ids, slots, logits, sampling_uniforms)
+            if generated is not None and generated.sampled is not None:
+                corrupted_input_ids = self.corrupt(input_ids, slots, generated.sampled)
         originals = original_ids(input_ids, slots)
-        main = self.discriminate(corrupted_input_ids, originals, slots, *inputs)
+        main = self.discriminate(corrupted_input_ids, originals, slots, *inputs, output_logits=output_logits)
         assert main.loss is not None
         discriminator_loss = main.loss.mean()
         loss = self.config.discriminator_weight * discriminator_loss
@@ -318,32 +312,26 @@ class ElectraForRTDPretraining(PreTrainedModel):
             loss = self.config.generator_weight * generator_loss + loss
             of_generator = {
                 "generator_loss": generator_loss,
-                "generator_predictions": generated.logits.argmax(dim=-1),
-                "generator_logits": generated.logits if output_generator_logits else None,
-                "generator_token_losses": generated.loss.losses.detach(),
+                "generator_predictions": generated.predictions,
+                "generator_logits": generated.logits,
+                "generator_token_losses": generated.loss.losses,
             }
         return ElectraRTDOutput(
             loss=loss,
-            logits=main.logits if main.predictions is None or output_logits else None,
+            logits=main.logits,
             discriminator_loss=discriminator_loss,
             corrupted_input_ids=corrupted_input_ids,
             replaced_labels=corrupted_input_ids.ne(originals).long(),
             predictions=main.predictions,
             copy_probabilities=main.copy_probabilities,
-            discriminator_token_losses=main.loss.losses.detach(),
+            discriminator_token_losses=main.loss.losses,
             **of_generator,
         )
 
-    def _sampling_logits(self, generated: GeneratorOutput, *inputs: Any) -> Tensor:
-        """The logits to sample from: those that train, or, without `sampling_dropout`, those of a second pass."""
-        if self.generator is None or not (self.config.samples_in_second_pass and self.generator.training):
-            return generated.logits
-        self.generator.eval()
-        with torch.no_grad():
-            again = self.generate(*inputs)
-        self.generator.train()
-        assert again is not None
-        return again.logits
+    def _sampling(self, slots: MaskedSlots, uniforms: Tensor | None) -> Sampling:
+        if uniforms is None:
+            uniforms = torch.rand(*slots.labels.shape, 2, device=slots.labels.device)
+        return Sampling(uniforms, self.config.temperature, self.config.disallow_correct)
 
     # ---- Embeddings ----
 

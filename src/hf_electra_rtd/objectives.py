@@ -10,6 +10,7 @@ masked positions.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedMo
 from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.generators import masked_lm_logits
+from hf_electra_rtd.generators import predict_slots
 from hf_electra_rtd.measures import (
     CopyProbability,
     Detection,
@@ -30,7 +31,7 @@ from hf_electra_rtd.measures import (
     at_all,
     at_masked,
 )
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, masked_lm_loss, replaced_token_loss, sum_over_real
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replaced_token_loss, sum_over_real
 
 
 class CorruptedBatch(NamedTuple):
@@ -75,18 +76,19 @@ class MainOutput(NamedTuple):
 
     Attributes:
         loss: None where there are no labels.
-        logits: (B, L), positive means replaced; or (B, K, V) at the masked slots; or (B, L, V).
+        logits: (B, L), positive means replaced; or (B, K, V) at the masked slots; or (B, L, V). Of a tower that
+            predicts tokens, None where there are labels and logits were not asked for.
         predictions: most likely ids, (B, K) or (B, L); None for towers that do not predict tokens.
         copy_probabilities: (B, L); None without a copy mechanism.
     """
 
     loss: LossSum | None
-    logits: Tensor
+    logits: Tensor | None
     predictions: Tensor | None = None
     copy_probabilities: Tensor | None = None
 
 
-class Objective:
+class Objective(ABC):
     """What all objectives have.
 
     Attributes:
@@ -107,8 +109,9 @@ class Objective:
         """How many tokens the loss of a batch is a mean over: a scalar."""
         return _num_real(input_ids, attention_mask)
 
-    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
+        """What the main tower says of a batch, and the loss. `output_logits`: return those over the vocabulary too."""
 
 
 def _num_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -133,7 +136,7 @@ class ReplacedTokenDetection(Objective):
     main_tower_class = ElectraForPreTraining
     measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_all), Detection(at_all))
 
-    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         logits_BL = tower(**batch.tower_inputs).logits
         return MainOutput(self._loss(logits_BL, batch), logits_BL)
 
@@ -176,12 +179,12 @@ class MaskedLM(Objective):
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
         return _num_masked(slots)
 
-    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         if batch.slots is None:
             logits_BLV = tower(**batch.tower_inputs).logits
             return MainOutput(None, logits_BLV, logits_BLV.argmax(dim=-1))
-        logits_BKV = masked_lm_logits(tower, batch.slots, **batch.tower_inputs)
-        return MainOutput(masked_lm_loss(logits_BKV, batch.slots.labels), logits_BKV, logits_BKV.argmax(dim=-1))
+        predicted = predict_slots(tower, batch.slots, None, output_logits, **batch.tower_inputs)
+        return MainOutput(predicted.loss, predicted.logits, predicted.predictions)
 
 
 class ReplaceMLM(MaskedLM):
@@ -210,7 +213,7 @@ class AllTokensMLM(Objective):
     def make_head(self, config: Any) -> nn.Module:
         return ElectraDiscriminatorPredictions(config)
 
-    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch) -> MainOutput:
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         hidden_BLH = tower.electra(**batch.tower_inputs).last_hidden_state
         logits_BLV = tower.generator_lm_head(tower.generator_predictions(hidden_BLH))
         copy_BL = head(hidden_BLH)
@@ -221,7 +224,9 @@ class AllTokensMLM(Objective):
         copied = _log_mixture(copy_BL, _at(log_p_BLV, batch.input_ids), torch.ones_like(copy_BL, dtype=torch.bool))
         other = F.logsigmoid(-copy_BL) + _at(log_p_BLV, best_BL)
         predictions_BL = torch.where(copied >= other, batch.input_ids, best_BL)
-        return MainOutput(self._loss(log_p_BLV, copy_BL, batch), logits_BLV, predictions_BL, copy_BL.sigmoid())
+        loss = self._loss(log_p_BLV, copy_BL, batch)
+        kept_BLV = logits_BLV if loss is None or output_logits else None
+        return MainOutput(loss, kept_BLV, predictions_BL, copy_BL.sigmoid())
 
     def _loss(self, log_p_BLV: Tensor, copy_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
         if batch.original_ids is None:

@@ -3,7 +3,9 @@
 Shape suffixes: B rows, L tokens a row, K masked slots a row, M = any leading shape, V tokens of the vocabulary.
 """
 
-from hf_electra_rtd.ops.losses import LossSum, masked_lm_loss, replaced_token_loss, sum_over_real
+from hf_electra_rtd.ops.attention import attention_with_dropout
+from hf_electra_rtd.ops.dropout import draw_dropout_bits, dropout
+from hf_electra_rtd.ops.losses import LossSum, replaced_token_loss, sum_over_real
 from hf_electra_rtd.ops.masking import (
     IGNORED,
     MaskedSlots,
@@ -14,6 +16,7 @@ from hf_electra_rtd.ops.masking import (
     replace_at,
     slots_from_labels,
 )
+from hf_electra_rtd.ops.prediction import MaskedPrediction, Sampling, predict_masked
 from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
 from hf_electra_rtd.ops.sampling import sample_tokens
 
@@ -21,15 +24,20 @@ from hf_electra_rtd.ops.sampling import sample_tokens
 __all__ = [
     "IGNORED",
     "LossSum",
+    "MaskedPrediction",
     "MaskedSlots",
+    "Sampling",
+    "attention_with_dropout",
     "choose_masked_positions",
     "counter_bits",
     "counter_uniforms",
-    "masked_lm_loss",
+    "draw_dropout_bits",
+    "dropout",
     "masked_slots",
     "num_masked",
     "original_ids",
     "permutation",
+    "predict_masked",
     "replace_at",
     "replaced_token_loss",
     "sample_tokens",

@@ -1,4 +1,4 @@
-"""The two losses of replaced token detection, as sums with their counts."""
+"""Losses as sums with their counts, and that of the discriminator."""
 
 from __future__ import annotations
 
@@ -7,39 +7,23 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.ops.masking import IGNORED
-
 
 class LossSum(NamedTuple):
     """Losses of items (tokens), and how many items count, so that several batches can be combined exactly.
 
     Attributes:
+        total: scalar; the sum of the losses. It alone has a gradient.
         losses: any shape; 0 where an item does not count.
         num_items: scalar.
     """
 
+    total: Tensor
     losses: Tensor
     num_items: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """The sum of the losses."""
-        return self.losses.sum()
 
     def mean(self) -> Tensor:
         """The mean over the items; 0 where there are none."""
         return self.total / self.num_items.clamp(min=1)
-
-
-def masked_lm_loss(logits_BKV: Tensor, labels_BK: Tensor) -> LossSum:
-    """Cross-entropy of the original tokens at the masked slots, in float32 (paper, section 2, L_MLM).
-
-    Kept tokens count as masked ones do (google-research/electra pretrain/pretrain_helpers.py, `mask`).
-    """
-    logits = logits_BKV.flatten(0, -2)
-    logits = logits if logits.dtype.itemsize >= 4 else logits.float()
-    losses = F.cross_entropy(logits, labels_BK.flatten(), ignore_index=IGNORED, reduction="none")
-    return LossSum(losses.view_as(labels_BK), labels_BK.ne(IGNORED).sum())
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
@@ -60,6 +44,8 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
 def sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
     """Losses of every token, of which the real ones count."""
     if attention_mask_BL is None:
-        return LossSum(losses_BL, losses_BL.new_tensor(losses_BL.numel()))
-    real = attention_mask_BL.ne(0)
-    return LossSum(losses_BL.where(real, 0.0), real.sum())
+        num_items = losses_BL.new_tensor(losses_BL.numel())
+    else:
+        real = attention_mask_BL.ne(0)
+        losses_BL, num_items = losses_BL.where(real, 0.0), real.sum()
+    return LossSum(losses_BL.sum(), losses_BL.detach(), num_items)

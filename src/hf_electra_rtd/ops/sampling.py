@@ -1,10 +1,14 @@
-"""Drawing tokens from the generator's softmax, from uniform numbers that are given."""
+"""Drawing tokens from the generator's softmax, from uniform numbers that are given.
+
+Where a whole vocabulary would be searched, it is cut into chunks: first a chunk is found, then a token within it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 
 CHUNK = 512
@@ -15,10 +19,10 @@ def sample_tokens(
 ) -> Tensor:
     """Draws one token a row from softmax(logits / temperature), by a two-level inverse CDF.
 
-    The vocabulary is cut into chunks. The first uniform picks a chunk with the probability of its sum, the second a
-    token within it: an exact factorisation of the categorical distribution that needs two random numbers a row, where
-    Gumbel noise (google-research/electra pretrain/pretrain_helpers.py, `sample_from_softmax`) needs one a token. The
-    same logits and uniforms give the same tokens on every device, up to rounding.
+    The first uniform picks a chunk of the vocabulary with the probability of its sum, the second a token within it: an
+    exact factorisation of the categorical distribution that needs two random numbers a row, where Gumbel noise
+    (google-research/electra pretrain/pretrain_helpers.py, `sample_from_softmax`) needs one a token. The same logits and
+    uniforms give the same tokens on every device, up to rounding.
 
     Args:
         logits_MV: (..., V), any floating dtype; the arithmetic is float32, or float64 for float64 logits.
@@ -35,13 +39,51 @@ def sample_tokens(
         vocabulary = torch.arange(logits.shape[-1], device=logits.device)
         logits = logits.masked_fill(vocabulary == forbidden_M[..., None], float("-inf"))
     if temperature == 0.0:
-        return logits.argmax(dim=-1)
+        return most_likely(logits)
+    return _sample_weights(torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature), uniforms_M2)
 
-    weights = torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature)
-    weights = F.pad(weights, (0, -weights.shape[-1] % CHUNK)).unflatten(-1, (-1, CHUNK))
-    chunk = _inverse_cdf(weights.sum(dim=-1), uniforms_M2[..., 0])
-    within = weights.gather(-2, chunk[..., None, None].expand(*chunk.shape, 1, CHUNK)).squeeze(-2)
-    return chunk * CHUNK + _inverse_cdf(within, uniforms_M2[..., 1])
+
+def sample_softmax(
+    softmax_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
+) -> Tensor:
+    """`sample_tokens`, from a softmax that is at hand, float32 or float64, in place of its logits."""
+    weights = softmax_MV
+    if forbidden_M is not None:
+        forbidden = forbidden_M[..., None]
+        weights = weights.scatter(-1, forbidden.clamp(min=0), 0.0).where(forbidden >= 0, weights)
+    if temperature == 0.0:
+        return most_likely(weights)
+    if temperature != 1.0:
+        weights = (weights / weights.amax(dim=-1, keepdim=True)) ** (1.0 / temperature)
+    return _sample_weights(weights, uniforms_M2)
+
+
+def most_likely(scores_MV: Tensor) -> Tensor:
+    """`argmax` over the last dimension, which a CPU does an order of magnitude slower than `amax`. Int64 (...)."""
+    chunk_M = _of_chunks(scores_MV, lambda chunks: chunks.amax(dim=-1)).argmax(dim=-1)
+    return chunk_M * CHUNK + _chunk(scores_MV, chunk_M, float("-inf")).argmax(dim=-1)
+
+
+def _sample_weights(weights_MV: Tensor, uniforms_M2: Tensor) -> Tensor:
+    """In proportion to weights (..., V), at least 0."""
+    chunk_M = _inverse_cdf(_of_chunks(weights_MV, lambda chunks: chunks.sum(dim=-1)), uniforms_M2[..., 0])
+    within = _inverse_cdf(_chunk(weights_MV, chunk_M, 0.0), uniforms_M2[..., 1])
+    return chunk_M * CHUNK + within
+
+
+def _of_chunks(values_MV: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+    """`reduce` over the last dimension of (..., chunks, CHUNK), and over what is left at the end: (..., chunks)."""
+    num_whole, rest = divmod(values_MV.shape[-1], CHUNK)
+    whole, last = values_MV.tensor_split([num_whole * CHUNK], dim=-1)
+    parts = [reduce(whole.unflatten(-1, (num_whole, CHUNK)))] if num_whole else []
+    return torch.cat([*parts, reduce(last[..., None, :])] if rest else parts, dim=-1)
+
+
+def _chunk(values_MV: Tensor, chunk_M: Tensor, fill: float) -> Tensor:
+    """One chunk of each row, (..., CHUNK); `fill` beyond the last token."""
+    size = values_MV.shape[-1]
+    tokens = chunk_M[..., None] * CHUNK + torch.arange(CHUNK, device=values_MV.device)
+    return values_MV.gather(-1, tokens.clamp(max=size - 1)).masked_fill(tokens >= size, fill)
 
 
 def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:

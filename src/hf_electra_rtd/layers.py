@@ -1,0 +1,73 @@
+"""Stock layers exchanged for faster ones, with the same parameters and meaning.
+
+On a CPU torch draws dropout serially, a number an element, and its attention has no fused kernel with dropout. On other
+devices, where it has, and under `torch.compile`, which makes its own, the exchanged layers are the stock ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
+
+
+# Takes the place of "sdpa"; any other back-end that somebody asks for stays.
+ATTENTION = "sdpa_with_dropout"
+
+
+def exchange_layers(tower: PreTrainedModel) -> None:
+    """Exchanges the dropout layers of a tower, and its attention where that is torch's own (`"sdpa"`)."""
+    for module in tower.modules():
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p).train(child.training))
+    if tower.config._attn_implementation == "sdpa":
+        tower.set_attn_implementation(ATTENTION)
+
+
+class Dropout(nn.Dropout):
+    """`nn.Dropout`, from fewer random numbers on a CPU; see `hf_electra_rtd.ops.dropout`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.training and _is_slow(input, self.p):
+            return dropout(input, draw_dropout_bits(input.shape), self.p)
+        return super().forward(input)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`transformers`' attention with `scaled_dot_product_attention`, and on a CPU with dropout
+    `hf_electra_rtd.ops.attention`. Arguments and results are those of any attention function of `transformers`: (B, H,
+    L, D) each, and (B, L, H, D).
+    """
+    if not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:
+        stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        output, _ = stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return output, None
+    batch_size, num_heads, length, head_size = query.shape
+    bits = draw_dropout_bits((num_heads, batch_size, length, length))
+    scaling = head_size**-0.5 if scaling is None else scaling
+    return attention_with_dropout(query, key, value, bits, dropout, scaling, attention_mask), None
+
+
+def _is_slow(inputs: Tensor, probability: float) -> bool:
+    """Whether torch would be slow at dropout here."""
+    return 0.0 < probability < 1.0 and inputs.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+AttentionInterface.register(ATTENTION, attention)
+AttentionMaskInterface.register(ATTENTION, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])

@@ -1,0 +1,92 @@
+"""Attention with dropout on its weights, for devices where torch has no fused kernel for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hf_electra_rtd.ops.dropout import dropout_scale
+
+
+def attention_with_dropout(
+    query_BHLD: Tensor,
+    key_BHLD: Tensor,
+    value_BHLD: Tensor,
+    bits_HBLL: Tensor,
+    probability: float,
+    scaling: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """dropout(softmax(scaling * query key^T + mask)) value, one head after the other.
+
+    One head's weights fit the cache of a CPU, its inputs are read where the projections left them, and only the weights
+    and the random bits are kept for the backward pass.
+
+    Args:
+        query_BHLD, key_BHLD, value_BHLD: (B, H, L, D), any strides whose last is 1.
+        bits_HBLL: int16 (H, B, L, L).
+        probability: of dropping a weight, in [0, 1).
+        scaling: of the scores.
+        mask: broadcastable to (B, H, L, L): bool, False where a token must not be seen, or a number to add.
+
+    Returns:
+        (B, L, H, D).
+    """
+    result: Tensor = _Attention.apply(query_BHLD, key_BHLD, value_BHLD, bits_HBLL, probability, scaling, mask)
+    return result
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bits: Tensor,
+        probability: float,
+        scaling: float,
+        mask: Tensor | None,
+    ) -> Tensor:
+        weights = []
+        output = query.new_empty(query.transpose(1, 2).shape)
+        with torch.autocast(query.device.type, enabled=False):
+            for head in range(query.shape[1]):
+                scores_BLL = torch.bmm(query[:, head], key[:, head].mT)
+                # Half precision is for products; the softmax is float32 at least.
+                scores_BLL = (scores_BLL if scores_BLL.dtype.itemsize >= 4 else scores_BLL.float()).mul_(scaling)
+                if mask is not None:
+                    _apply_mask(scores_BLL, mask[:, head if mask.shape[1] > 1 else 0])
+                weights.append(torch.softmax(scores_BLL, dim=-1, out=scores_BLL).to(query.dtype))
+                dropped = dropout_scale(bits[head], probability, query.dtype).mul_(weights[head])
+                output[:, :, head] = torch.bmm(dropped, value[:, head])
+        ctx.save_for_backward(query, key, value, bits, *weights)
+        ctx.probability, ctx.scaling = probability, scaling
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_BLHD: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, bits, *weights = ctx.saved_tensors
+        # In memory as (B, L, H, D), so that the projections' backward passes need no copy.
+        gradients = [torch.empty_like(gradient_BLHD) for _ in range(3)]
+        for_query, for_key, for_value = gradients
+        for head, weights_BLL in enumerate(weights):
+            gradient = gradient_BLHD[:, :, head]
+            scale = dropout_scale(bits[head], ctx.probability, query.dtype)
+            for_weights = torch.bmm(gradient, value[:, head].mT).mul_(scale)
+            for_value[:, :, head] = torch.bmm(scale.mul_(weights_BLL).mT, gradient)
+            for_scores = torch._softmax_backward_data(for_weights, weights_BLL, -1, query.dtype).mul_(ctx.scaling)
+            for_query[:, :, head] = torch.bmm(for_scores, key[:, head])
+            for_key[:, :, head] = torch.bmm(for_scores.mT, query[:, head])
+        return (*(each.transpose(1, 2) for each in gradients), None, None, None, None)
+
+
+def _apply_mask(scores_BLL: Tensor, mask: Tensor) -> None:
+    if mask.dtype == torch.bool:
+        scores_BLL.masked_fill_(~mask, float("-inf"))
+    else:
+        scores_BLL += mask

@@ -1,0 +1,183 @@
+"""Predicting masked tokens: from hidden states to loss, gradient and sample, in one pass over the logits.
+
+The logits of N masked tokens over V ids are the largest tensor of a step. They are made a few rows at a time, and each
+of these chunks becomes first the softmax, from which loss, most likely ids and samples are read, and then the gradient,
+which is multiplied into those of the hidden states and the output layer at once. Nothing of N x V numbers outlives the
+forward pass, and the backward pass only scales.
+
+Shape suffixes: N masked tokens, E width of the hidden states, V ids, R rows of a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F  # noqa: N812
+
+from hf_electra_rtd.ops.masking import IGNORED
+from hf_electra_rtd.ops.sampling import most_likely, sample_softmax
+
+
+# Logits at a time: what the last-level cache of a CPU holds (10 MB), and on a GPU what leaves room (0.5 GB).
+_CPU_CHUNK, _CHUNK = 2_500_000, 2**27
+
+
+class MaskedPrediction(NamedTuple):
+    """What a masked language model says of N tokens.
+
+    Attributes:
+        total_loss: scalar; the sum of the losses. It alone has a gradient.
+        losses: (N,) -log softmax at the labels; 0 where the label is `IGNORED`.
+        predictions: (N,) int64, the most likely ids.
+        sampled: (N,) int64, drawn ids; None where no uniforms were given.
+    """
+
+    total_loss: Tensor
+    losses: Tensor
+    predictions: Tensor
+    sampled: Tensor | None
+
+
+class Sampling(NamedTuple):
+    """How ids are drawn.
+
+    Attributes:
+        uniforms: (..., 2) in [0, 1).
+        temperature: of the softmax; 0.0 takes the most likely id.
+        disallow_correct: never draw the label.
+    """
+
+    uniforms: Tensor
+    temperature: float = 1.0
+    disallow_correct: bool = False
+
+
+def predict_masked(
+    hidden_NE: Tensor,
+    weight_VE: Tensor,
+    bias_V: Tensor,
+    labels_N: Tensor,
+    sampling: Sampling | None = None,
+    max_logits: int | None = None,
+) -> MaskedPrediction:
+    """Loss, most likely ids and samples of softmax(hidden weight^T + bias).
+
+    Matrix products are in autocast's dtype where it is on; everything else is in float32 (float64 for float64 inputs),
+    the sums of the gradients over chunks too.
+
+    Args:
+        hidden_NE: a row for each masked token.
+        weight_VE, bias_V: of the output layer.
+        labels_N: int64; the original ids, or `IGNORED`.
+        sampling: with uniforms (N, 2); None draws nothing.
+        max_logits: how many logits there are at a time; by default as suits the device.
+    """
+    device_type = hidden_NE.device.type
+    autocast = torch.is_autocast_enabled(device_type)
+    product_dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_NE.dtype
+    if max_logits is None:
+        max_logits = _CPU_CHUNK if device_type == "cpu" else _CHUNK
+    num_rows = max(1, max_logits // len(weight_VE))
+    grad = torch.is_grad_enabled()  # which the forward pass of a Function does not see
+    return MaskedPrediction(
+        *_Predict.apply(hidden_NE, weight_VE, bias_V, labels_N, sampling, num_rows, product_dtype, grad)
+    )
+
+
+class _Predict(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NE: Tensor,
+        weight_VE: Tensor,
+        bias_V: Tensor,
+        labels_N: Tensor,
+        sampling: Sampling | None,
+        num_rows: int,
+        product_dtype: torch.dtype,
+        grad: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        inputs = (hidden_NE, weight_VE, bias_V)
+        dtype = torch.float64 if hidden_NE.dtype == torch.float64 else torch.float32
+        losses_N, predictions_N = hidden_NE.new_empty(labels_N.shape, dtype=dtype), torch.empty_like(labels_N)
+        sampled_N = None if sampling is None else torch.empty_like(labels_N)
+        sums = [
+            torch.zeros_like(each, dtype=dtype) if grad and needed else None
+            for each, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+        ]
+        with torch.autocast(hidden_NE.device.type, enabled=False):
+            hidden_NE, weight_VE, bias_V = (each.to(product_dtype) for each in inputs)
+            for start in range(0, len(hidden_NE), num_rows):
+                rows = slice(start, start + num_rows)
+                hidden_RE, labels_R = hidden_NE[rows], labels_N[rows]
+                softmax_RV, losses_N[rows], predictions_N[rows] = _soften(
+                    F.linear(hidden_RE, weight_VE, bias_V), labels_R, dtype
+                )
+                if sampling is not None and sampled_N is not None:
+                    sampled_N[rows] = _sample(softmax_RV, labels_R, sampling, rows)
+                if any(each is not None for each in sums):
+                    _add_gradients(sums, rows, _gradient(softmax_RV, labels_R).to(product_dtype), hidden_RE, weight_VE)
+        ctx.save_for_backward(*sums)
+        ctx.dtypes = [each.dtype for each in inputs]
+        ctx.mark_non_differentiable(losses_N, predictions_N, *([] if sampled_N is None else [sampled_N]))
+        return losses_N.sum(), losses_N, predictions_N, sampled_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *unused: Any) -> tuple[Tensor | None, ...]:
+        scaled = [
+            None if each is None else (each * gradient).to(dtype)
+            for each, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return (*scaled, None, None, None, None, None)
+
+
+def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Softmax, in the memory of the logits where their dtype allows; losses; most likely ids."""
+    used_R = labels_R.ne(IGNORED)
+    of_label_R = _at(logits_RV, labels_R.clamp(min=0)).to(dtype)
+    predictions_R = most_likely(logits_RV)
+    of_best_R = _at(logits_RV, predictions_R).to(dtype)
+    softmax_RV = (
+        torch.softmax(logits_RV, dim=-1, out=logits_RV)
+        if logits_RV.dtype == dtype
+        else torch.softmax(logits_RV, dim=-1, dtype=dtype)
+    )
+    # -log softmax at the label; that of the most likely id, at least 1 / V, has a logarithm.
+    losses_R = of_best_R - of_label_R - _at(softmax_RV, predictions_R).log()
+    return softmax_RV, losses_R.where(used_R, 0.0), predictions_R
+
+
+def _sample(softmax_RV: Tensor, labels_R: Tensor, sampling: Sampling, rows: slice) -> Tensor:
+    forbidden_R = labels_R if sampling.disallow_correct else None
+    return sample_softmax(softmax_RV, sampling.uniforms[rows], sampling.temperature, forbidden_R)
+
+
+def _gradient(softmax_RV: Tensor, labels_R: Tensor) -> Tensor:
+    """Of the losses with respect to the logits, in the memory of the softmax: softmax minus one at the label."""
+    used_R1 = labels_R.ne(IGNORED)[:, None].to(softmax_RV.dtype)
+    softmax_RV *= used_R1
+    return softmax_RV.scatter_add_(1, labels_R.clamp(min=0)[:, None], -used_R1)
+
+
+def _add_gradients(
+    sums: list[Tensor | None], rows: slice, gradient_RV: Tensor, hidden_RE: Tensor, weight_VE: Tensor
+) -> None:
+    """Adds those of a chunk to the gradients of hidden states, weight and bias, as far as they are asked for."""
+    for_hidden, for_weight, for_bias = sums
+    if for_hidden is not None:
+        for_hidden[rows] = gradient_RV @ weight_VE
+    if for_weight is not None:
+        if for_weight.dtype == gradient_RV.dtype:
+            for_weight.addmm_(gradient_RV.T, hidden_RE)
+        else:
+            for_weight += gradient_RV.T @ hidden_RE
+    if for_bias is not None:
+        for_bias += gradient_RV.sum(dim=0, dtype=for_bias.dtype)
+
+
+def _at(values_RV: Tensor, ids_R: Tensor) -> Tensor:
+    return values_RV.gather(1, ids_R[:, None]).squeeze(1)

@@ -40,7 +40,7 @@ from hf_electra_rtd.training.pretraining import (
 )
 from hf_electra_rtd.training.rehearsal import print_rehearsal, rehearse
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
-from hf_electra_rtd.training.stream import data_seed, fit_stream, held_out_stream
+from hf_electra_rtd.training.stream import fit_stream, held_out_stream, make_collator
 
 
 logger = logging.getLogger(__name__)
@@ -170,9 +170,7 @@ def start_run(
         tokenizer=tokenizer,
         stream=fit_stream(train_rows, args),
         held_out=None if held_out_rows is None else held_out_stream(held_out_rows),
-        collator=DataCollatorForRTD(
-            tokenizer, args.mask_probability, args.keep_probability, args.masking, data_seed(args), args.row_length
-        ),
+        collator=make_collator(tokenizer, args),
         model=model,
         lock=lock,
     )

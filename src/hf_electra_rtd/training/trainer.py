@@ -40,12 +40,7 @@ from hf_electra_rtd.training.normalization import count_step, exact_loss
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
 from hf_electra_rtd.training.sharding import keep_tied_tensors_together
-from hf_electra_rtd.training.stream import (
-    data_seed,
-    describe_stream,
-    fit_stream,
-    held_out_stream,
-)
+from hf_electra_rtd.training.stream import describe_stream, fit_stream, held_out_stream, make_collator
 
 
 logger = logging.getLogger(__name__)
@@ -91,14 +86,7 @@ class RTDTrainer(Trainer):
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class), or a data_collator of its own.")
-            data_collator = DataCollatorForRTD(
-                processing_class,
-                args.mask_probability,
-                args.keep_probability,
-                args.masking,
-                data_seed(args),
-                args.row_length,
-            )
+            data_collator = make_collator(processing_class, args)
         self.passes_over_rows: float | None = None
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
             if train_dataset is not None:

@@ -30,7 +30,14 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
-from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.records import (
+    RECORD_FILE,
+    PretrainingRecord,
+    collect_hardware,
+    collect_versions,
+    count_cores,
+    utc_now,
+)
 from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import load_tower, read_config, save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -241,7 +248,7 @@ def remove_run(output_dir: str) -> None:
 
 def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
     """Says when a run on the CPU leaves cores idle: `accelerate launch` gives a process one core by default."""
-    threads, cores = torch.get_num_threads(), collect_hardware()["cpu_cores"]
+    threads, cores = torch.get_num_threads(), count_cores()
     if training.device.type == "cpu" and training.world_size * threads < cores:
         logger.warning(
             f"Training on {training.world_size * threads} of {cores} CPU cores. To use all, launch with "

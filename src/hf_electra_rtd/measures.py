@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.ops import IGNORED, MaskedSlots, masked_slots, original_ids
+from hf_electra_rtd.ops import IGNORED, MaskedSlots, masked_slots, original_ids, replace_at
 
 
 class Observation(NamedTuple):
@@ -39,6 +39,11 @@ class Observation(NamedTuple):
     def replaced(self) -> Tensor:
         """(B, L) bool; a real token that is not the original."""
         return self.output.replaced_labels.bool() & self.real
+
+    @property
+    def masked(self) -> Tensor:
+        """(B, L) bool; the position of a slot that holds a masked token."""
+        return replace_at(torch.zeros_like(self.real), self.slots, self.used)
 
 
 def observe(output: Any, inputs: dict[str, Tensor]) -> Observation:

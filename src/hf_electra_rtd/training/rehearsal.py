@@ -27,7 +27,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.disk import DiskNeed, check_output_dir, estimate_disk, format_bytes, tensor_bytes
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_parameter_groups
+from hf_electra_rtd.training.optimization import make_optimizer
 from hf_electra_rtd.training.progress import format_duration
 from hf_electra_rtd.training.stream import rows_per_step
 
@@ -301,10 +301,9 @@ def _time_steps(
 ) -> tuple[float, int, int]:
     """Seconds a step, bytes of the optimiser's states, and peak bytes."""
     on_gpu = args.device.type == "cuda"
-    # A learning rate of zero leaves every weight as it is, and takes the same time.
-    optimizer = ElectraAdamW(
-        get_parameter_groups(model, args.weight_decay), lr=0.0, bias_correction=args.bias_correction
-    )
+    optimizer = make_optimizer(model, args)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # leaves every weight as it is, and takes the same time
 
     def step() -> None:
         for rows in _micro_batches(stream, args):

@@ -8,6 +8,7 @@ kind of generator and its objective say (`measures` of both).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -68,7 +69,7 @@ def at_masked(seen: Observation, values_BL: Tensor) -> tuple[Tensor, Tensor]:
     return values_BL.gather(1, seen.slots.positions), seen.used
 
 
-class Measure:
+class Measure(ABC):
     """What all measures have.
 
     Attributes:
@@ -79,15 +80,16 @@ class Measure:
     names: ClassVar[tuple[str, ...]]
     num_whole: ClassVar[int] = 0
 
+    @abstractmethod
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         """Of each row, in the order of `names`: tensors (B,)."""
-        raise NotImplementedError
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         """What is kept of every token of the held-out rows, where sums are not enough: tensors (B, n), -100 where
         nothing counts."""
         return ()
 
+    @abstractmethod
     def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         """The results, by name.
 
@@ -95,7 +97,6 @@ class Measure:
             totals: of the sums.
             whole: what `whole` gave, of all rows; empty in training.
         """
-        raise NotImplementedError
 
 
 class Tokens(Measure):

@@ -58,7 +58,10 @@ class RTDTrainer(Trainer):
         processing_class: the tokenizer.
         data_collator: by default a seeded [`DataCollatorForRTD`] with the masking of `args`. With another one, the
             datasets are left as they are.
-        **kwargs: the Trainer's.
+        **kwargs: the Trainer's. A `compute_metrics` takes the place of our held-out metrics. Its `predictions` are
+            (logits, replaced_labels), or, where the main tower predicts tokens, (replaced_labels, predictions): see
+            [`ElectraRTDOutput`]. Its `label_ids` are the batch's `labels`, (B, K) as [`DataCollatorForRTD`] makes
+            them; `label_names=["labels", "masked_positions"]` in `args` gives (labels, masked_positions).
 
     Raises:
         ValueError: if the rows do not fill one optimiser step.
@@ -108,7 +111,6 @@ class RTDTrainer(Trainer):
             **kwargs,
         )
         keep_tied_tensors_together(self.model, self.accelerator)
-        # A user's own `compute_metrics` gets what a plain Trainer would give it: (logits, replaced_labels).
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
             self.compute_metrics = lambda gathered: held_out_metrics(model.measures, list(gathered.predictions))

@@ -15,7 +15,6 @@ state is left out. TensorFlow, an optional extra, does the reading: pip install 
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from hf_electra_rtd.checkpoints.tf_hparams import SIZE_HPARAMS, config_from_hpar
 from hf_electra_rtd.checkpoints.tf_variables import read_tf_variables
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.towers import save_tokenizer, save_towers
+from hf_electra_rtd.training.cli import run_as_script
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -94,7 +94,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ValueError, ImportError, OSError) as error:
-        sys.exit(f"error: {error}")
+    run_as_script(main, ImportError, OSError)

@@ -16,7 +16,6 @@ from elsewhere are named one by one (`--generator`, `--discriminator`); to judge
 
 import argparse
 import logging
-import sys
 
 import torch
 from rich.console import Console
@@ -27,6 +26,7 @@ from hf_electra_rtd.detection.detection import detect, judge
 from hf_electra_rtd.detection.display import print_detection, print_judgement
 from hf_electra_rtd.detection.loading import load_for_detection
 from hf_electra_rtd.judgement import LEGEND
+from hf_electra_rtd.training.cli import run_as_script
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -86,7 +86,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+    run_as_script(main)

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from hf_electra_rtd.data.preparation import summarize
 from hf_electra_rtd.towers import save_tokenizer
-from hf_electra_rtd.training.cli import parse_arguments
+from hf_electra_rtd.training.cli import parse_arguments, run_as_script
 from hf_electra_rtd.training.inputs import TOKENIZER_DIRECTORY, DataArguments, get_tokenizer, prepare_rows
 
 
@@ -80,8 +80,6 @@ def print_statistics(columns: dict[str, dict[str, str]]) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+        run_as_script(main)
     except KeyboardInterrupt:
         sys.exit("interrupted: nothing incomplete was kept; the same command starts again.")

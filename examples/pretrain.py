@@ -12,10 +12,10 @@ Every flag can stand in a YAML file instead (`--config examples/recipes/small_on
 them; `--dry_run` shows what would happen, and how long it would take. Ctrl-C saves, and says how to go on.
 """
 
-import sys
 from pathlib import Path
 
 from hf_electra_rtd import CheckpointError, DivergedError, RTDTrainer
+from hf_electra_rtd.training.cli import run_as_script
 from hf_electra_rtd.training.interruption import INTERRUPTED, StopSignal, StopSignalCallback
 from hf_electra_rtd.training.run import evaluation_at, finish_run, say_how_to_resume, show_rehearsal, start_run
 from hf_electra_rtd.training.sharding import gather_pair
@@ -56,7 +56,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (ValueError, DivergedError, CheckpointError) as error:
-        sys.exit(f"error: {error}")
+    run_as_script(main, DivergedError, CheckpointError)

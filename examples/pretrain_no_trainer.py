@@ -9,7 +9,6 @@ does not know are refused.
 """
 
 import math
-import sys
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,6 +29,7 @@ from hf_electra_rtd.training.checkpoints import (
     remove_old_checkpoints,
     writing_checkpoint,
 )
+from hf_electra_rtd.training.cli import run_as_script
 from hf_electra_rtd.training.evaluation import evaluate_held_out
 from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.interruption import INTERRUPTED, OwnProcessGroup, StopSignal
@@ -226,7 +226,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (ValueError, DivergedError, CheckpointError) as error:
-        sys.exit(f"error: {error}")
+    run_as_script(main, DivergedError, CheckpointError)

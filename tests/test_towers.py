@@ -14,7 +14,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, ElectraForMaskedLM
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.towers import load_tower
-from hf_electra_rtd.training.pretraining import ModelArguments, build_model
+from hf_electra_rtd.training.pair import ModelArguments, build_model
 from tests.conftest import VOCABULARY, tiny_config
 
 

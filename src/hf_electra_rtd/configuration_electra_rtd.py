@@ -239,14 +239,14 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": ElectraConfig, "discriminator_config": ElectraConfig}
-    # What is left is (logits, replaced_labels): what `compute_metrics` of a plain Trainer needs.
+    # What is left is what `compute_metrics` of a Trainer needs: (logits, replaced_labels), or, of a main tower that
+    # predicts tokens, (replaced_labels, predictions), because its logits, V numbers a token, are not kept.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "generator_loss",
         "discriminator_loss",
         "generator_predictions",
         "generator_logits",
         "corrupted_input_ids",
-        "predictions",
         "copy_probabilities",
         "generator_token_losses",
         "discriminator_token_losses",

@@ -8,6 +8,7 @@ kind of generator and its objective say (`measures` of both).
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.ops import IGNORED, MaskedSlots, masked_slots, original_ids
+from hf_electra_rtd.ops import IGNORED, MaskedSlots, masked_slots, original_ids, replace_at
 
 
 class Observation(NamedTuple):
@@ -40,6 +41,11 @@ class Observation(NamedTuple):
         """(B, L) bool; a real token that is not the original."""
         return self.output.replaced_labels.bool() & self.real
 
+    @property
+    def masked(self) -> Tensor:
+        """(B, L) bool; the position of a slot that holds a masked token."""
+        return replace_at(torch.zeros_like(self.real), self.slots, self.used)
+
 
 def observe(output: Any, inputs: dict[str, Tensor]) -> Observation:
     """The observation of a batch. `inputs` is what the model was called with."""
@@ -63,7 +69,7 @@ def at_masked(seen: Observation, values_BL: Tensor) -> tuple[Tensor, Tensor]:
     return values_BL.gather(1, seen.slots.positions), seen.used
 
 
-class Measure:
+class Measure(ABC):
     """What all measures have.
 
     Attributes:
@@ -74,15 +80,16 @@ class Measure:
     names: ClassVar[tuple[str, ...]]
     num_whole: ClassVar[int] = 0
 
+    @abstractmethod
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         """Of each row, in the order of `names`: tensors (B,)."""
-        raise NotImplementedError
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         """What is kept of every token of the held-out rows, where sums are not enough: tensors (B, n), -100 where
         nothing counts."""
         return ()
 
+    @abstractmethod
     def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         """The results, by name.
 
@@ -90,7 +97,6 @@ class Measure:
             totals: of the sums.
             whole: what `whole` gave, of all rows; empty in training.
         """
-        raise NotImplementedError
 
 
 class Tokens(Measure):

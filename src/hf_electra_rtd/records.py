@@ -139,6 +139,11 @@ def collect_versions() -> dict[str, str]:
     return versions
 
 
+def count_cores() -> int:
+    """The CPU cores that this process may use, at least 1."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def collect_hardware() -> dict[str, Any]:
     """The machine: system, processor, cores, memory, accelerators."""
     import torch
@@ -146,7 +151,7 @@ def collect_hardware() -> dict[str, Any]:
     hardware: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": _processor_name(),
-        "cpu_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_cores": count_cores(),
         "torch_threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }

@@ -1,10 +1,11 @@
+import sys
 from dataclasses import dataclass, field
 
 import pytest
 
 from hf_electra_rtd import RTDTrainingArguments
 from hf_electra_rtd.training.arguments import RECIPES
-from hf_electra_rtd.training.cli import parse_arguments
+from hf_electra_rtd.training.cli import parse_arguments, run_as_script
 
 
 @dataclass
@@ -113,3 +114,33 @@ def test_arguments_that_would_leak_or_fail_late_are_refused(options, message):
 def test_unknown_sizes_are_refused():
     with pytest.raises(ValueError, match="no size 'medium'"):
         RTDTrainingArguments.from_size("medium", "out")
+
+
+@pytest.mark.parametrize(("status", "code"), [(None, None), (0, 0), (130, 130)])
+def test_a_script_exits_with_what_its_main_returns(monkeypatch, status, code):
+    monkeypatch.setattr(sys, "argv", ["script.py", "--flag"])
+
+    def main(argv):
+        assert argv == ["--flag"]
+        return status
+
+    with pytest.raises(SystemExit) as ended:
+        run_as_script(main)
+    assert ended.value.code == code
+
+
+@pytest.mark.parametrize("mistake", [ValueError("too few rows"), EOFError("too few rows")])
+def test_a_script_tells_a_mistake_in_one_line(mistake):
+    def main(argv):
+        raise mistake
+
+    with pytest.raises(SystemExit, match=r"^error: too few rows$"):
+        run_as_script(main, EOFError)
+
+
+def test_a_script_does_not_hide_what_is_no_mistake():
+    def main(argv):
+        raise EOFError
+
+    with pytest.raises(EOFError):
+        run_as_script(main)

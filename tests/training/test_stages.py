@@ -10,7 +10,6 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
 from hf_electra_rtd.detection.loading import load_for_detection
-from hf_electra_rtd.training.pretraining import ModelArguments, build_model
 from tests.conftest import VOCABULARY, tiny_config
 
 
@@ -159,38 +158,6 @@ def test_two_stages_freeze_the_generator_and_resume_in_either(train, script, tmp
     assert weights(two) == second
 
 
-def test_the_second_stage_begins_with_the_generators_encoder_and_a_head_of_its_own(tmp_path, tokenizer):
-    stage = ElectraForRTDPretraining(tiny_config(objective="mlm"))
-    stage.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"at its end: .* has not ended"):
-        build_model(ModelArguments(two_stage_from=str(tmp_path)), tokenizer, 32)
-    stage.save_towers(tmp_path, tokenizer)
-    pair = build_model(ModelArguments(two_stage_from=str(tmp_path)), tokenizer, 32)
-    for name, tensor in stage.discriminator.state_dict().items():
-        assert torch.equal(pair.generator.state_dict()[name], tensor)
-        if name.startswith("electra."):
-            assert torch.equal(pair.discriminator.state_dict()[name], tensor)
-    assert {id(p) for p in pair.generator.parameters()}.isdisjoint(id(p) for p in pair.discriminator.parameters())
-    ElectraForRTDPretraining(tiny_config()).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="made with objective='rtd'"):
-        build_model(ModelArguments(two_stage_from=str(tmp_path)), tokenizer, 32)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_config": "x"}, "leave --model_config out"),
-        ({"generator_hidden_size": 0.5}, "leave --generator_hidden_size out"),
-        ({"sharing": "embeddings"}, "means sharing='none', not 'embeddings'"),
-        ({"freeze_generator": False}, "means freeze_generator=True, not False"),
-        ({"objective": "mlm"}, "has no generator"),
-    ],
-)
-def test_what_a_second_stage_leaves_no_choice_about_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ModelArguments(two_stage_from="somewhere", **options)
-
-
 def test_a_configuration_with_other_options_lets_follow_what_follows():
     described = tiny_config(sharing="word", temperature=0.5, generator_weight=2.0)
     mlm = described.changed(objective="mlm")
@@ -203,24 +170,3 @@ def test_a_configuration_with_other_options_lets_follow_what_follows():
     same = described.changed(disallow_correct=True)
     assert same.generator_config.to_dict() == described.generator_config.to_dict()
     assert (same.sharing, same.temperature) == ("word", 0.5)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"generator_type": "uniform"},
-        {"sharing": "gdes"},
-        {"sharing": "all"},
-        {"sharing": "none", "generator_layers": 0.5},
-    ],
-)
-def test_a_discriminator_is_trained_on_with_another_generator(tmp_path, tokenizer, options):
-    pair = ElectraForRTDPretraining(tiny_config(intermediate_size=128)).eval()
-    pair.save_towers(tmp_path, tokenizer)
-    given = ModelArguments(discriminator=str(tmp_path / "discriminator"), **options)
-    built = build_model(given, tokenizer, 32).eval()
-    ids = torch.tensor([[2, 21, 22, 3]])
-    torch.testing.assert_close(built(ids).logits, pair(ids).logits)
-    assert (built.generator is None) == ("generator_type" in options)
-    if "generator_layers" in options:
-        assert built.config.generator_config.num_hidden_layers == 1

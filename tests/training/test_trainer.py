@@ -107,6 +107,49 @@ def test_the_learning_rate_is_the_originals(tmp_path, blocks, tokenizer):
     assert rates == pytest.approx([1e-2 * (1 - t / 6) * min(1, t / 2) for t in range(6)])
 
 
+def accuracy_of_flags(gathered):
+    logits, replaced = gathered.predictions
+    return {"accuracy": ((logits > 0) == replaced).mean()}
+
+
+def accuracy_at_masked(gathered):
+    _, predictions = gathered.predictions
+    labels, _ = gathered.label_ids
+    return {"accuracy": (predictions == labels).mean()}
+
+
+def accuracy_at_replaced(gathered):
+    labels, positions = gathered.label_ids
+    replaced, predictions = (np.take_along_axis(values, positions, axis=1) for values in gathered.predictions)
+    return {"accuracy": (predictions == labels)[replaced == 1].mean()}
+
+
+@pytest.mark.parametrize(
+    ("objective", "compute_metrics", "ours"),
+    [
+        ("rtd", accuracy_of_flags, "eval_discriminator_accuracy"),
+        ("rtd_masked_only", accuracy_of_flags, "eval_discriminator_accuracy_all"),
+        ("mlm", accuracy_at_masked, "eval_discriminator_masked_accuracy"),
+        ("replace_mlm", accuracy_at_masked, "eval_discriminator_masked_accuracy"),
+        ("all_tokens_mlm", accuracy_at_replaced, "eval_discriminator_replaced_accuracy"),
+    ],
+)
+def test_metrics_of_ones_own_get_what_the_main_tower_says(
+    tmp_path, blocks, tokenizer, objective, compute_metrics, ours
+):
+    set_seed(0)
+    model = ElectraForRTDPretraining(tiny_config(objective=objective))
+    args = arguments(tmp_path, max_steps=20, save_strategy="no", label_names=["labels", "masked_positions"])
+    trainer = RTDTrainer(model, args, *blocks, processing_class=tokenizer)
+    trainer.train()
+    if model.main_head is not None:
+        model.main_head.dense_prediction.bias.data.fill_(-10.0)  # to predict, not to copy
+    expected = trainer.evaluate()[ours]
+    own = RTDTrainer(model, args, *blocks, processing_class=tokenizer, compute_metrics=compute_metrics)
+    assert 0 < expected < 1
+    assert own.evaluate()["eval_accuracy"] == pytest.approx(expected)
+
+
 def test_the_held_out_corruption_is_the_same_at_every_evaluation(tmp_path, blocks, tokenizer):
     trainer = make_trainer(tmp_path, blocks, tokenizer)
     first = trainer.evaluate()

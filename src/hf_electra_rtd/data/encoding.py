@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data import tokenizing_worker
 from hf_electra_rtd.data.tokenizing_worker import encode_lines, load_backend, read_message, write_message
+from hf_electra_rtd.records import count_cores
 
 
 SMALL_CORPUS = 32 * 2**20  # bytes of text that are tokenised before several processes would have paid off
@@ -53,8 +54,7 @@ def choose_num_proc(num_proc: int | None, num_bytes: int) -> int:
         return num_proc
     if num_bytes < SMALL_CORPUS:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(cores or 1, _MAX_WORKERS)
+    return min(count_cores(), _MAX_WORKERS)
 
 
 def check_num_proc(num_proc: int | None) -> None:

@@ -1,14 +1,15 @@
-"""Command lines from dataclasses: flags, a YAML recipe (`--config`), the recipe of a size. Flags win, then the
-file."""
+"""Scripts from their command lines: flags from dataclasses, a YAML recipe (`--config`), the recipe of a size. Flags
+win, then the file."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
@@ -61,6 +62,20 @@ def parse_arguments(
         close = difflib.get_close_matches(unknown[0], parser._option_string_actions, n=1)
         parser.error(f"there is no flag {unknown[0]}" + (f"; did you mean {close[0]}?" if close else ""))
     return tuple(filled[: len(dataclass_types)])
+
+
+def run_as_script(main: Callable[[list[str]], int | None], *mistakes: type[Exception]) -> NoReturn:
+    """Runs a script, and exits: with what `main` returns, or after `error: ...` in place of a traceback.
+
+    Args:
+        main: the script; it takes the command line, without the program's name.
+        *mistakes: what, besides ValueError, tells a person all that there is to know.
+    """
+    told: tuple[type[Exception], ...] = (ValueError, *mistakes)
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except told as error:
+        sys.exit(f"error: {error}")
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -22,11 +22,12 @@ from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.judgement import print_columns
+from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.ops import masked_slots, num_masked, original_ids
+from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.disk import DiskNeed, check_output_dir, estimate_disk, format_bytes, tensor_bytes
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_parameter_groups
+from hf_electra_rtd.training.optimization import make_optimizer
 from hf_electra_rtd.training.progress import format_duration
 from hf_electra_rtd.training.stream import rows_per_step
 
@@ -274,11 +275,9 @@ def _first_rows(
         row_length = batch["input_ids"].shape[1]
         batch = {key: value[:ROWS_SHOWN].to(args.device) for key, value in batch.items()}
         output = model.eval()(**batch)
-    masked = batch["input_ids"]
-    slots = masked_slots(masked, batch["masked_positions"], batch["labels"])
-    is_masked = original_ids(torch.full_like(masked, -1), slots).ge(0)
-    lengths = batch.get("attention_mask", torch.ones_like(masked)).sum(dim=1).tolist()
-    columns = (original_ids(masked, slots), masked, output.corrupted_input_ids, output.replaced_labels, is_masked)
+    seen = observe(output, batch)
+    lengths = seen.real.sum(dim=1).tolist()
+    columns = (seen.originals, batch["input_ids"], output.corrupted_input_ids, output.replaced_labels, seen.masked)
     name = tokenizer.convert_ids_to_tokens
     rows = []
     for length, original, read, corrupted, label, hidden in zip(
@@ -302,10 +301,9 @@ def _time_steps(
 ) -> tuple[float, int, int]:
     """Seconds a step, bytes of the optimiser's states, and peak bytes."""
     on_gpu = args.device.type == "cuda"
-    # A learning rate of zero leaves every weight as it is, and takes the same time.
-    optimizer = ElectraAdamW(
-        get_parameter_groups(model, args.weight_decay), lr=0.0, bias_correction=args.bias_correction
-    )
+    optimizer = make_optimizer(model, args)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # leaves every weight as it is, and takes the same time
 
     def step() -> None:
         for rows in _micro_batches(stream, args):

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -21,26 +22,18 @@ from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.records import utc_now
+from hf_electra_rtd.records import count_cores, utc_now
 from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments, refuse_other_options
 from hf_electra_rtd.training.checkpoints import list_checkpoints, remove_unfinished
 from hf_electra_rtd.training.cli import parse_arguments
 from hf_electra_rtd.training.disk import DirectoryLock, check_output_dir, estimate_disk
 from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
-from hf_electra_rtd.training.pretraining import (
-    ModelArguments,
-    build_model,
-    is_finished,
-    make_record,
-    prepare_output_dir,
-    print_summary,
-    remove_run,
-    save_outputs,
-    warn_of_idle_cores,
-)
+from hf_electra_rtd.training.outputs import is_finished, prepare_output_dir, remove_run, save_outputs
+from hf_electra_rtd.training.pair import ModelArguments, build_model
 from hf_electra_rtd.training.rehearsal import print_rehearsal, rehearse
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
-from hf_electra_rtd.training.stream import data_seed, fit_stream, held_out_stream
+from hf_electra_rtd.training.stream import fit_stream, held_out_stream, make_collator
+from hf_electra_rtd.training.summary import make_record, print_summary
 
 
 logger = logging.getLogger(__name__)
@@ -137,7 +130,7 @@ def start_run(
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
-    warn_of_idle_cores(args)
+    _warn_of_idle_cores(args)
     first_stage = model_args.two_stage_from
     if first_stage is not None and Path(first_stage).resolve() == Path(str(args.output_dir)).resolve():
         raise ValueError("--output_dir is the first stage itself (--two_stage_from): choose another one.")
@@ -170,9 +163,7 @@ def start_run(
         tokenizer=tokenizer,
         stream=fit_stream(train_rows, args),
         held_out=None if held_out_rows is None else held_out_stream(held_out_rows),
-        collator=DataCollatorForRTD(
-            tokenizer, args.mask_probability, args.keep_probability, args.masking, data_seed(args), args.row_length
-        ),
+        collator=make_collator(tokenizer, args),
         model=model,
         lock=lock,
     )
@@ -196,6 +187,16 @@ def show_rehearsal(run: Run) -> None:
         print_rehearsal(rehearsal)
         print(
             f"\nNothing was trained. The prepared rows are kept in {run.args.output_dir}, and used by the run itself."
+        )
+
+
+def _warn_of_idle_cores(args: RTDTrainingArguments) -> None:
+    """Says when a run on the CPU leaves cores idle: `accelerate launch` gives a process one core by default."""
+    threads, cores = torch.get_num_threads(), count_cores()
+    if args.device.type == "cpu" and args.world_size * threads < cores:
+        logger.warning(
+            f"Training on {args.world_size * threads} of {cores} CPU cores. To use all, launch with "
+            f"--num_cpu_threads_per_process {cores // args.world_size} (or set OMP_NUM_THREADS)."
         )
 
 

@@ -23,7 +23,7 @@ def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Acce
                 "sharing='all' makes each layer part of two towers, and torch shards a layer once: train a copy on "
                 "each GPU (examples/accelerate_configs/multi_gpu.yaml)."
             )
-        pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore
+        pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore[assignment]
 
 
 def gather_pair(

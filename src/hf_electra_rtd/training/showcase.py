@@ -12,7 +12,7 @@ from hf_electra_rtd.data.packing import SENTENCE_ENDS
 from hf_electra_rtd.judgement import LEGEND, JudgedToken, judged_cells, print_columns
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.ops import original_ids, replace_at
+from hf_electra_rtd.ops import replace_at
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def judge_rows(model: ElectraForRTDPretraining, collator: DataCollatorForRTD, ro
     name: Any = collator.tokenizer.convert_ids_to_tokens
     originals, corrupted = seen.originals.tolist(), output.corrupted_input_ids.tolist()
     if output.predictions is None:
-        masked = original_ids(torch.full_like(seen.originals, -1), seen.slots).ge(0).tolist()
+        masked = seen.masked.tolist()
         probabilities = output.logits.float().sigmoid().tolist()
     else:
         predictions = output.predictions

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import HELD_OUT_POSITION, RowStream
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
@@ -55,6 +58,13 @@ def fit_stream(rows: Any, args: RTDTrainingArguments) -> RowStream:
 def held_out_stream(rows: Any) -> RowStream:
     """Held-out rows in their order, with random numbers that no training row has."""
     return rows if isinstance(rows, RowStream) else RowStream(rows, shuffle=False, first_position=HELD_OUT_POSITION)
+
+
+def make_collator(tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments) -> DataCollatorForRTD:
+    """The collator of a run: its masking, and its seed."""
+    return DataCollatorForRTD(
+        tokenizer, args.mask_probability, args.keep_probability, args.masking, data_seed(args), args.row_length
+    )
 
 
 def describe_stream(stream: Any, args: RTDTrainingArguments) -> dict[str, Any] | None:

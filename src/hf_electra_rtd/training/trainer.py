@@ -40,12 +40,7 @@ from hf_electra_rtd.training.normalization import count_step, exact_loss
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 from hf_electra_rtd.training.progress import RTDPrinterCallback, RTDProgressCallback
 from hf_electra_rtd.training.sharding import keep_tied_tensors_together
-from hf_electra_rtd.training.stream import (
-    data_seed,
-    describe_stream,
-    fit_stream,
-    held_out_stream,
-)
+from hf_electra_rtd.training.stream import describe_stream, fit_stream, held_out_stream, make_collator
 
 
 logger = logging.getLogger(__name__)
@@ -63,7 +58,10 @@ class RTDTrainer(Trainer):
         processing_class: the tokenizer.
         data_collator: by default a seeded [`DataCollatorForRTD`] with the masking of `args`. With another one, the
             datasets are left as they are.
-        **kwargs: the Trainer's.
+        **kwargs: the Trainer's. A `compute_metrics` takes the place of our held-out metrics. Its `predictions` are
+            (logits, replaced_labels), or, where the main tower predicts tokens, (replaced_labels, predictions): see
+            [`ElectraRTDOutput`]. Its `label_ids` are the batch's `labels`, (B, K) as [`DataCollatorForRTD`] makes
+            them; `label_names=["labels", "masked_positions"]` in `args` gives (labels, masked_positions).
 
     Raises:
         ValueError: if the rows do not fill one optimiser step.
@@ -91,14 +89,7 @@ class RTDTrainer(Trainer):
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class), or a data_collator of its own.")
-            data_collator = DataCollatorForRTD(
-                processing_class,
-                args.mask_probability,
-                args.keep_probability,
-                args.masking,
-                data_seed(args),
-                args.row_length,
-            )
+            data_collator = make_collator(processing_class, args)
         self.passes_over_rows: float | None = None
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
             if train_dataset is not None:
@@ -120,7 +111,6 @@ class RTDTrainer(Trainer):
             **kwargs,
         )
         keep_tied_tensors_together(self.model, self.accelerator)
-        # A user's own `compute_metrics` gets what a plain Trainer would give it: (logits, replaced_labels).
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
             self.compute_metrics = lambda gathered: held_out_metrics(model.measures, list(gathered.predictions))

@@ -1,10 +1,7 @@
-"""The parts of a pre-training run, whichever loop drives it: directory, model, outputs."""
+"""Which pair a run trains: the flags, and the model that they ask for."""
 
 from __future__ import annotations
 
-import dataclasses
-import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +10,6 @@ from typing import Any
 import torch
 from transformers import ElectraForMaskedLM, PreTrainedTokenizerBase
 
-from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.configuration_electra_rtd import (
     GENERATOR_NAMES,
     OBJECTIVE_TRAITS,
@@ -23,29 +19,12 @@ from hf_electra_rtd.configuration_electra_rtd import (
     needs_generator_network,
     refuse_unknown_names,
 )
-from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.data.tokenization import MAX_LENGTH
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
-from hf_electra_rtd.ops import num_masked
-from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
-from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
 from hf_electra_rtd.sharing import get_sharing
-from hf_electra_rtd.towers import load_tower, read_config, save_tokenizer
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
-from hf_electra_rtd.training.checkpoints import (
-    checkpoint_step,
-    latest_checkpoint,
-    list_checkpoints,
-    read_state,
-    remove_directory,
-    unfinished,
-)
-from hf_electra_rtd.training.disk import check_output_dir
+from hf_electra_rtd.towers import load_tower, read_config
 
-
-logger = logging.getLogger(__name__)
 
 # Options of the pair's configuration that are flags too.
 _PAIR_OPTIONS = (
@@ -58,8 +37,6 @@ _PAIR_OPTIONS = (
     "sampling_dropout",
     "freeze_generator",
 )
-
-
 # Width and depth of a generator that is made for a discriminator, as fractions of it.
 DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
 # What the second stage of two-stage training is, in options of the pair's configuration.
@@ -177,78 +154,6 @@ class ModelArguments:
         return {name: value for name, value in given.items() if value is not None}
 
 
-def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, writes: bool = True) -> str | None:
-    """Makes the directory of the run, and finds the checkpoint to resume from. Deletes nothing; see `remove_run`.
-
-    Args:
-        output_dir: of the run.
-        resume: a checkpoint's directory; `"latest"`; `"auto"`: the latest where there is one, else a new run; or None
-            to start anew.
-        overwrite: a run that lies there is in nobody's way.
-        writes: whether this process makes the directory; one of the run does.
-
-    Returns:
-        The checkpoint's directory, or None.
-
-    Raises:
-        ValueError: if nothing can be written there, another run lies there, there is nothing to resume, or the
-            checkpoint is not whole.
-    """
-    directory = Path(output_dir)
-    if writes:
-        check_output_dir(output_dir)
-    latest = latest_checkpoint(directory)
-    if resume in ("latest", "auto") and latest is not None:
-        return str(latest)
-    if resume == "latest":
-        raise ValueError(f"There is no checkpoint to resume from: {output_dir} holds none that is whole.")
-    if resume not in (None, "auto"):
-        if not os.path.isdir(resume):
-            raise ValueError(f"There is no checkpoint to resume from: {resume} is no directory.")
-        step = read_state(resume).global_step
-        later = [path.name for path in list_checkpoints(directory) if checkpoint_step(path) > step]
-        if later:
-            raise ValueError(
-                f"{output_dir} holds checkpoints beyond step {step:,}, where the run would go on: {', '.join(later)}. "
-                "Remove them, or choose another --output_dir."
-            )
-        return resume
-    if not overwrite and (latest is not None or (directory / RECORD_FILE).exists()):
-        whole = "" if latest is None else "Continue it with --resume_from_checkpoint latest, delete"
-        raise ValueError(
-            f"{output_dir} holds another run. {whole or 'Delete'} it with --overwrite_output_dir, or choose another "
-            "--output_dir."
-        )
-    if writes:
-        directory.mkdir(parents=True, exist_ok=True)
-    return None
-
-
-def is_finished(output_dir: str) -> bool:
-    """Whether a run that ended lies there, with no checkpoint to look back at."""
-    return (Path(output_dir) / RECORD_FILE).exists() and latest_checkpoint(output_dir) is None
-
-
-def remove_run(output_dir: str) -> None:
-    """Removes what a run leaves; the prepared text and the tokenizer, which a new one has made its own, stay."""
-    directory = Path(output_dir)
-    for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
-        (directory / name).unlink(missing_ok=True)
-    for path in (*list_checkpoints(directory), *(directory / name for name in ("generator", "discriminator"))):
-        if path.exists():
-            remove_directory(path)
-
-
-def warn_of_idle_cores(training: RTDTrainingArguments) -> None:
-    """Says when a run on the CPU leaves cores idle: `accelerate launch` gives a process one core by default."""
-    threads, cores = torch.get_num_threads(), collect_hardware()["cpu_cores"]
-    if training.device.type == "cpu" and training.world_size * threads < cores:
-        logger.warning(
-            f"Training on {training.world_size * threads} of {cores} CPU cores. To use all, launch with "
-            f"--num_cpu_threads_per_process {cores // training.world_size} (or set OMP_NUM_THREADS)."
-        )
-
-
 def build_model(
     model: ModelArguments, tokenizer: PreTrainedTokenizerBase, row_length: int
 ) -> ElectraForRTDPretraining:
@@ -349,114 +254,3 @@ def _start_from(trained: Any, new: Any, sharing: str | None) -> None:
     mode = get_sharing(sharing or ElectraRTDConfig.sharing)
     for name in mode.starting_parameters(new.electra):
         new.electra.get_parameter(name).copy_(trained.electra.get_parameter(name))
-
-
-def save_outputs(
-    model: ElectraForRTDPretraining, tokenizer: PreTrainedTokenizerBase, record: PretrainingRecord, output_dir: str
-) -> None:
-    """Writes the pair, both towers, the record and the picture of a run into its directory; the record last, so that
-    a directory with a record is complete.
-
-    Raises:
-        CheckpointError: if anything could not be written.
-    """
-    with unfinished(output_dir) as staging:
-        model.save_pretrained(staging)
-        save_tokenizer(tokenizer, staging)
-        model.save_towers(staging, tokenizer)
-        plot_curves(record, staging)
-    with unfinished(output_dir) as staging:
-        record.save(staging)
-
-
-def make_record(
-    command: str,
-    started: str,
-    arguments: dict[str, Any],
-    model: ElectraForRTDPretraining,
-    rows: RowStream,
-    held_out: BlockFile | None,
-    mask_probability: float,
-    steps: int,
-    train_seconds: float,
-    curves: list[dict[str, Any]],
-    metrics: dict[str, float],
-) -> PretrainingRecord:
-    """The record of a run that is at its end.
-
-    Args:
-        command: what was typed.
-        started: when, as `utc_now` gives it.
-        arguments: of the run, by group.
-        model: the trained pair.
-        rows: the stream, read to the end.
-        held_out: rows of the evaluation, or None.
-        mask_probability: decides K.
-        steps: optimiser steps.
-        train_seconds: time in training steps.
-        curves: the log.
-        metrics: of the held-out rows, at the end.
-    """
-    trained = rows.rows
-    if not isinstance(trained, BlockFile):
-        raise TypeError("A record describes a run on block files: only they know their sources and tokens.")
-    row_length = trained.header.row_length
-    masked = num_masked(mask_probability, row_length)
-    parts = {"train": trained, "held_out": held_out}
-    return PretrainingRecord(
-        command=command,
-        started=started,
-        finished=utc_now(),
-        arguments=arguments,
-        model=model.config.to_dict(),
-        parameters=count_parameters(model).as_dict(),
-        data={name: dataclasses.asdict(part.header) for name, part in parts.items() if part is not None},
-        hardware=collect_hardware(),
-        versions=collect_versions(),
-        steps=steps,
-        rows=len(rows),
-        tokens=rows.num_tokens(),
-        train_seconds=train_seconds,
-        flops={
-            "model": float(model_flops(model.config, len(rows), row_length, masked)),
-            "paper": paper_flops(model.config, len(rows), row_length, masked / row_length),
-        },
-        curves=curves,
-        metrics=metrics,
-    )
-
-
-def print_summary(record: PretrainingRecord, output_dir: str, console: Any = None) -> None:
-    """What a person wants to know at the end of a run."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from hf_electra_rtd.training.progress import describe_towers, format_duration
-
-    console = console or Console(highlight=False)
-    table = Table(title="The run", show_header=False, title_justify="left", box=None, padding=(0, 2))
-    tokens_per_second = record.tokens / max(record.train_seconds, 1e-9)
-    config = ElectraRTDConfig.from_dict(record.model)
-    towers = list(config.towers)[::-1]
-    rows = [
-        ("objective", config.objective),
-        ("tokens", f"{record.tokens:,} in {record.rows:,} rows, {record.steps:,} steps"),
-        ("training time", f"{format_duration(record.train_seconds)} ({tokens_per_second:,.0f} tokens/s)"),
-        (
-            "parameters",
-            ", ".join(f"{name} {record.parameters[name]:,}" for name in towers)
-            + f", together {record.parameters['total']:,}",
-        ),
-        ("FLOPs", f"{record.flops['model']:.3g} (matrix products), {record.flops['paper']:.3g} (as the paper counts)"),
-    ]
-    rows += [(f"{name}, held out", text) for name, text in describe_towers(record.metrics, "eval_").items()]
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-    native = {"discriminator": get_objective(config.objective).main_tower_class, "generator": ElectraForMaskedLM}
-    loading = "\n".join(f'  {native[name].__name__}.from_pretrained("{Path(output_dir) / name}")' for name in towers)
-    console.print(
-        f"\nIn {output_dir}: the model, {RECORD_FILE}, {CURVES_FILE}, checkpoints, and what stock `transformers` "
-        f"loads:\n{loading}",
-        markup=False,
-    )

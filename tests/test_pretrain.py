@@ -1,4 +1,4 @@
-"""The parts of a run, and the script that joins them, from the command line's point of view."""
+"""The script that pre-trains, as its user sees it."""
 
 import json
 import sys
@@ -11,11 +11,11 @@ from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoToke
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
 from hf_electra_rtd.training.arguments import RECIPES
 from hf_electra_rtd.training.inputs import DataArguments
-from hf_electra_rtd.training.pretraining import ModelArguments, build_model, prepare_output_dir
+from hf_electra_rtd.training.pair import ModelArguments
 from tests.conftest import VOCABULARY, tiny_config
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
 import pretrain  # noqa: E402
@@ -124,43 +124,6 @@ def test_pretraining_continues_from_towers(pretraining, tmp_path, vocabulary_fil
         assert torch.equal(parameter, expected), name
 
 
-@pytest.mark.parametrize("given", ["generator", "discriminator"])
-def test_one_tower_is_enough(tmp_path, tokenizer, given):
-    pair = ElectraForRTDPretraining(tiny_config())
-    pair.save_towers(tmp_path, tokenizer)
-    built = build_model(ModelArguments(**{given: str(tmp_path / given)}), tokenizer, 32)
-    tower, original = getattr(built, given), getattr(pair, given)
-    for (name, parameter), (_, expected) in zip(tower.named_parameters(), original.named_parameters(), strict=True):
-        assert torch.equal(parameter, expected), name
-    other = built.generator if given == "discriminator" else built.discriminator
-    words = other.get_input_embeddings().weight
-    assert torch.equal(words, original.get_input_embeddings().weight)
-    assert built.generator.config.embedding_size == built.discriminator.config.embedding_size == 16
-    built(torch.tensor([[2, 10, 11, 3]]))
-
-
-def test_a_configuration_file_replaces_the_size_and_flags_win_over_it(tmp_path, tokenizer):
-    tiny_config(temperature=0.3, sharing="word").save_pretrained(tmp_path)
-    built = build_model(ModelArguments(model_config=str(tmp_path), sharing="embeddings"), tokenizer, 32)
-    assert built.discriminator.config.hidden_size == 32
-    assert (built.config.temperature, built.config.sharing) == (0.3, "embeddings")
-    with pytest.raises(ValueError, match="temperature is -1"):
-        build_model(ModelArguments(model_config=str(tmp_path), temperature=-1.0), tokenizer, 32)
-
-
-@pytest.mark.parametrize(
-    ("options", "row_length", "message"),
-    [
-        ({"vocab_size": 60}, 32, "60 tokens, the tokenizer 55"),
-        ({}, 65, "64 positions, too few for rows of 65"),
-    ],
-)
-def test_towers_that_do_not_fit_are_refused(tmp_path, tokenizer, options, row_length, message):
-    tiny_config(**options).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=message):
-        build_model(ModelArguments(model_config=str(tmp_path)), tokenizer, row_length)
-
-
 def test_another_run_is_not_overwritten_unless_asked(pretraining):
     directory = pretraining(vocab_size=100)
     before = json.loads((directory / "run_record.json").read_text())
@@ -170,31 +133,6 @@ def test_another_run_is_not_overwritten_unless_asked(pretraining):
     pretraining("--overwrite_output_dir", vocab_size=100, max_steps=2)
     assert not (directory / "checkpoint-4").exists()
     assert PretrainingRecord.load(directory).steps == 2
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model_config": "x", "generator": "y"}, "cannot be joined with --generator"),
-        ({"generator": "x", "discriminator": "y", "generator_hidden_size": 0.5}, "made anew"),
-        ({"sharing": "some"}, "no sharing='some'"),
-        ({"objective": "guess"}, "no objective='guess'"),
-    ],
-)
-def test_options_that_cannot_be_honoured_are_refused_at_once(options, message):
-    with pytest.raises(ValueError, match=message):
-        ModelArguments(**options)
-
-
-def test_there_must_be_something_to_resume(tmp_path):
-    with pytest.raises(ValueError, match="holds none"):
-        prepare_output_dir(str(tmp_path), "latest", overwrite=False)
-    with pytest.raises(ValueError, match="no checkpoint to resume from"):
-        prepare_output_dir(str(tmp_path), str(tmp_path / "checkpoint-7"), overwrite=False)
-    assert prepare_output_dir(str(tmp_path), "auto", overwrite=False) is None
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file"):
-        prepare_output_dir(str(tmp_path / "file"), None, overwrite=False)
 
 
 @pytest.mark.parametrize(
@@ -232,24 +170,3 @@ def test_every_recipe_file_can_be_read():
             ["--config", str(path), "--use_cpu"],
             recipes=RECIPES,
         )
-
-
-@pytest.mark.parametrize("sharing", ["all", "word", "embeddings", "gdes"])
-def test_a_pretrained_generator_stays_what_it_is_whatever_is_shared(tmp_path, tokenizer, sharing):
-    trained = ElectraForRTDPretraining(tiny_config(sharing="none", max_position_embeddings=96))
-    trained.save_towers(tmp_path, tokenizer)
-    built = build_model(ModelArguments(generator=str(tmp_path / "generator"), sharing=sharing), tokenizer, 32)
-    ids = torch.tensor([[2, 10, 11, 3]])
-    expected = trained.eval().generator(ids).logits
-    torch.testing.assert_close(built.eval().generator(ids).logits, expected)
-
-
-def test_a_generator_that_never_learnt_is_not_frozen(tokenizer):
-    with pytest.raises(ValueError, match="never learnt"):
-        build_model(ModelArguments(freeze_generator=True, sharing="none"), tokenizer, 32)
-
-
-@pytest.mark.parametrize("options", [{"objective": "mlm", "sharing": "gdes"}, {"freeze_generator": True}])
-def test_combinations_that_make_no_sense_are_refused_before_anything_is_prepared(options):
-    with pytest.raises(ValueError, match=r"gdes|freeze_generator"):
-        ModelArguments(**options)

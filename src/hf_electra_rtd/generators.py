@@ -45,6 +45,7 @@ class Generator(ABC):
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.vocab_size = config.discriminator_config.vocab_size
+        self.samples_in_second_pass = config.samples_in_second_pass
 
     @abstractmethod
     def __call__(
@@ -78,7 +79,9 @@ class NoGenerator(Generator):
 class MaskedLMGenerator(Generator):
     """A masked language model (paper, section 2): softmax over the vocabulary at each masked slot.
 
-    L_G = mean over m of  -log p(x_t | x with [MASK] at m)
+        L_G = mean over m of  -log p(x_t | x with [MASK] at m)
+
+    Without `sampling_dropout`, one that trains draws its samples in a second pass, without dropout.
     """
 
     measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), GeneratorAccuracy(), SampledTokens())
@@ -92,7 +95,15 @@ class MaskedLMGenerator(Generator):
         output_logits: bool,
         **inputs: Tensor | None,
     ) -> GeneratorOutput:
-        return predict_slots(tower, slots, sampling, output_logits, input_ids=input_ids, **inputs)
+        inputs["input_ids"] = input_ids
+        if sampling is None or not (self.samples_in_second_pass and tower.training):
+            return predict_slots(tower, slots, sampling, output_logits, **inputs)
+        generated = predict_slots(tower, slots, None, output_logits, **inputs)
+        tower.eval()
+        with torch.no_grad():
+            again = predict_slots(tower, slots, sampling, False, **inputs)
+        tower.train()
+        return generated._replace(sampled=again.sampled)
 
 
 class UniformGenerator(Generator):
@@ -128,8 +139,8 @@ class UniformGenerator(Generator):
 def predict_slots(
     tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
 ) -> GeneratorOutput:
-    """What an `ElectraForMaskedLM` says of the masked slots. Only they reach the vocabulary: B*K rows of logits instead
-    of B*L, and of those only a few at a time.
+    """What an `ElectraForMaskedLM` says of the masked slots. Only they reach the vocabulary: B*K rows of logits
+    instead of B*L, and of those only a few at a time.
 
     Args:
         tower: the model.

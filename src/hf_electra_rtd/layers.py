@@ -1,7 +1,7 @@
 """Stock layers exchanged for faster ones, with the same parameters and meaning.
 
-On a CPU torch draws dropout serially, a number an element, and its attention has no fused kernel with dropout. On other
-devices, where it has, and under `torch.compile`, which makes its own, the exchanged layers are the stock ones.
+On a CPU torch draws dropout serially, a number an element, and its attention has no fused kernel with dropout. On
+other devices, where it has, and under `torch.compile`, which makes its own, the exchanged layers are the stock ones.
 """
 
 from __future__ import annotations

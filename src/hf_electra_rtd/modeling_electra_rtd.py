@@ -208,25 +208,17 @@ class ElectraForRTDPretraining(PreTrainedModel):
         output_logits: bool = False,
     ) -> GeneratorOutput | None:
         """The generator's loss at the masked slots of the masked rows `input_ids` (B, L), its most likely ids, and ids
-        that are drawn as `sampling` says; None where nothing is generated.
-
-        Without `sampling_dropout`, a generator in training draws them in a second pass, without dropout.
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
-            "position_ids": position_ids,
-        }
-        if sampling is None or not (self.config.samples_in_second_pass and self.generator.training):
-            return self.proposals(self.generator, slots=slots, sampling=sampling, output_logits=output_logits, **inputs)
-        generated = self.generate(slots=slots, output_logits=output_logits, **inputs)
-        self.generator.eval()
-        with torch.no_grad():
-            again = self.generate(slots=slots, sampling=sampling, **inputs)
-        self.generator.train()
-        assert generated is not None and again is not None
-        return generated._replace(sampled=again.sampled)
+        that are drawn as `sampling` says; None where nothing is generated."""
+        return self.proposals(
+            self.generator,
+            input_ids,
+            slots,
+            sampling,
+            output_logits,
+            attention_mask=attention_mask,
+            token_type_ids=token_type_ids,
+            position_ids=position_ids,
+        )
 
     def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
         """The masked rows `input_ids` (B, L) with the drawn ids `sampled` (B, K) in the masked slots: (B, L)."""

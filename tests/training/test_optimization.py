@@ -73,7 +73,7 @@ def test_parameters_without_gradient_are_left_alone():
 
 @pytest.mark.parametrize("options", [{"lr": -1.0}, {"lr": 0.1, "eps": -1.0}, {"lr": 0.1, "betas": (0.9, 1.0)}])
 def test_values_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match="must be at least 0"):
+    with pytest.raises(ValueError, match="Invalid"):
         ElectraAdamW([nn.Parameter(torch.ones(1))], **options)
 
 
@@ -112,3 +112,42 @@ def test_the_schedule_is_decay_times_warmup(warmup, total):
 def test_a_schedule_needs_steps():
     with pytest.raises(ValueError, match="at least one step"):
         get_electra_schedule(ElectraAdamW([nn.Parameter(torch.ones(1))], lr=1.0), 0, 0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": False}, {"foreach": True}])
+def test_every_implementation_of_torch_goes_without_bias_correction(options):
+    steps = []
+    for bias_correction in (False, True):
+        parameter = nn.Parameter(torch.ones(3))
+        optimizer = ElectraAdamW([parameter], lr=1e-2, bias_correction=bias_correction, **options)
+        assert optimizer.param_groups[0]["fused"] is not (options != {})
+        parameter.grad = torch.tensor([1.0, -2.0, 3.0])
+        optimizer.step()
+        steps.append(parameter.detach() - 1)
+    # The first step: (1 - beta1) / sqrt(1 - beta2) = 3.16 of the corrected one, which is lr for each.
+    torch.testing.assert_close(steps[0] + 1e-4, (steps[1] + 1e-4) * 0.1 / 0.001**0.5, rtol=1e-3, atol=0)
+
+
+def test_groups_may_differ_in_bias_correction_and_a_state_goes_on_where_it_was():
+    def build():
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(4)) for _ in range(2)]
+        groups = [{"params": [parameters[0]], "bias_correction": True}, {"params": [parameters[1]]}]
+        return parameters, ElectraAdamW(groups, lr=1e-2)
+
+    def step(parameters, optimizer):
+        for parameter in parameters:
+            parameter.grad = parameter.detach() ** 2
+        optimizer.step()
+
+    (ours, optimizer), (resumed, other) = build(), build()
+    for _ in range(3):
+        step(ours, optimizer)
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    with torch.no_grad():
+        for one, two in zip(resumed, ours, strict=True):
+            one.copy_(two)
+    assert [other.state[parameter]["step"].item() for parameter in resumed] == [3, float("inf")]
+    step(ours, optimizer)
+    step(resumed, other)
+    assert all(torch.equal(one, two) for one, two in zip(ours, resumed, strict=True))

@@ -22,8 +22,8 @@ def attention_with_dropout(
 ) -> Tensor:
     """dropout(softmax(scaling * query key^T + mask)) value, one head after the other.
 
-    One head's weights fit the cache of a CPU, its inputs are read where the projections left them, and only the weights
-    and the random bits are kept for the backward pass.
+    One head's weights fit the cache of a CPU, its inputs are read where the projections left them, and only the
+    weights and the random bits are kept for the backward pass.
 
     Args:
         query_BHLD, key_BHLD, value_BHLD: (B, H, L, D), any strides whose last is 1.

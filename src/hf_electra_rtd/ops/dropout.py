@@ -37,8 +37,8 @@ def dropout_scale(bits: Tensor, probability: float, dtype: torch.dtype) -> Tenso
         of the shape of `bits`.
     """
     num_dropped = round(probability * _NUM_VALUES)
-    scale = bits.to(torch.float32).ge_(num_dropped - _NUM_VALUES // 2)
-    return scale.mul_(_NUM_VALUES / (_NUM_VALUES - num_dropped)).to(dtype)
+    kept = bits.to(torch.float32).ge_(num_dropped - _NUM_VALUES // 2).to(dtype)
+    return kept.mul_(_NUM_VALUES / (_NUM_VALUES - num_dropped))
 
 
 def dropout(inputs: Tensor, bits: Tensor, probability: float) -> Tensor:

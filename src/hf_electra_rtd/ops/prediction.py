@@ -1,7 +1,7 @@
 """Predicting masked tokens: from hidden states to loss, gradient and sample, in one pass over the logits.
 
-The logits of N masked tokens over V ids are the largest tensor of a step. They are made a few rows at a time, and each
-of these chunks becomes first the softmax, from which loss, most likely ids and samples are read, and then the gradient,
+The logits of N masked tokens over V ids are the largest tensor of a step. They are made a few rows at a time. Each of
+these chunks becomes first the softmax, from which loss, most likely ids and samples are read, and then the gradient,
 which is multiplied into those of the hidden states and the output layer at once. Nothing of N x V numbers outlives the
 forward pass, and the backward pass only scales.
 

@@ -46,15 +46,37 @@ def gumbel_sample_tokens(logits_MV: Tensor, uniforms_MV: Tensor, temperature: fl
     return (logits_MV / temperature - torch.log(-torch.log(uniforms_MV))).argmax(dim=-1)
 
 
-def masked_lm_loss(logits_BKV: Tensor, labels_BK: Tensor) -> Tensor:
-    """Mean of -log softmax at the labels that count; 0 where none does."""
+def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    """Sum of -log softmax at the labels that count."""
     terms = [
-        -torch.log_softmax(logits_BKV[b, k], dim=-1)[labels_BK[b, k]]
-        for b in range(labels_BK.shape[0])
-        for k in range(labels_BK.shape[1])
-        if labels_BK[b, k] != IGNORED
+        -torch.log_softmax(logits, dim=-1)[label]
+        for logits, label in zip(logits_NV, labels_N.tolist(), strict=True)
+        if label != IGNORED
     ]
-    return torch.stack(terms).mean() if terms else logits_BKV.sum() * 0
+    return torch.stack(terms).sum() if terms else logits_NV.sum() * 0
+
+
+def dropout(inputs: Tensor, bits: Tensor, probability: float) -> Tensor:
+    """Where the number that 16 bits make, from 0 to 1, lies below the probability, 0; elsewhere as much more."""
+    kept = (bits.double() + 2**15) / 2**16 >= probability
+    return inputs * kept / kept.double().new_tensor(1.0 - round(probability * 2**16) / 2**16).to(inputs.dtype)
+
+
+def attention_with_dropout(
+    query_BHLD: Tensor,
+    key_BHLD: Tensor,
+    value_BHLD: Tensor,
+    bits_HBLL: Tensor,
+    probability: float,
+    scaling: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """As `transformers` writes it, with `dropout` above; (B, L, H, D)."""
+    scores = query_BHLD @ key_BHLD.mT * scaling
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    weights = dropout(torch.softmax(scores, dim=-1), bits_HBLL.transpose(0, 1), probability)
+    return (weights @ value_BHLD).transpose(1, 2)
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:

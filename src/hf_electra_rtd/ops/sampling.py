@@ -21,8 +21,8 @@ def sample_tokens(
 
     The first uniform picks a chunk of the vocabulary with the probability of its sum, the second a token within it: an
     exact factorisation of the categorical distribution that needs two random numbers a row, where Gumbel noise
-    (google-research/electra pretrain/pretrain_helpers.py, `sample_from_softmax`) needs one a token. The same logits and
-    uniforms give the same tokens on every device, up to rounding.
+    (google-research/electra pretrain/pretrain_helpers.py, `sample_from_softmax`) needs one a token. The same logits
+    and uniforms give the same tokens on every device, up to rounding.
 
     Args:
         logits_MV: (..., V), any floating dtype; the arithmetic is float32, or float64 for float64 logits.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 logger = logging.getLogger(__name__)
 
 
-class ElectraAdamW(Optimizer):
+# Where torch has AdamW in one kernel.
+_FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+
+
+class ElectraAdamW(torch.optim.AdamW):
     """Adam with decoupled weight decay and, unlike `torch.optim.AdamW`, without bias correction.
 
         m <- beta1 m + (1 - beta1) g
@@ -29,6 +34,9 @@ class ElectraAdamW(Optimizer):
     The original's 10,000 steps of warm-up take this up; a short warm-up does not, and a discriminator can be stuck for
     good in the first hundred steps. Short runs want `bias_correction=True`, or a lower learning rate.
 
+    After infinitely many steps there is nothing left to correct: without bias correction, the `step` in the state of
+    each parameter is infinite from the start, and torch's own kernels do the rest.
+
     Args:
         params: parameters, or groups of them (see `get_parameter_groups`).
         lr: learning rate.
@@ -36,6 +44,7 @@ class ElectraAdamW(Optimizer):
         eps: added to the square root.
         weight_decay: times the learning rate, the share by which a parameter shrinks a step.
         bias_correction: True gives `torch.optim.AdamW`.
+        **options: further ones of `torch.optim.AdamW`; `fused` by default where the devices of the parameters have it.
 
     Raises:
         ValueError: for a value out of range.
@@ -49,62 +58,29 @@ class ElectraAdamW(Optimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         bias_correction: bool = False,
+        **options: Any,
     ) -> None:
-        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-            if not value >= 0.0:
-                raise ValueError(f"{name} is {value}: it must be at least 0.")
-        if not all(0.0 <= beta < 1.0 for beta in betas):
-            raise ValueError(f"betas are {betas}: both must be at least 0 and below 1.")
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "bias_correction": bias_correction,
-        }
-        super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        params = list(params)
+        if not any(options.get(name) for name in ("fused", "foreach", "differentiable")):
+            options["fused"] = options.get("fused", _all_on_fused_devices(params))
+        super().__init__(params, lr, betas, eps, weight_decay, **options)
+        self.defaults["bias_correction"] = bias_correction
         for group in self.param_groups:
-            self._update(group)
-        return loss
+            group.setdefault("bias_correction", bias_correction)
 
-    def _update(self, group: dict[str, Any]) -> None:
-        params = [parameter for parameter in group["params"] if parameter.grad is not None]
-        if not params:
-            return
-        grads = [parameter.grad for parameter in params]
-        for parameter in params:
-            if not self.state[parameter]:
-                # A tensor, because the state dict of a sharded model may hold nothing else.
-                self.state[parameter]["step"] = torch.tensor(0.0)
-                self.state[parameter]["exp_avg"] = torch.zeros_like(parameter)
-                self.state[parameter]["exp_avg_sq"] = torch.zeros_like(parameter)
-        first, second, steps = (
-            [self.state[parameter][key] for parameter in params] for key in ("exp_avg", "exp_avg_sq", "step")
-        )
-        beta1, beta2 = group["betas"]
-        learning_rate = float(group["lr"])
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        begin = [param for param in group["params"] if param.grad is not None and not self.state[param]]
+        result = super()._init_group(group, *lists)
+        if not group["bias_correction"]:
+            for param in begin:
+                self.state[param]["step"].fill_(math.inf)
+        return result
 
-        torch._foreach_add_(steps, 1.0)
-        torch._foreach_mul_(first, beta1)
-        torch._foreach_add_(first, grads, alpha=1.0 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, 1.0 - beta2)
-        roots = torch._foreach_sqrt(second)
-        step_sizes = [-learning_rate] * len(params)
-        if group["bias_correction"]:
-            counts = [step.item() for step in steps]
-            torch._foreach_div_(roots, [(1.0 - beta2**count) ** 0.5 for count in counts])
-            step_sizes = [-learning_rate / (1.0 - beta1**count) for count in counts]
-        torch._foreach_add_(roots, group["eps"])
-        torch._foreach_mul_(params, 1.0 - learning_rate * group["weight_decay"])
-        torch._foreach_addcdiv_(params, first, roots, step_sizes)
+
+def _all_on_fused_devices(params: list[Any]) -> bool:
+    groups = [param["params"] if isinstance(param, dict) else [param] for param in params]
+    tensors = [tensor for group in groups for tensor in ([group] if isinstance(group, Tensor) else group)]
+    return all(tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point() for tensor in tensors)
 
 
 def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

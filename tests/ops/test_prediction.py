@@ -1,0 +1,137 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812
+
+from hf_electra_rtd.ops import IGNORED, Sampling, predict_masked, reference, sample_tokens
+
+
+def _inputs(rows, width, vocabulary, dtype=torch.float32, seed=0, scale=1.0):
+    random = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: scale * torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
+    tensors = [draw(rows, width), draw(vocabulary, width), draw(vocabulary)]
+    labels = torch.randint(0, vocabulary, (rows,), generator=random)
+    return [tensor.to(dtype).requires_grad_() for tensor in tensors], labels
+
+
+def _gradients(loss, tensors):
+    return torch.autograd.grad(loss, tensors)
+
+
+def _reference(tensors, labels, dtype):
+    """Loss and gradients by the obvious code in a dtype."""
+    copies = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+    loss = reference.masked_lm_loss(F.linear(*copies), labels)
+    return loss, _gradients(loss, copies)
+
+
+def _error(value, truth):
+    return float((value.detach().double() - truth.detach()).abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1, 2), (15, 7, 113), (28, 64, 1300), (40, 16, 512)])
+@pytest.mark.parametrize("ignored", ["none", "some", "all but one"])
+@pytest.mark.parametrize("max_logits", [1, 3000, 10**9])
+def test_loss_and_gradients_err_no_more_than_the_obvious_code_does(dtype, shape, ignored, max_logits):
+    tensors, labels = _inputs(*shape, dtype)
+    if ignored == "some":
+        labels[::2] = IGNORED
+    elif ignored == "all but one":
+        labels[1:] = IGNORED
+    predicted = predict_masked(*tensors, labels, max_logits=max_logits)
+    truth, true_gradients = _reference(tensors, labels, torch.float64)
+    naive, naive_gradients = _reference(tensors, labels, dtype)
+    pairs = [(predicted.total_loss, naive, truth)]
+    pairs += zip(_gradients(predicted.total_loss, tensors), naive_gradients, true_gradients, strict=True)
+    for ours, obvious, exact in pairs:
+        slack = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.detach().abs().max()))
+        assert _error(ours, exact) <= _error(obvious, exact) + slack
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rows=st.integers(1, 9),
+    width=st.integers(1, 5),
+    vocabulary=st.integers(1, 1100),
+    max_logits=st.integers(1, 5000),
+    seed=st.integers(0, 99),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    disallow_correct=st.booleans(),
+)
+def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, seed, temperature, disallow_correct):
+    tensors, labels = _inputs(rows, width, vocabulary, torch.float64, seed)
+    labels[torch.rand(rows, generator=torch.Generator().manual_seed(seed)) < 0.3] = IGNORED
+    uniforms = torch.rand(rows, 2, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
+    sampling = Sampling(uniforms, temperature, disallow_correct and vocabulary > 1)
+    predicted = predict_masked(*tensors, labels, sampling, max_logits)
+    logits = F.linear(*tensors)
+    loss = reference.masked_lm_loss(logits, labels)
+    torch.testing.assert_close(predicted.total_loss, loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(predicted.losses.sum(), loss, rtol=1e-12, atol=1e-12)
+    assert not predicted.losses[labels == IGNORED].any()
+    assert torch.equal(predicted.predictions, logits.argmax(dim=-1))
+    forbidden = labels if sampling.disallow_correct else None
+    assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
+    for ours, obvious in zip(_gradients(predicted.total_loss, tensors), _gradients(loss, tensors), strict=True):
+        torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
+
+
+def test_the_gradient_of_a_multiple_is_a_multiple_and_may_be_asked_for_twice():
+    tensors, labels = _inputs(12, 8, 600)
+    loss = predict_masked(*tensors, labels).total_loss
+    once = torch.autograd.grad(loss, tensors, retain_graph=True)
+    thrice = torch.autograd.grad(3 * loss, tensors)
+    for one, three in zip(once, thrice, strict=True):
+        torch.testing.assert_close(3 * one, three)
+
+
+def test_only_gradients_that_are_needed_are_made():
+    (hidden, weight, bias), labels = _inputs(12, 8, 600)
+    both = torch.autograd.grad(predict_masked(hidden, weight, bias, labels).total_loss, (hidden, weight))
+    alone = torch.autograd.grad(predict_masked(hidden, weight.detach(), bias.detach(), labels).total_loss, hidden)
+    assert torch.equal(both[0], alone[0])
+    assert not predict_masked(hidden.detach(), weight.detach(), bias.detach(), labels).total_loss.requires_grad
+    with torch.no_grad():
+        assert not predict_masked(hidden, weight, bias, labels).total_loss.requires_grad
+
+
+def test_nothing_masked_is_a_loss_of_zero_with_zero_gradient():
+    tensors, labels = _inputs(6, 4, 50)
+    loss = predict_masked(*tensors, torch.full_like(labels, IGNORED)).total_loss
+    assert loss == 0
+    assert not any(gradient.any() for gradient in _gradients(loss, tensors))
+
+
+@pytest.mark.parametrize("scale", [30.0, 300.0])
+def test_losses_of_impossible_tokens_are_finite_and_right(scale):
+    tensors, labels = _inputs(20, 8, 700, scale=scale)
+    predicted = predict_masked(*tensors, labels)
+    truth = F.cross_entropy(F.linear(*(tensor.double() for tensor in tensors)), labels, reduction="none")
+    assert truth.max() > 1000
+    torch.testing.assert_close(predicted.losses.double(), truth.detach(), rtol=1e-5, atol=1e-2)
+
+
+def test_under_autocast_products_are_bfloat16_and_sums_float32():
+    tensors, labels = _inputs(64, 32, 1300)
+    with torch.autocast("cpu", torch.bfloat16):
+        predicted = predict_masked(*tensors, labels, max_logits=1300 * 16)
+        obvious = F.cross_entropy(F.linear(*tensors).float(), labels, reduction="sum")
+    truth, true_gradients = _reference(tensors, labels, torch.float64)
+    assert predicted.total_loss.dtype == torch.float32
+    assert _error(predicted.total_loss, truth) <= 1.05 * _error(obvious, truth) + 1e-4 * float(truth.detach())
+    ours, theirs = _gradients(predicted.total_loss, tensors), _gradients(obvious, tensors)
+    for one, other, exact in zip(ours, theirs, true_gradients, strict=True):
+        assert one.dtype == torch.float32
+        assert _error(one, exact) <= 1.05 * _error(other, exact) + 1e-6 * float(exact.detach().abs().max())
+
+
+def test_weights_that_are_not_numbers_give_a_loss_that_is_none_and_valid_ids():
+    tensors, labels = _inputs(4, 3, 600)
+    with torch.no_grad():
+        tensors[1].fill_(float("nan"))
+    predicted = predict_masked(*tensors, labels, Sampling(torch.rand(4, 2)))
+    assert predicted.total_loss.isnan()
+    assert ((predicted.sampled >= 0) & (predicted.sampled < 600)).all()
+    assert ((predicted.predictions >= 0) & (predicted.predictions < 600)).all()

@@ -1,0 +1,82 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import ElectraConfig, ElectraForPreTraining
+
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.layers import ATTENTION, Dropout, exchange_layers
+from tests.conftest import tiny_config
+
+
+SIZES = {"vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "embedding_size": 8}
+
+
+def _tower(**options):
+    torch.manual_seed(0)
+    return ElectraForPreTraining(ElectraConfig(**SIZES, intermediate_size=16, **options))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_exchanged_layers_leave_what_a_tower_says(padded):
+    ids = torch.randint(0, 40, (3, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long() if padded else None
+    stock, ours = _tower().eval(), _tower().eval()
+    exchange_layers(ours)
+    assert ours.config._attn_implementation == ATTENTION
+    assert stock.state_dict().keys() == ours.state_dict().keys()
+    real = slice(None) if mask is None else mask.bool()
+    assert torch.equal(stock(ids, attention_mask=mask).logits[real], ours(ids, attention_mask=mask).logits[real])
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_dropout_has_the_mean_and_the_spread_of_the_stock_towers(padded):
+    ids = torch.randint(0, 40, (1, 7), generator=torch.Generator().manual_seed(5)).expand(4000, -1)
+    mask = (torch.arange(7) < 5).long().expand(4000, -1) if padded else None
+    said = []
+    for exchange in (False, True):
+        tower = _tower(initializer_range=0.4, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3).train()
+        if exchange:
+            exchange_layers(tower)
+        with torch.no_grad():
+            said.append(tower(ids, attention_mask=mask).logits[:, :5])
+    (stock_spread, spread) = (logits.std(dim=0) for logits in said)
+    assert ((said[0].mean(0) - said[1].mean(0)).abs() < 5 * stock_spread / 4000**0.5 * 2**0.5).all()
+    torch.testing.assert_close(spread, stock_spread, rtol=0.08, atol=0)
+
+
+def test_only_torchs_own_attention_is_exchanged():
+    tower = ElectraForPreTraining._from_config(ElectraConfig(**SIZES), attn_implementation="eager")
+    exchange_layers(tower)
+    assert tower.config._attn_implementation == "eager"
+
+
+def test_every_dropout_of_a_pair_is_exchanged_and_nothing_of_it_is_saved(tmp_path):
+    model = ElectraForRTDPretraining(tiny_config(hidden_dropout_prob=0.1))
+    dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+    assert {type(module) for module in dropouts} == {Dropout}
+    model.save_towers(tmp_path)
+    model.save_pretrained(tmp_path / "pair")
+    assert not any(ATTENTION in path.read_text(errors="ignore") for path in tmp_path.rglob("*.json"))
+    stock = ElectraForPreTraining.from_pretrained(tmp_path / "discriminator")
+    assert stock.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_dropout_layer_does_what_the_stock_one_does(probability, training):
+    layer, inputs = Dropout(probability).train(training), torch.randn(50, 40)
+    output = layer(inputs)
+    kept = output != 0
+    assert abs(1 - kept.float().mean() - (probability if training else 0)) < 0.05
+    scale = 1 / (1 - probability) if training and probability < 1 else 1
+    torch.testing.assert_close(output[kept], scale * inputs[kept], rtol=1e-4, atol=0)
+
+
+def test_under_compile_and_elsewhere_the_stock_functions_run(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    inputs = torch.randn(3, 5)
+    torch.manual_seed(0)
+    ours = Dropout(0.5)(inputs)
+    torch.manual_seed(0)
+    assert torch.equal(ours, F.dropout(inputs, 0.5))

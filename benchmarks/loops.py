@@ -121,9 +121,7 @@ class TrainerLoop:
         )
         for printer in (PrinterCallback, RTDPrinterCallback):
             trainer.pop_callback(printer)
-        trainer.train()
-        # It wrapped `forward`; the next round's Trainer will do so again.
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+        trainer.train()  # `accelerate` wraps the model's `forward` once; the next round's Trainer finds it wrapped
         return (watch.ended - watch.began) / steps
 
 

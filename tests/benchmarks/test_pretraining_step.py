@@ -143,6 +143,16 @@ def test_loop_and_trainer_take_the_same_steps(rows, tmp_path):
         assert not torch.equal(weight, start[name]) or weight.numel() < 2 * TINY.vocab_size, name
 
 
+def test_the_trainer_stays_in_bfloat16_from_round_to_round(rows, pair, tmp_path):
+    trainer = TrainerLoop(Entry("trainer", bf16=True), pair, rows, 1, timing.Clock("cpu"), tmp_path)
+    seen = []
+    layer = trainer.model.generator.electra.encoder.layer[0].attention.self.query
+    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    trainer.run(1)
+    trainer.run(1)
+    assert seen == [torch.bfloat16] * 4  # a step that is not timed and one that is, twice
+
+
 # ---- Time ----
 
 

@@ -99,7 +99,7 @@ def compete(
         for competitor in competitors:
             entry = competitor.entry if not isinstance(competitor, Stepping) else competitor.contestant.entry
             row: dict[str, Any] = {"name": entry.name, "description": entry.description}
-            peak = gemm_peak["bfloat16" if entry.bf16 else "float32"]["best"]
+            peak = gemm_peak[entry.dtype_name]["best"]
             row |= summarise(seconds[entry.name], workload.tokens, workload.flops(), peak)
             row["rounds_ms"] = [1000 * value for value in seconds[entry.name]]
             row |= {"phases_ms": {}, "waits_for_device": None}

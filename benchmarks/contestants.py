@@ -282,6 +282,11 @@ class Entry:
         return "-".join([self.base, *(modifier for modifier in MODIFIERS if getattr(self, modifier))])
 
     @property
+    def dtype_name(self) -> str:
+        """Of the operands of its matrix products."""
+        return "bfloat16" if self.bf16 else "float32"
+
+    @property
     def description(self) -> str:
         return LOOPS[self.base] if self.base in LOOPS else ARRANGEMENTS[self.base].description
 

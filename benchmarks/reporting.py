@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -158,7 +157,3 @@ def save(report: dict[str, Any], directory: str | os.PathLike[str]) -> Path:
 def _markdown(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     rule = ["---", *["---:"] * (len(headings) - 1)]
     return [f"| {' | '.join(row)} |" for row in (headings, rule, *cells)]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -255,6 +255,8 @@ def test_the_last_line_is_the_report(monkeypatch, capsys, tmp_path):
     assert [row["name"] for row in report["rows"]] == ["naive", "ours", "loop"]
     assert all(row.keys() == ROW_FIELDS and len(row["rounds_ms"]) == 2 for row in report["rows"])
     assert report["rows"][0]["speedup"] == 1.0
+    best = report["gemm_peak"]["float32"]["best"]
+    assert all(row["gemm_share"] == row["model_flops_per_second"] / best for row in report["rows"])
     assert list(report["rows"][1]["phases_ms"]) == ["data", *STEP_PARTS]
     assert report["rows"][2]["phases_ms"] == {}
     assert report["config"]["workload"]["vocab_size"] == 200

@@ -1,6 +1,7 @@
 # make pretrain   pre-train the tiny size on the bundled corpus (makes its environment first)
 # make test       the tests
 # make test-tf    the tests of the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
+# make bench      short versions of the benchmarks (about two minutes each on two cores)
 # make quality    ruff, formatting, the import contract, types
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +16,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
 
-.PHONY: pretrain test test-slow test-tf quality style clean
+.PHONY: pretrain test test-slow test-tf bench quality style clean
 
 pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
@@ -28,6 +29,10 @@ test-slow: $(VENV)/.installed-dev
 
 test-tf: $(VENV)/.installed-tf
 	$(BIN)/python -m pytest -m tensorflow
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python benchmarks/pretraining_step.py --short
+	$(BIN)/python benchmarks/data.py --short
 
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -51,6 +56,11 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-tf: $(VENV)/.installed-dev
 	$(INSTALL) -e '.[tf]'
+	@touch $@
+
+# A peer that asks for transformers 3.0.2 and the package `sklearn`, but runs without either: no extra could name it.
+$(VENV)/.installed-bench: $(VENV)/.installed
+	$(INSTALL) --no-deps electra-pytorch==0.1.2
 	@touch $@
 
 clean:

@@ -1,0 +1,60 @@
+"""Do all contestants do the same work?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from contestants import Contestant
+from torch import nn
+from workload import Batch
+
+
+# Relative: of losses, and of norms of gradients.
+TOLERANCES = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1)}
+
+
+class DisagreementError(Exception):
+    """A contestant does other work than the rest."""
+
+
+def measure_work(contestant: Contestant, batch: Batch) -> dict[str, float]:
+    """Losses, and the norms of the gradients of the generator (without what is shared) and of the discriminator;
+    without dropout, on rows that are corrupted already."""
+    with contestant.without_dropout():
+        losses = contestant.losses(batch, batch.corrupted)
+        losses.total.backward()
+    arrangement = contestant.arrangement
+    discriminator = {id(parameter): parameter for parameter in arrangement.discriminator.parameters()}
+    generator = [one for one in arrangement.generator_encoder.parameters() if id(one) not in discriminator]
+    work = {
+        "generator loss": losses.generator.item(),
+        "discriminator loss": losses.discriminator.item(),
+        "generator gradient": _gradient_norm(generator),
+        "discriminator gradient": _gradient_norm(discriminator.values()),
+    }
+    contestant.optimizer.zero_grad(set_to_none=True)
+    return work
+
+
+def _gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return nn.utils.get_total_norm(gradients).item() if gradients else 0.0
+
+
+def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, float]) -> dict[str, float]:
+    """What the contestant computes, if it agrees with the reference.
+
+    Raises:
+        DisagreementError: if it does not.
+    """
+    found = measure_work(contestant, batch)
+    loss_tolerance, norm_tolerance = TOLERANCES["bf16" if contestant.entry.bf16 else "float32"]
+    for quantity, expected in reference.items():
+        tolerance = norm_tolerance if quantity.endswith("gradient") else loss_tolerance
+        if not abs(found[quantity] - expected) <= tolerance * abs(expected):
+            raise DisagreementError(
+                f"{contestant.name} does other work than the stock towers: its {quantity} is {found[quantity]:.6g}, "
+                f"theirs {expected:.6g} (same weights, batch and fills, no dropout). Nothing was timed: repair it, or "
+                "leave it out with --contestants."
+            )
+    return found

@@ -1,0 +1,392 @@
+"""Who competes: ways to arrange the joint step of both towers, each with the same weights and batches.
+
+A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`, `ours-bf16-graph`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
+from workload import Batch, Workload
+
+from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig, get_parameter_groups
+from hf_electra_rtd.ops import IGNORED
+
+
+LEARNING_RATE, WEIGHT_DECAY, EPSILON, MAX_GRAD_NORM = 1e-4, 0.01, 1e-6, 1.0
+
+
+class Losses(NamedTuple):
+    """Both scalars; `total` is what is trained."""
+
+    generator: Tensor
+    discriminator: Tensor
+    total: Tensor
+
+
+class Arrangement(nn.Module):
+    """Two towers, and how their losses are computed.
+
+    Attributes:
+        description: what it does, in a table.
+        generator_encoder, discriminator: modules at whose borders the phases of a forward pass are told apart.
+    """
+
+    description: ClassVar[str]
+    generator_encoder: nn.Module
+    discriminator: nn.Module
+
+    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        """With `corrupted_BL`, the discriminator reads these rows; nothing is sampled."""
+        raise NotImplementedError
+
+    def compile_parts(self) -> None:
+        raise NotImplementedError
+
+    def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(
+            get_parameter_groups(self, WEIGHT_DECAY),
+            lr=LEARNING_RATE,
+            eps=EPSILON,
+            fused=True,
+            capturable=capturable,
+        )
+
+
+class StockTowers(Arrangement):
+    """Stock towers with one embedding block, holding a pair's weights."""
+
+    def __init__(self, pair: ElectraForRTDPretraining) -> None:
+        super().__init__()
+        self.generator = ElectraForMaskedLM(pair.config.generator_config)
+        self.discriminator = ElectraForPreTraining(pair.config.discriminator_config)
+        self.generator.load_state_dict(pair.generator.state_dict())
+        self.discriminator.load_state_dict(pair.discriminator.state_dict())
+        self.discriminator.electra.embeddings = self.generator.electra.embeddings
+        self.weights = (pair.config.generator_weight, pair.config.discriminator_weight)
+        self.generator_encoder = self.generator.electra
+
+    def add_up(self, generator_loss: Tensor, discriminator_loss: Tensor) -> Losses:
+        of_generator, of_discriminator = self.weights
+        total = of_generator * generator_loss + of_discriminator * discriminator_loss
+        return Losses(generator_loss, discriminator_loss, total)
+
+    def discriminate(self, batch: Batch, corrupted_BL: Tensor) -> Tensor:
+        replaced_BL = corrupted_BL.ne(batch.originals).long()
+        loss: Tensor = self.discriminator(
+            corrupted_BL, token_type_ids=batch.inputs["token_type_ids"], labels=replaced_BL
+        ).loss
+        return loss
+
+
+class Naive(StockTowers):
+    description = "stock towers called with labels (B, L): logits at every token, torch.multinomial"
+
+    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        output = self.generator(
+            batch.inputs["input_ids"], token_type_ids=batch.inputs["token_type_ids"], labels=batch.labels
+        )
+        if corrupted_BL is None:
+            masked_BL = batch.labels.ne(IGNORED)
+            with torch.no_grad():
+                probabilities_MV = output.logits[masked_BL].softmax(dim=-1)
+                corrupted_BL = batch.inputs["input_ids"].clone()
+                corrupted_BL[masked_BL] = torch.multinomial(probabilities_MV, 1).squeeze(-1)
+        return self.add_up(output.loss, self.discriminate(batch, corrupted_BL))
+
+    def compile_parts(self) -> None:
+        self.generator.compile(dynamic=False)
+        self.discriminator.compile(dynamic=False)
+
+
+class Gathered(StockTowers):
+    """Masked tokens are gathered before the vocabulary, as by richarddwang/electra_pytorch with its own towers
+    (pretrain.py, `my_model`; with stock towers it gathers behind the vocabulary)."""
+
+    description = "boolean gather before the vocabulary, float32 Gumbel noise (as richarddwang/electra_pytorch)"
+
+    def __init__(self, pair: ElectraForRTDPretraining) -> None:
+        super().__init__(pair)
+        self.noise: torch.distributions.Gumbel | None = None
+
+    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        ids_BL, masked_BL = batch.inputs["input_ids"], batch.labels.ne(IGNORED)
+        hidden_BLH = self.generator.electra(ids_BL, token_type_ids=batch.inputs["token_type_ids"])[0]
+        logits_MV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_BLH[masked_BL]))
+        generator_loss = F.cross_entropy(logits_MV, batch.labels[masked_BL])
+        if corrupted_BL is None:
+            if self.noise is None:
+                location = torch.zeros((), device=ids_BL.device)
+                self.noise = torch.distributions.Gumbel(location, location + 1.0)
+            with torch.no_grad():
+                corrupted_BL = ids_BL.clone()
+                corrupted_BL[masked_BL] = (logits_MV.float() + self.noise.sample(logits_MV.shape)).argmax(dim=-1)
+        return self.add_up(generator_loss, self.discriminate(batch, corrupted_BL))
+
+    def compile_parts(self) -> None:
+        self.generator.electra.compile(dynamic=False)
+        self.discriminator.compile(dynamic=False)
+
+
+class ElectraPytorch(StockTowers):
+    """The installed package around the stock towers. It masks inside of its step, so that its masks are its own and
+    their cost is in its time; as many tokens a row as the others'."""
+
+    description = (
+        "electra-pytorch 0.1.2 (lucidrains): masks by itself, logits at every token, Gumbel noise, accuracies"
+    )
+
+    def __init__(self, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
+        super().__init__(pair)
+        from electra_pytorch import Electra, electra_pytorch
+
+        self.functions = electra_pytorch
+        self.mask_id = tokenizer.mask_token_id
+        self.electra = Electra(
+            _Logits(self.generator),
+            _Logits(self.discriminator),
+            num_tokens=workload.vocab_size,
+            mask_prob=workload.num_masked / workload.row_length,
+            mask_token_id=tokenizer.mask_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            mask_ignore_token_ids=[tokenizer.cls_token_id, tokenizer.sep_token_id],
+            gen_weight=self.weights[0],
+            disc_weight=self.weights[1],
+        )
+
+    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        given = contextlib.nullcontext() if corrupted_BL is None else self._given(batch, corrupted_BL)
+        with given:
+            results = self.electra(batch.originals, token_type_ids=batch.inputs["token_type_ids"])
+        return Losses(results.mlm_loss, results.disc_loss, results.loss)
+
+    def _given(self, batch: Batch, corrupted_BL: Tensor) -> Any:
+        """The package with the batch's masks and fills in place of its draws."""
+        masked_BL = batch.labels.ne(IGNORED)
+        return mock.patch.multiple(
+            self.functions,
+            get_mask_subset_with_prob=lambda mask, prob: masked_BL,
+            prob_mask_like=lambda t, prob: batch.inputs["input_ids"].eq(self.mask_id),
+            gumbel_sample=lambda t, temperature: corrupted_BL[masked_BL],
+        )
+
+    def compile_parts(self) -> None:
+        self.generator.compile(dynamic=False)
+        self.discriminator.compile(dynamic=False)
+
+
+class _Logits(nn.Module):
+    def __init__(self, tower: nn.Module) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, ids_BL: Tensor, token_type_ids: Tensor) -> Tensor:
+        logits: Tensor = self.tower(ids_BL, token_type_ids=token_type_ids).logits
+        return logits
+
+
+class Ours(Arrangement):
+    description = "ElectraForRTDPretraining, DataCollatorForRTD's batches, ElectraAdamW"
+
+    def __init__(self, pair: ElectraForRTDPretraining) -> None:
+        super().__init__()
+        self.model = copy_pair(pair)
+        self.generator_encoder = self.model.generator.electra
+        self.discriminator = self.model.discriminator
+
+    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        given = {} if corrupted_BL is None else {"corrupted_input_ids": corrupted_BL}
+        output = self.model(**batch.inputs, **given)
+        return Losses(output.generator_loss, output.discriminator_loss, output.loss)
+
+    def compile_parts(self) -> None:
+        self.model.compile(dynamic=False)
+
+    def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
+        groups = get_parameter_groups(self.model, WEIGHT_DECAY)
+        return ElectraAdamW(groups, lr=LEARNING_RATE, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+
+
+def make_pair(config: ElectraRTDConfig, seed: int, device: torch.device | str) -> ElectraForRTDPretraining:
+    """The pair whose weights all contestants start from."""
+    torch.manual_seed(seed)
+    return ElectraForRTDPretraining(config).to(device)
+
+
+def copy_pair(pair: ElectraForRTDPretraining) -> ElectraForRTDPretraining:
+    """Another pair with the same weights."""
+    copied = ElectraForRTDPretraining(pair.config).to(pair.device)
+    copied.load_state_dict(pair.state_dict())
+    return copied
+
+
+ARRANGEMENTS: dict[str, type[Arrangement]] = {
+    "naive": Naive,
+    "gathered": Gathered,
+    "electra-pytorch": ElectraPytorch,
+    "ours": Ours,
+}
+LOOPS = {
+    "loop": "a loop around the same model: stream, collator, step, schedule",
+    "trainer": "RTDTrainer around the same model, without logging, evaluation and checkpoints",
+}
+MODIFIERS = ("bf16", "compiled", "graph")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant's name, taken apart.
+
+    Attributes:
+        base: key of `ARRANGEMENTS` or `LOOPS`.
+        bf16: under bfloat16 autocast.
+        compiled: under `torch.compile`.
+        graph: the whole step, optimiser included, as one CUDA graph.
+    """
+
+    base: str
+    bf16: bool = False
+    compiled: bool = False
+    graph: bool = False
+
+    @classmethod
+    def parse(cls, name: str) -> Entry:
+        """Raises:
+        ValueError: for a name that means nothing.
+        """
+        base, given = name, []
+        while (ending := base.rpartition("-")[2]) in MODIFIERS:
+            given.append(ending)
+            base = base.removesuffix(f"-{ending}")
+        known = [*ARRANGEMENTS, *LOOPS]
+        if base not in known or len(set(given)) < len(given):
+            raise ValueError(
+                f"There is no contestant {name!r}: give one of {', '.join(known)}, with any of "
+                f"{', '.join(f'-{modifier}' for modifier in MODIFIERS)} behind it."
+            )
+        if base in LOOPS and "graph" in given:
+            raise ValueError(f"There is no contestant {name!r}: a graph is the whole step, which {base} makes itself.")
+        return cls(base, **dict.fromkeys(given, True))
+
+    @property
+    def name(self) -> str:
+        return "-".join([self.base, *(modifier for modifier in MODIFIERS if getattr(self, modifier))])
+
+    @property
+    def dtype_name(self) -> str:
+        """Of the operands of its matrix products."""
+        return "bfloat16" if self.bf16 else "float32"
+
+    @property
+    def description(self) -> str:
+        return LOOPS[self.base] if self.base in LOOPS else ARRANGEMENTS[self.base].description
+
+
+def default_entries(cuda: bool, bf16_pays: bool) -> list[str]:
+    """What suits a device, as names."""
+    peers = ("naive", "gathered", "electra-pytorch")
+    if not cuda:
+        slow = [*peers, "ours", "ours-compiled"]
+        return [*slow, *(("naive-bf16", "ours-bf16") if bf16_pays else ()), "loop", "trainer"]
+    best = "-bf16" if bf16_pays else ""
+    named = ["naive", *(name + best for name in peers), f"naive{best}-compiled", "ours"]
+    named += [f"ours{best}{how}" for how in ("", "-compiled", "-graph", "-compiled-graph")]
+    named += [f"{loop}{best}{how}" for how in ("", "-compiled") for loop in LOOPS]
+    return list(dict.fromkeys(named))
+
+
+def why_absent(entry: Entry) -> str | None:
+    """Why a contestant cannot compete here; None if it can."""
+    if entry.base == "electra-pytorch" and importlib.util.find_spec("electra_pytorch") is None:
+        return (
+            "the package is not installed: pip install --no-deps electra-pytorch==0.1.2 (it asks for transformers "
+            "3.0.2, but runs with any)"
+        )
+    if entry.graph and not torch.cuda.is_available():
+        return "CUDA graphs need a CUDA device"
+    return None
+
+
+class Contestant:
+    """An arrangement with its optimiser, made ready to step."""
+
+    def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
+        self.entry, self.device = entry, pair.device
+        kind = ARRANGEMENTS[entry.base]
+        more = (workload, tokenizer) if kind is ElectraPytorch else ()
+        self.arrangement: Arrangement = kind(pair, *more).to(pair.device).train()
+        self.optimizer = self.arrangement.make_optimizer(capturable=entry.graph)
+        if entry.compiled:
+            self.arrangement.compile_parts()
+        self._graph: _Graph | None = None
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    def losses(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
+        # What autocast keeps between calls would lie outside of a graph.
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.entry.bf16, cache_enabled=not self.entry.graph
+        ):
+            losses: Losses = self.arrangement(batch, corrupted_BL)
+        return losses
+
+    def update(self) -> None:
+        nn.utils.clip_grad_norm_(self.arrangement.parameters(), MAX_GRAD_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self, batch: Batch) -> None:
+        if not self.entry.graph:
+            self.losses(batch).total.backward()
+            self.update()
+            return
+        if self._graph is None:
+            self._graph = _Graph(self, batch)
+        self._graph.replay(batch)
+
+    @contextlib.contextmanager
+    def without_dropout(self) -> Iterator[None]:
+        self.arrangement.eval()
+        try:
+            yield
+        finally:
+            self.arrangement.train()
+
+
+class _Graph:
+    """A whole step, captured once. Learning rate and step counts stay what they were at the capture."""
+
+    def __init__(self, contestant: Contestant, batch: Batch) -> None:
+        inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
+        forms = (batch.labels, batch.originals, batch.corrupted)
+        self.batch = Batch(inputs, *(form.clone() for form in forms))
+        # Libraries and the optimiser's state must be set up before, on a stream of their own.
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                contestant.losses(self.batch).total.backward()
+                contestant.update()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        # Gradients are None here, so that the backward pass writes them anew, into the graph's own memory.
+        with torch.cuda.graph(self.graph):
+            contestant.losses(self.batch).total.backward()
+            nn.utils.clip_grad_norm_(contestant.arrangement.parameters(), MAX_GRAD_NORM)
+            contestant.optimizer.step()
+
+    def replay(self, batch: Batch) -> None:
+        for mine, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
+            mine.copy_(given)
+        self.graph.replay()

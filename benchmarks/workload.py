@@ -1,0 +1,171 @@
+"""What every contestant works on: a pair's configuration, random rows in a block file, and masked batches of them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import BertTokenizer
+
+from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, RowStream
+from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.data.blocks import BlockWriter
+from hf_electra_rtd.data.packing import Row
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.ops import IGNORED, num_masked
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One optimiser step.
+
+    Attributes:
+        size: a named size.
+        vocab_size: V.
+        batch_size: B.
+        row_length: L; every row is full.
+        mask_probability: share of a row that is masked.
+        generator_size: the generator's width as a fraction of the discriminator's; None for that of the size.
+        dropout: of hidden layers and attention, in both towers.
+        seed: of weights, rows, masks and samples.
+    """
+
+    size: str = "small"
+    vocab_size: int = 30522
+    batch_size: int = 16
+    row_length: int = 128
+    mask_probability: float = 0.15
+    generator_size: float | None = None
+    dropout: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("vocab_size", 2 * len(SPECIAL_TOKENS)), ("batch_size", 1), ("row_length", 8)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}.")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout is {self.dropout}: it must be at least 0 and below 1 (the paper: 0.1).")
+        if not 0.0 < self.mask_probability <= 0.5:
+            raise ValueError(f"mask_probability is {self.mask_probability}: give a share above 0, at most 0.5.")
+
+    @property
+    def tokens(self) -> int:
+        return self.batch_size * self.row_length
+
+    @property
+    def num_masked(self) -> int:
+        """K."""
+        return num_masked(self.mask_probability, self.row_length)
+
+    def config(self) -> ElectraRTDConfig:
+        width = {} if self.generator_size is None else {"generator_hidden_size": self.generator_size}
+        return ElectraRTDConfig.from_size(
+            self.size,
+            vocab_size=self.vocab_size,
+            hidden_dropout_prob=self.dropout,
+            attention_probs_dropout_prob=self.dropout,
+            max_position_embeddings=max(512, self.row_length),
+            **width,
+        )
+
+    def flops(self) -> int:
+        """Of a step, with a vocabulary projection of the masked tokens alone: the same count for every contestant."""
+        return model_flops(self.config(), self.batch_size, self.row_length, self.num_masked)
+
+    def gemm_shapes(self) -> list[tuple[int, int, int]]:
+        """(m, k, n) of products that occur in a step."""
+        config = self.config()
+        shapes = [
+            shape
+            for tower in config.towers.values()
+            for shape in (
+                (self.tokens, tower.hidden_size, tower.hidden_size),
+                (self.tokens, tower.hidden_size, tower.intermediate_size),
+                (self.tokens, tower.intermediate_size, tower.hidden_size),
+            )
+        ]
+        embedding_size = config.generator_config.embedding_size
+        return [*shapes, (self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
+
+    def tokenizer(self) -> BertTokenizer:
+        words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))
+        return BertTokenizer(
+            vocab={token: index for index, token in enumerate([*SPECIAL_TOKENS, *words])},
+            model_max_length=self.row_length,
+        )
+
+    def write_rows(self, directory: str | os.PathLike[str], num_rows: int) -> BlockFile:
+        """`[CLS] A [SEP] B [SEP]` of random words, as a block file in `directory`."""
+        random = np.random.default_rng(self.seed)
+        ids = random.integers(len(SPECIAL_TOKENS), self.vocab_size, (num_rows, self.row_length))
+        middle = self.row_length // 2
+        ids[:, 0] = SPECIAL_TOKENS.index("[CLS]")
+        ids[:, [middle, -1]] = SPECIAL_TOKENS.index("[SEP]")
+        with BlockWriter(Path(directory) / "rows.blocks", self.row_length, self.vocab_size) as writer:
+            writer.write([Row(row, middle + 1) for row in ids])
+            return writer.finish(tokenizer_hash="", packing="random", statistics={}, sources=[], recipe={})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A masked batch in the forms that contestants want.
+
+    Attributes:
+        inputs: what the collator gives: `model(**inputs)`.
+        labels: (B, L); the original ids of masked tokens, elsewhere -100.
+        originals: (B, L); the rows before masking.
+        corrupted: (B, L); made-up fills, about half of them the original: for the comparison of losses.
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    originals: Tensor
+    corrupted: Tensor
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.inputs.values(), self.labels, self.originals, self.corrupted]
+
+
+def make_batch(inputs: dict[str, Tensor], vocab_size: int, device: torch.device | str) -> Batch:
+    """A collated batch of full rows on the device, in all its forms."""
+    ids_BL, positions_BK, labels_BK = (inputs[key] for key in ("input_ids", "masked_positions", "labels"))
+    if bool(labels_BK.eq(IGNORED).any()):
+        raise ValueError("A row has fewer words than slots: lower mask_probability or take longer rows.")
+    generator = torch.Generator().manual_seed(0)
+    fills_BK = torch.randint(len(SPECIAL_TOKENS), vocab_size, labels_BK.shape, generator=generator)
+    fills_BK = fills_BK.where(torch.rand(labels_BK.shape, generator=generator) < 0.5, labels_BK)
+    forms = (
+        torch.full_like(ids_BL, IGNORED).scatter(1, positions_BK, labels_BK),
+        ids_BL.scatter(1, positions_BK, labels_BK),
+        ids_BL.scatter(1, positions_BK, fills_BK),
+    )
+    moved = {name: tensor.to(device) for name, tensor in inputs.items()}
+    return Batch(moved, *(form.to(device) for form in forms))
+
+
+class Rows:
+    """Rows, their collator, and the first batches of their stream."""
+
+    def __init__(self, workload: Workload, directory: str | os.PathLike[str], num_batches: int) -> None:
+        self.workload = workload
+        self.blocks = workload.write_rows(directory, num_batches * workload.batch_size)
+        self.tokenizer = workload.tokenizer()
+        self.collator = DataCollatorForRTD(
+            self.tokenizer, workload.mask_probability, seed=workload.seed, row_length=workload.row_length
+        )
+
+    def stream(self, num_steps: int) -> RowStream:
+        return RowStream(self.blocks, num_steps * self.workload.batch_size, self.workload.seed)
+
+    def collate(self, index: int) -> dict[str, Tensor]:
+        first = index * self.workload.batch_size
+        rows: Any = self.stream(index + 1).__getitems__(list(range(first, first + self.workload.batch_size)))
+        return self.collator(rows)
+
+    def batches(self, number: int, device: torch.device | str) -> list[Batch]:
+        return [make_batch(self.collate(index), self.workload.vocab_size, device) for index in range(number)]

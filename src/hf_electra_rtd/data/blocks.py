@@ -225,7 +225,7 @@ class BlockFile(Dataset):
     def _map(self) -> None:
         header = self.header
         dtype = np.dtype(header.dtype)
-        # Plain arrays over the mapped file: every index of a `memmap` makes another one, which costs more than the row.
+        # Plain arrays over the mapped file: indexing a `memmap` makes another one, which costs more than the rows.
         self._ids = np.asarray(np.memmap(self.path, dtype, "r", offset=len(MAGIC), shape=(header.num_tokens,)))
         position = len(MAGIC) + header.num_tokens * dtype.itemsize
         self._offsets: np.ndarray | None = None

@@ -28,7 +28,8 @@ from transformers import AutoModelForPreTraining, ElectraForMaskedLM, ElectraFor
 stock = set(sys.modules)
 import hf_electra_rtd
 new = {name.partition(".")[0] for name in set(sys.modules) - stock}
-heavy = {"accelerate", "datasets", "evaluate", "matplotlib", "peft", "rich", "sklearn", "yaml", "zstandard"}
+heavy = {"accelerate", "datasets", "evaluate", "matplotlib", "pandas", "peft", "pyarrow", "rich", "scipy",
+    "sklearn", "tqdm", "yaml", "zstandard"}
 assert not new & heavy, new & heavy
 assert "transformers.trainer" not in sys.modules
 assert "hf_electra_rtd.training.trainer" not in sys.modules

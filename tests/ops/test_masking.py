@@ -9,6 +9,7 @@ from hf_electra_rtd.ops import (
     MaskedSlots,
     choose_masked_positions,
     masked_slots,
+    masking,
     num_masked,
     original_ids,
     replace_at,
@@ -46,6 +47,19 @@ def test_positions_are_distinct_ascending_candidates_and_exactly_as_many_as_aske
         assert used == sorted(set(used))
         assert chosen[len(used) :] == [-1] * (slots - len(used))
         assert all(row[position] for position in used)
+
+
+@given(masking_cases(), st.booleans())
+def test_the_fast_choice_is_that_of_topk_also_among_equal_numbers(case, coarse):
+    candidates, uniforms, counts, slots = case
+    if coarse:
+        uniforms = (uniforms * 4).floor() / 4
+    counts = counts - 1  # none at all, too
+    scores = uniforms.masked_fill(~candidates, 2.0)
+    expected = masking._choose_by_topk(scores, counts, slots)
+    assert torch.equal(choose_masked_positions(candidates, uniforms, counts, slots), expected)
+    if not coarse:
+        assert masking._choose_by_threshold(scores.numpy(), counts.numpy(), slots) is not None
 
 
 def test_every_candidate_is_as_likely():

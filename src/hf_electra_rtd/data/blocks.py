@@ -225,14 +225,17 @@ class BlockFile(Dataset):
     def _map(self) -> None:
         header = self.header
         dtype = np.dtype(header.dtype)
-        self._ids = np.memmap(self.path, dtype, "r", offset=len(MAGIC), shape=(header.num_tokens,))
+        # Plain arrays over the mapped file: indexing a `memmap` makes another one, which costs more than the rows.
+        self._ids = np.asarray(np.memmap(self.path, dtype, "r", offset=len(MAGIC), shape=(header.num_tokens,)))
         position = len(MAGIC) + header.num_tokens * dtype.itemsize
         self._offsets: np.ndarray | None = None
         if not header.uniform:
-            self._offsets = np.memmap(self.path, "<u8", "r", offset=position, shape=(header.num_rows + 1,))
+            offsets = np.memmap(self.path, "<u8", "r", offset=position, shape=(header.num_rows + 1,))
+            self._offsets = np.asarray(offsets)
             position += self._offsets.nbytes
         segments = _segment_dtype(header.row_length)
-        self._second_segments = np.memmap(self.path, segments, "r", offset=position, shape=(header.num_rows,))
+        second_segments = np.memmap(self.path, segments, "r", offset=position, shape=(header.num_rows,))
+        self._second_segments = np.asarray(second_segments)
 
     # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __getstate__(self) -> dict[str, Any]:
@@ -253,14 +256,14 @@ class BlockFile(Dataset):
 
     def read(self, indices: np.ndarray) -> RowBatch:
         """The rows of an int64 array (B,) of indices."""
-        second_segments = self._second_segments[indices].astype(np.int64)
+        second_segments = self._second_segments.take(indices).astype(np.int64)
         lengths = self.lengths(indices)
         if self._offsets is None:
             rows = self._ids.reshape(-1, self.header.row_length)
-            return RowBatch(np.asarray(rows[indices]), lengths, second_segments)
+            return RowBatch(rows.take(indices, axis=0), lengths, second_segments)
         starts = self._offsets[indices].astype(np.int64)
         within = np.minimum(np.arange(self.header.row_length), lengths[:, None] - 1)
-        return RowBatch(np.asarray(self._ids[starts[:, None] + within]), lengths, second_segments)
+        return RowBatch(self._ids.take(starts[:, None] + within), lengths, second_segments)
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
         """Tokens in each row of an int64 array (B,) of indices: int64 (B,)."""

@@ -75,56 +75,75 @@ class DataCollatorForRTD:
         self.tokenizer = tokenizer
         self.mask_probability, self.keep_probability = mask_probability, keep_probability
         self.masking, self.seed, self.row_length = masking, seed, row_length
-        self._never_masked = torch.tensor(
-            [tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.pad_token_id, tokenizer.mask_token_id]
+        self._never_masked: tuple[int, ...] = (
+            tokenizer.cls_token_id,
+            tokenizer.sep_token_id,
+            tokenizer.pad_token_id,
+            tokenizer.mask_token_id,
         )
+        self._counts = np.zeros(0, dtype=np.int64)  # how many tokens of a row are masked, by its length
 
     def __call__(self, features: RowBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         rows = features if isinstance(features, RowBatch) else _gather(features, self.row_length)
-        ids_BL = torch.from_numpy(rows.ids.astype(np.int64))
-        lengths_B = torch.from_numpy(rows.lengths)
-        batch_size, length = ids_BL.shape
-        columns_L = torch.arange(length)
-        real_BL = columns_L < lengths_B[:, None]
-        ids_BL = ids_BL.masked_fill(~real_BL, self.tokenizer.pad_token_id)
+        batch_size, length = rows.ids.shape
+        columns_L = np.arange(length)
+        input_ids_BL = rows.ids.astype(np.int64)
+        candidates_BL = np.ones(rows.ids.shape, dtype=bool)
+        for token in self._never_masked:
+            candidates_BL &= rows.ids != token
+        types_BL = columns_L >= rows.second_segments[:, None]
+        padded = int(rows.lengths.min()) < length
+        if padded:
+            real_BL = columns_L < rows.lengths[:, None]
+            input_ids_BL[~real_BL] = self.tokenizer.pad_token_id
+            candidates_BL &= real_BL
+            types_BL &= real_BL
 
         # K slots a row: K uniforms for keeping, 2 K for sampling, and L for choosing.
         num_slots = min(num_masked(self.mask_probability, length), length)
         uniforms = self._uniforms(rows, length + 3 * num_slots)
-        choosing_BL, keeping_BK, sampling_B2K = uniforms.split([length, num_slots, 2 * num_slots], dim=1)
-        counts_B = torch.tensor([num_masked(self.mask_probability, n) for n in rows.lengths.tolist()])
-        candidates_BL = real_BL & ~torch.isin(ids_BL, self._never_masked)
-        positions_BK = MASKING[self.masking](candidates_BL, choosing_BL, counts_B, num_slots)
+        choosing_BL, keeping_BK = uniforms[:, :length], uniforms[:, length : length + num_slots]
+        sampling_B2K = uniforms[:, length + num_slots :]
+        choose = MASKING[self.masking]
+        counts_B = torch.from_numpy(self._counts_of(rows.lengths))
+        positions_BK = choose(
+            torch.from_numpy(candidates_BL), torch.from_numpy(choosing_BL), counts_B, num_slots
+        ).numpy()
 
         used_BK = positions_BK >= 0
-        positions_BK = positions_BK.clamp(min=0)
-        labels_BK = ids_BL.gather(1, positions_BK).masked_fill(~used_BK, IGNORED)
+        positions_BK = np.maximum(positions_BK, 0)
+        places_BK = positions_BK + length * np.arange(batch_size)[:, None]  # in all rows, one after the other
+        labels_BK = np.where(used_BK, input_ids_BL.take(places_BK), IGNORED)
         hidden_BK = used_BK & (keeping_BK >= self.keep_probability)
-        # Slots that hide nothing write to an extra column.
-        scratch = torch.cat([ids_BL, ids_BL.new_zeros(batch_size, 1)], dim=1)
-        scratch.scatter_(1, positions_BK.masked_fill(~hidden_BK, length), self.tokenizer.mask_token_id)
+        input_ids_BL.reshape(-1)[places_BK[hidden_BK]] = self.tokenizer.mask_token_id
 
-        batch = {
-            "input_ids": scratch[:, :length].contiguous(),
-            "token_type_ids": ((columns_L >= torch.from_numpy(rows.second_segments)[:, None]) & real_BL).long(),
+        arrays = {
+            "input_ids": input_ids_BL,
+            "token_type_ids": types_BL.astype(np.int64),
             "masked_positions": positions_BK,
             "labels": labels_BK,
         }
-        if not real_BL.all():
-            batch["attention_mask"] = real_BL.long()
+        if padded:
+            arrays["attention_mask"] = real_BL.astype(np.int64)
         if self.seed is not None:
-            batch["sampling_uniforms"] = sampling_B2K.unflatten(1, (num_slots, 2)).contiguous()
-        return batch
+            arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _uniforms(self, rows: RowBatch, count: int) -> Tensor:
+    def _counts_of(self, lengths_B: np.ndarray) -> np.ndarray:
+        longest = int(lengths_B.max())
+        if longest >= len(self._counts):
+            self._counts = np.array([num_masked(self.mask_probability, length) for length in range(longest + 1)])
+        return self._counts[lengths_B]
+
+    def _uniforms(self, rows: RowBatch, count: int) -> np.ndarray:
         if self.seed is None:
-            return torch.rand(len(rows), count)
+            return torch.rand(len(rows), count).numpy()
         if rows.stream_positions is None:
             raise ValueError(
                 "A seeded collator needs the stream_position of every row: wrap the dataset in RowStream (and with a "
                 "plain Trainer set remove_unused_columns=False), or leave the seed out to draw from torch's generator."
             )
-        return torch.from_numpy(counter_uniforms(self.seed, randomness.MASKING, rows.stream_positions, count))
+        return counter_uniforms(self.seed, randomness.MASKING, rows.stream_positions, count)
 
 
 def _gather(features: Sequence[dict[str, Any]], row_length: int | None) -> RowBatch:

@@ -27,7 +27,7 @@ _MAX_WORKERS = 64
 
 
 class Chunk(NamedTuple):
-    """Some lines, about a megabyte, and what belongs to each: uint8 arrays of one number a line."""
+    """Some lines, a quarter of a megabyte, and what belongs to each: uint8 arrays of one number a line."""
 
     lines: list[str]
     parts: bytearray  # which output the line goes to

@@ -28,7 +28,7 @@ def load_source(source: DatasetSource) -> Any:
         ValueError: for a dataset, config or split that does not exist, that cannot be reached or accessed, or that
             lacks the column with the text.
     """
-    from datasets import load_dataset
+    from datasets import Value, load_dataset
 
     with _explaining(source):
         dataset = load_dataset(
@@ -38,7 +38,8 @@ def load_source(source: DatasetSource) -> Any:
     if features is not None:
         if source.text_column not in features:
             raise ValueError(_no_column(source, features))
-        kind = getattr(features[source.text_column], "dtype", None)
+        feature = features[source.text_column]
+        kind = feature.dtype if isinstance(feature, Value) else type(feature).__name__
         if kind not in ("string", "large_string"):
             raise ValueError(f"The dataset {source.dataset}: column {source.text_column!r} holds {kind}, not text.")
     return dataset

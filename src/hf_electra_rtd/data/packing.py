@@ -7,6 +7,7 @@ dealt to calls does not matter.
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
@@ -129,15 +130,18 @@ class FullPacker:
         ids = np.concatenate(self._pending)
         ends = np.concatenate(self._pending_ends)
         marks = np.concatenate(self._pending_marks)
+        # An end that no document's [SEP] follows, as the place after it. Rows are made one by one, each where the one
+        # before ended, so what is looked up for a row are plain Python numbers.
+        splits = (np.flatnonzero(ends[:-1] & ~marks[1:]) + 1).tolist()
+        is_mark = marks.tobytes()
         start = 0
         while True:
-            while start < len(ids) and marks[start]:
+            while start < len(ids) and is_mark[start]:
                 start += 1  # the row before ended with its own [SEP]
             # A row takes up to L - 2 items and looks one further; only at the end of the corpus is there less to see.
             if len(ids) - start <= self.row_length and not final:
                 break
-            stop = start + self.row_length
-            taken = self._row(ids[start:stop], ends[start:stop], marks[start:stop])
+            taken = self._row(ids[start : start + self.row_length], start, splits, is_mark)
             if taken is None:
                 break
             row, num_items = taken
@@ -147,25 +151,31 @@ class FullPacker:
         self._pending, self._pending_ends, self._pending_marks = [ids[start:]], [ends[start:]], [marks[start:]]
         self._num_pending = len(ids) - start
 
-    def _row(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> tuple[Row, int] | None:
-        """The next row and how many items it takes; None where too few are left to fill it."""
+    def _row(self, ids: np.ndarray, start: int, splits: list[int], is_mark: bytes) -> tuple[Row, int] | None:
+        """The next row, of `ids`, which begin at `start` of what is pending, and how many items it takes; None where
+        too few are left to fill it."""
         length = self.row_length
         if self._next_uniform() < ONE_SEGMENT_SHARE:
-            num_items = length - 2
-            if len(ids) < num_items:
-                return None
-            return Row(self._assemble(ids[:num_items]), length), num_items
-        if len(ids) < length - 3:
+            second_segment, num_items = length, length - 2
+        elif len(ids) < length - 3:
             return None
-        split = self._split(ends, marks)
-        if marks[split - 1]:  # the document's [SEP] is also the first segment's
-            num_items = length - 2
-            if len(ids) < num_items:
-                return None
-            return Row(self._assemble(ids[:num_items]), 1 + split), num_items
-        num_items = length - 3
-        separator = [self.tokens.sep]
-        return Row(self._assemble(ids[:split], separator, ids[split:num_items]), 2 + split), num_items
+        else:
+            split = self._split(start, splits, is_mark)
+            if is_mark[start + split - 1]:  # the document's [SEP] is also the first segment's
+                second_segment, num_items = 1 + split, length - 2
+            else:
+                second_segment, num_items = 2 + split, length - 3
+        if len(ids) < num_items:
+            return None
+        row = np.empty(length, dtype=np.int64)
+        row[0], row[-1] = self.tokens.cls, self.tokens.sep
+        if num_items == length - 2:
+            row[1:-1] = ids[:num_items]
+        else:
+            row[1 : second_segment - 1] = ids[:split]
+            row[second_segment - 1] = self.tokens.sep
+            row[second_segment:-1] = ids[split:num_items]
+        return Row(row, second_segment), num_items
 
     def _next_uniform(self) -> float:
         place = self._num_rows % 1024
@@ -174,19 +184,17 @@ class FullPacker:
             self._uniforms = bits[:, 0] / 2**64
         return float(self._uniforms[place])
 
-    def _split(self, ends: np.ndarray, marks: np.ndarray) -> int:
-        """How many items the first segment has."""
+    def _split(self, start: int, splits: list[int], is_mark: bytes) -> int:
+        """How many items the first segment of the row at `start` has."""
         num_items = self.row_length - 3
         middle = num_items // 2
         low, high = max(1, num_items // 4), num_items - num_items // 4
-        allowed = ends[low - 1 : high - 1] & ~marks[low:high]  # an end, and not followed by a document's [SEP]
-        found = np.flatnonzero(allowed) + low
-        if len(found):
-            return int(found[np.abs(found - middle).argmin()])
-        return middle + int(marks[middle])
-
-    def _assemble(self, *parts: Sequence[int] | np.ndarray) -> np.ndarray:
-        return np.concatenate([[self.tokens.cls], *parts, [self.tokens.sep]]).astype(np.int64)
+        after = bisect_left(splits, start + middle)  # of two that are as near, the first is taken
+        nearest = [split - start for split in splits[max(0, after - 1) : after + 1]]
+        found = [split for split in nearest if low <= split < high]
+        if found:
+            return min(found, key=lambda split: abs(split - middle))
+        return middle + is_mark[start + middle]
 
 
 class OriginalPacker:

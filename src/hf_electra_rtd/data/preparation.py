@@ -33,7 +33,7 @@ from hf_electra_rtd.ops import randomness
 logger = logging.getLogger(__name__)
 
 _FORMAT = 3  # of the recipe: a higher one makes what was prepared before be made anew
-_CHUNK = 1 << 20  # characters that are tokenised at once
+_CHUNK = 1 << 18  # characters that are tokenised at once; with few, all processes end together
 _TRAIN, _HELD_OUT = 0, 1
 _REMEDIES = {  # for a part that is shorter than a row
     _TRAIN: "Give more text, or shorter rows (--row_length).",

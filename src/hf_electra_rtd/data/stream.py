@@ -84,14 +84,16 @@ class RowStream(Dataset):
         if not self.shuffle:
             return places
         rows = np.empty_like(places)
-        for epoch in np.unique(epochs):
+        for epoch in set(epochs.tolist()):
             here = epochs == epoch
-            rows[here] = self._permutation(int(epoch))[places[here]]
+            rows[here] = self._permutation(epoch)[places[here]]
         return rows
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, randomness.permutation(self.seed, epoch, len(self.rows)))
+            order = randomness.permutation(self.seed, epoch, len(self.rows))
+            # Half of the memory, for as long as the epoch lasts, in every worker.
+            self._order = (epoch, order.astype(np.uint32) if len(order) <= 2**32 else order)
         return self._order[1]
 
     def num_tokens(self, num_positions: int | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -300,12 +301,11 @@ class _Cache:
         self._path = path
         self._entries: dict[str, Any] = {}
         self._changed = False
-        try:
+        # There is none yet, or it is not ours.
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format"] == _CACHE_FORMAT:
                 self._entries = {key: entry for key, entry in content["files"].items() if _is_entry(entry)}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            pass  # none yet, or not ours
 
     def get(self, key: str, stamp: Stamp) -> dict[str, Any]:
         entry = self._entries.get(key, {})

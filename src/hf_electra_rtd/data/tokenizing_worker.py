@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+from itertools import chain
 from typing import IO
 
 
@@ -39,10 +40,11 @@ def load_backend(described: str) -> Tokenizer:
 
 def encode_lines(backend: Tokenizer, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """The ids of all lines, one after the other, and how many each line has: uint32 arrays."""
-    encoded = [encoding.ids for encoding in backend.encode_batch_fast(lines, add_special_tokens=False)]
+    encoded = backend.encode_batch_fast(lines, add_special_tokens=False)
     lengths = np.fromiter(map(len, encoded), dtype=np.uint32, count=len(lines))
-    ids = np.fromiter((token for line in encoded for token in line), dtype=np.uint32, count=int(lengths.sum()))
-    return ids, lengths
+    # `ids` makes a list of Python integers: one line's at a time, and no Python code for each of them.
+    ids = chain.from_iterable(encoding.ids for encoding in encoded)
+    return np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:

@@ -22,6 +22,7 @@ from transformers import TrainerState, set_seed
 from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 
 from hf_electra_rtd import CheckpointError, DivergedError
+from hf_electra_rtd.training.arguments import fraction_steps
 from hf_electra_rtd.training.checkpoints import (
     check_resumable,
     check_tensors,
@@ -31,6 +32,7 @@ from hf_electra_rtd.training.checkpoints import (
 )
 from hf_electra_rtd.training.cli import run_as_script
 from hf_electra_rtd.training.evaluation import evaluate_held_out
+from hf_electra_rtd.training.fractions import export_fraction
 from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.interruption import INTERRUPTED, OwnProcessGroup, StopSignal
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
@@ -50,7 +52,7 @@ OPTIONS = {
     *("per_device_eval_batch_size", "learning_rate", "warmup_steps", "weight_decay", "max_grad_norm", "seed"),
     *("adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction", "data_seed", "bf16", "fp16", "use_cpu"),
     *("row_length", "mask_probability", "keep_probability", "masking", "dataloader_num_workers", "ddp_timeout"),
-    "exact_loss_normalization",
+    *("exact_loss_normalization", "checkpoint_fractions"),
     *("logging_steps", "logging_first_step", "logging_strategy", "eval_strategy", "eval_steps", "eval_delay"),
     *("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint", "disable_tqdm"),
 }
@@ -82,6 +84,7 @@ class Loop:
             args.eval_strategy = "no"
         self.state, self.control = TrainerState(max_steps=args.max_steps), TrainerControl()
         self.state.compute_steps(args, args.max_steps)
+        self.fractions = fraction_steps(args.checkpoint_fractions, args.max_steps)
         self.health = HealthWatch(args.output_dir)
         self.meters = TrainingMeters(run.model.measures)
 
@@ -143,6 +146,8 @@ class Loop:
                 state.epoch = state.global_step / state.max_steps * len(self.run.stream) / len(self.run.stream.rows)
                 self.bar.update()
                 stopped = state.global_step < state.max_steps and signal.should_stop(state.global_step)
+                if state.global_step in self.fractions:  # before a checkpoint, whose run has then left its towers
+                    self.export()
                 control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
                 if control.should_log or stopped:
                     mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
@@ -185,6 +190,13 @@ class Loop:
         self.log(metrics)
         self.check_discriminator(metrics, "eval_")
         return metrics
+
+    def export(self) -> None:
+        run, step = self.run, self.state.global_step
+        self.health.check_weights(step, self.model)
+        with self.clock.paused():
+            how_far = self.fractions[step], step, self.clock.seconds
+            export_fraction(run.model, self.model, self.accelerator, run.tokenizer, run.args, *how_far)
 
     def save(self) -> None:
         self.health.check_weights(self.state.global_step, self.model)

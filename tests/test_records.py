@@ -46,6 +46,15 @@ def test_a_record_survives_its_file(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [RECORD_FILE]
 
 
+def test_a_record_from_before_there_were_fractions_is_read(tmp_path):
+    record = make_record()
+    path = record.save(tmp_path)
+    values = json.loads(path.read_text())
+    del values["fractions"]
+    path.write_text(json.dumps(values))
+    assert PretrainingRecord.load(path) == record
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     path = make_record(metrics={"eval_discriminator_auc": math.nan}).save(tmp_path)
     assert json.loads(path.read_text())["metrics"] == {"eval_discriminator_auc": None}

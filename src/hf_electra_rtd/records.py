@@ -17,6 +17,7 @@ from typing import Any
 
 SCHEMA_VERSION = 1
 RECORD_FILE = "run_record.json"
+FRACTION_FILE = "fraction.json"
 _PACKAGES = (
     "hf-electra-rtd",
     "torch",
@@ -51,6 +52,8 @@ class PretrainingRecord:
         flops: `model` and `paper`, the two conventions of `hf_electra_rtd.accounting`.
         curves: the log, a dict a line, each with `step`.
         metrics: held-out metrics at the end; empty without held-out rows.
+        fractions: the towers that were exported on the way, a [`FractionRecord`] each, by step; empty in records from
+            before there were any.
         schema_version: of this format.
     """
 
@@ -70,19 +73,13 @@ class PretrainingRecord:
     flops: dict[str, float]
     curves: list[dict[str, Any]]
     metrics: dict[str, float] = field(default_factory=dict)
+    fractions: list[dict[str, Any]] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes `run_record.json`, whole or not at all, and returns its path. Numbers that are not finite become
         null."""
-        path = Path(directory) / RECORD_FILE
-        partial = path.with_suffix(".json.partial")
-        text = json.dumps(
-            _finite(dataclasses.asdict(self)), indent=2, ensure_ascii=False, default=str, allow_nan=False
-        )
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
-        return path
+        return _write(self, Path(directory) / RECORD_FILE)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> PretrainingRecord:
@@ -96,14 +93,62 @@ class PretrainingRecord:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"{path} is not a run record of version {SCHEMA_VERSION}.")
-        fields = {f.name: f for f in dataclasses.fields(cls)}
-        for name in fields.keys() ^ values.keys():
-            raise ValueError(f"{path}: field {name!r} is {'missing' if name in fields else 'not known'}.")
-        for name, value in values.items():
-            wanted = _JSON_TYPES[str(fields[name].type).partition("[")[0]]
-            if not isinstance(value, wanted) or isinstance(value, bool):
-                raise ValueError(f"{path}: field {name!r} is a {type(value).__name__}, not a {fields[name].type}.")
+        _check_fields(cls, path, {"fractions": [], **values})
         return cls(**values)
+
+
+@dataclass
+class FractionRecord:
+    """Towers that a run exported on its way.
+
+    Attributes:
+        fraction: of the run's steps, as it was asked for.
+        step: optimiser steps until then.
+        rows: rows that were trained on until then, over all processes.
+        train_seconds: time in training steps until then, as in [`PretrainingRecord`].
+    """
+
+    fraction: float
+    step: int
+    rows: int
+    train_seconds: float
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes `fraction.json`, whole or not at all, and returns its path."""
+        return _write(self, Path(directory) / FRACTION_FILE)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> FractionRecord:
+        """Reads a record from its file, or from the directory that it lies in.
+
+        Raises:
+            ValueError: for what is no such record, or has fields missing, unknown or of the wrong type, by name.
+        """
+        path = Path(path)
+        path = path / FRACTION_FILE if path.is_dir() else path
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"{path} is not the record of a fraction of a run.")
+        _check_fields(cls, path, values)
+        return cls(**values)
+
+
+def _write(record: PretrainingRecord | FractionRecord, path: Path) -> Path:
+    partial = path.with_suffix(".json.partial")
+    text = json.dumps(_finite(dataclasses.asdict(record)), indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    partial.write_text(text + "\n", encoding="utf-8")
+    os.replace(partial, path)
+    return path
+
+
+def _check_fields(cls: type, path: Path, values: dict[str, Any]) -> None:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for name in fields.keys() ^ values.keys():
+        raise ValueError(f"{path}: field {name!r} is {'missing' if name in fields else 'not known'}.")
+    for name, value in values.items():
+        wanted = _JSON_TYPES[str(fields[name].type).partition("[")[0]]
+        if not isinstance(value, wanted) or isinstance(value, bool):
+            raise ValueError(f"{path}: field {name!r} is a {type(value).__name__}, not a {fields[name].type}.")
 
 
 _JSON_TYPES: dict[str, tuple[type, ...]] = {

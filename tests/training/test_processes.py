@@ -116,6 +116,12 @@ def assert_same_run(one, other, rounding=1e-5):
         assert curves[1][key] == pytest.approx(value, rel=2e-5, abs=1e-7), key
 
 
+def assert_same_towers(one, other):
+    for tower in ("generator", "discriminator"):
+        name = f"{tower}/model.safetensors"
+        assert (one / name).read_bytes() == (other / name).read_bytes()
+
+
 def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from_each_other(workplace, monkeypatch):
     scripts = {"trainer": "pretrain.py", "loop": "pretrain_no_trainer.py"}
     for name, script in scripts.items():
@@ -124,10 +130,11 @@ def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from
     resume = ("--resume_from_checkpoint", "latest")
     commands = []
     for name, script in scripts.items():
-        commands.append(command(workplace, script, f"{name}-2", 2))
+        commands.append(command(workplace, script, f"{name}-2", 2, "--checkpoint_fractions", "0.5", "1"))
         commands.append(command(workplace, script, f"{name}-1-2", 2, *resume))
     launch(commands, workplace)
     for name, script in scripts.items():
+        assert_same_towers(workplace / f"{name}-2" / "fractions" / "100", workplace / f"{name}-2")
         begun_before(workplace, f"{name}-2-1", f"{name}-2")
         run_here(command(workplace, script, f"{name}-2-1", 1, *resume, *ACCUMULATED), monkeypatch)
 
@@ -141,13 +148,17 @@ def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from
 
 
 def test_sharded_training_is_the_same_run_and_resumes(workplace, monkeypatch):
+    """And leaves whole towers on the way."""
     if not (workplace / "loop-1").exists():
         run_here(command(workplace, "pretrain_no_trainer.py", "loop-1", 1), monkeypatch)
-    whole = [command(workplace, script, f"sharded-{script[:-3]}", 2) for script in MAINS]
+    fractions = ("--checkpoint_fractions", "0.5", "1")
+    whole = [command(workplace, script, f"sharded-{script[:-3]}", 2, *fractions) for script in MAINS]
     launch(whole, workplace, flags=["--shard"])
     for script in MAINS:
         directory = workplace / f"sharded-{script[:-3]}"
         assert_same_run(workplace / "loop-1", directory)
+        assert_same_towers(directory / "fractions" / "100", directory)
+        assert (directory / "fractions" / "50" / "fraction.json").exists()
         begun_before(workplace, f"{directory.name}-resumed", directory.name)
     resume = ("--resume_from_checkpoint", "latest")
     launch(

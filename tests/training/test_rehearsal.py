@@ -129,7 +129,7 @@ def test_ties_are_told_by_both_names_and_checked_by_their_storage(model):
 @pytest.mark.parametrize("sharing", ["none", "embeddings"])
 def test_the_disk_that_is_promised_is_the_disk_that_a_run_takes(blocks, tokenizer, tmp_path, sharing):
     model = ElectraForRTDPretraining(tiny_config(sharing=sharing, vocab_size=55, hidden_size=128))
-    args = arguments(tmp_path, save_total_limit=2)
+    args = arguments(tmp_path, save_total_limit=2, checkpoint_fractions=[0.5, 1.0])
     need = estimate_disk(model, tokenizer, args, 6)
     RTDTrainer(model, args, *blocks, processing_class=tokenizer).train()
     checkpoints = sorted(tmp_path.glob("checkpoint-*"))
@@ -139,7 +139,8 @@ def test_the_disk_that_is_promised_is_the_disk_that_a_run_takes(blocks, tokenize
     tokenizer.save_pretrained(tmp_path / "final")
     model.save_towers(tmp_path / "final", tokenizer)
     assert need.final == pytest.approx(size(tmp_path / "final"), rel=0.05)
-    assert need.total == 3 * need.checkpoint + need.final
+    assert need.fractions == pytest.approx(size(tmp_path / "fractions"), rel=0.05)
+    assert need.total == 3 * need.checkpoint + need.final + need.fractions
 
 
 def size(directory):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -87,6 +88,8 @@ class RTDTrainingArguments(TrainingArguments):
         bias_correction: of Adam; the original has none.
         exact_loss_normalization: divide both losses by the counts of a whole optimiser step, over accumulated batches
             and processes, instead of averaging the means of its batches; see `hf_electra_rtd.training.normalization`.
+        checkpoint_fractions: shares of the run's steps, in (0, 1], at which both towers are exported into
+            `output_dir/fractions/<percent>`; see `hf_electra_rtd.training.fractions`.
 
     What differs from the parent's defaults: AdamW with eps 1e-6, weight decay 0.01 and no bias correction (the
     optimisers `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; any other name is taken as `transformers`
@@ -104,6 +107,10 @@ class RTDTrainingArguments(TrainingArguments):
     )
     exact_loss_normalization: bool = field(
         default=False, metadata={"help": "Divide losses by the counts of a whole step: for rows of different lengths."}
+    )
+    checkpoint_fractions: list[float] | None = field(
+        default=None,
+        metadata={"help": "Shares of the run at which both towers are exported: 0.0625 0.125 0.25 0.5 1.0."},
     )
 
     # Paper, Table 6; Code model/optimization.py.
@@ -132,6 +139,11 @@ class RTDTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         check_masking(self.mask_probability, self.keep_probability, self.masking)
+        for fraction in self.checkpoint_fractions or ():
+            if not 0 < fraction <= 1:
+                raise ValueError(
+                    f"checkpoint_fractions holds {fraction:g}: give shares of the run, above 0, at most 1."
+                )
         if self.hub_token is not None:
             raise ValueError(
                 "hub_token would be written into the run's files: set HF_TOKEN, or log in with `hf auth login`."
@@ -172,6 +184,18 @@ def get_recipe(size: str) -> dict[str, Any]:
     if size not in RECIPES:
         raise ValueError(f"There is no size {size!r}. Known are: {', '.join(RECIPES)}.")
     return dict(RECIPES[size])
+
+
+def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:
+    """The steps after which towers are exported, in order, and the fraction that each stands for: the largest of those
+    that come to the same step.
+
+    Args:
+        fractions: shares of the run, in any order, or None.
+        max_steps: of the run.
+    """
+    # Without the rounding, 0.07 of 100 steps would be 7.000000000000001, and end up at 8.
+    return {max(1, math.ceil(round(fraction * max_steps, 6))): fraction for fraction in sorted(fractions or ())}
 
 
 def refuse_other_options(args: RTDTrainingArguments, known: set[str]) -> None:

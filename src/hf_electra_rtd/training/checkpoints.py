@@ -174,6 +174,7 @@ def unfinished(
     writes: bool = True,
     wait_for_everyone: Callable[[], None] = lambda: None,
     complete: Callable[[Path], None] = lambda staging: None,
+    subdirectory: str = "",
 ) -> Iterator[Path]:
     """A hidden directory to write into: `with unfinished(run) as staging:`. What lies in it afterwards is forced onto
     the disk and moved into `output_dir`, whole, in the order of its names; what stood there under the same name is
@@ -184,12 +185,13 @@ def unfinished(
         writes: whether this process prepares and moves (one process a file system).
         wait_for_everyone: a barrier for the processes of the run.
         complete: called with the hidden directory when every process has written, before anything is moved.
+        subdirectory: of the run's directory, where things belong that shall not lie there itself.
 
     Raises:
         CheckpointError: if anything could not be written.
     """
     directory = Path(output_dir)
-    staging = directory / UNFINISHED_DIRECTORY
+    staging, target = directory / UNFINISHED_DIRECTORY, directory / subdirectory
     try:
         if writes:
             remove_unfinished(directory)
@@ -201,8 +203,10 @@ def unfinished(
             complete(staging)
             for path in sorted(staging.rglob("*")):
                 _force_to_disk(path)
+            target.mkdir(exist_ok=True)
             for path in sorted(staging.iterdir()):
-                _move(path, directory / path.name, staging)
+                _move(path, target / path.name, staging)
+            _force_to_disk(target)
             _force_to_disk(directory)
             remove_unfinished(directory)
         wait_for_everyone()

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 
 
 LOCK_FILE = ".lock"
@@ -27,15 +27,17 @@ _SMALL_FILES = 25_000  # configuration, generator states, schedule
 @dataclass(frozen=True)
 class DiskNeed:
     """What a run writes, in bytes: `checkpoint` (one), `num_checkpoints` (that lie there at once, the one being
-    written included), and `final` (the pair and both towers)."""
+    written included), `final` (the pair and both towers), and `fractions` (all towers that are exported on the
+    way)."""
 
     checkpoint: int
     num_checkpoints: int
     final: int
+    fractions: int = 0
 
     @property
     def total(self) -> int:
-        return self.checkpoint * self.num_checkpoints + self.final
+        return self.checkpoint * self.num_checkpoints + self.final + self.fractions
 
 
 def estimate_disk(
@@ -63,7 +65,8 @@ def estimate_disk(
     kept = min(written, limit + 1) if limit > 0 else written
     written_models = [model, *model.towers.values()]
     final = sum(map(_weights_file, written_models)) + len(written_models) * words + _SMALL_FILES
-    return DiskNeed(checkpoint, kept, final)
+    towers = sum(map(_weights_file, model.towers.values())) + len(model.towers) * words + _SMALL_FILES
+    return DiskNeed(checkpoint, kept, final, towers * len(fraction_steps(args.checkpoint_fractions, num_steps)))
 
 
 def _in_steps(interval: float, num_steps: int) -> int:

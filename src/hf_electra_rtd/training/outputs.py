@@ -20,6 +20,7 @@ from hf_electra_rtd.training.checkpoints import (
     unfinished,
 )
 from hf_electra_rtd.training.disk import check_output_dir
+from hf_electra_rtd.training.fractions import FRACTIONS_DIRECTORY
 
 
 def prepare_output_dir(output_dir: str, resume: str | None, overwrite: bool, writes: bool = True) -> str | None:
@@ -79,7 +80,8 @@ def remove_run(output_dir: str) -> None:
     directory = Path(output_dir)
     for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
         (directory / name).unlink(missing_ok=True)
-    for path in (*list_checkpoints(directory), *(directory / name for name in ("generator", "discriminator"))):
+    parts = ("generator", "discriminator", FRACTIONS_DIRECTORY)
+    for path in (*list_checkpoints(directory), *(directory / name for name in parts)):
         if path.exists():
             remove_directory(path)
 

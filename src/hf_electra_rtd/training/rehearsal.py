@@ -25,7 +25,7 @@ from hf_electra_rtd.judgement import print_columns
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 from hf_electra_rtd.training.disk import DiskNeed, check_output_dir, estimate_disk, format_bytes, tensor_bytes
 from hf_electra_rtd.training.optimization import make_optimizer
 from hf_electra_rtd.training.progress import format_duration
@@ -89,6 +89,7 @@ class Rehearsal:
         disk: what is written.
         free_bytes: on the disk of the output directory.
         seconds_per_step: mean of the timed steps.
+        export_steps: after which towers are exported.
         caveats: what the rehearsal did not do as the run will.
     """
 
@@ -113,6 +114,7 @@ class Rehearsal:
     disk: DiskNeed
     free_bytes: int
     seconds_per_step: float
+    export_steps: list[int]
     caveats: list[str]
 
     @property
@@ -192,6 +194,7 @@ def rehearse(
         disk=disk,
         free_bytes=free,
         seconds_per_step=seconds,
+        export_steps=list(fraction_steps(args.checkpoint_fractions, steps)),
         caveats=_caveats(args),
     )
 
@@ -415,8 +418,10 @@ def print_rehearsal(rehearsal: Rehearsal, console: Any = None) -> None:
             "disk",
             f"{format_bytes(disk.total)} of {format_bytes(rehearsal.free_bytes)} that are free: "
             f"{disk.num_checkpoints} checkpoints of {format_bytes(disk.checkpoint)}, "
-            f"results {format_bytes(disk.final)}",
+            f"results {format_bytes(disk.final)}"
+            + (f", towers on the way {format_bytes(disk.fractions)}" if disk.fractions else ""),
         ),
+        *(("towers", f"exported after step {step:,}") for step in rehearsal.export_steps),
         *(("but", caveat) for caveat in rehearsal.caveats),
     ):
         run.add_row(name, value)

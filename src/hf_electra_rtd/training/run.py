@@ -24,9 +24,10 @@ from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import count_cores, utc_now
 from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments, refuse_other_options
-from hf_electra_rtd.training.checkpoints import list_checkpoints, remove_unfinished
+from hf_electra_rtd.training.checkpoints import list_checkpoints, read_state, remove_unfinished
 from hf_electra_rtd.training.cli import parse_arguments
 from hf_electra_rtd.training.disk import DirectoryLock, check_output_dir, estimate_disk
+from hf_electra_rtd.training.fractions import FRACTIONS_DIRECTORY, read_fractions, warn_of_missed_fractions
 from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
 from hf_electra_rtd.training.outputs import is_finished, prepare_output_dir, remove_run, save_outputs
 from hf_electra_rtd.training.pair import ModelArguments, build_model
@@ -169,6 +170,8 @@ def start_run(
     )
     if is_main and not run_args.dry_run:
         _check_room(run)
+        if checkpoint is not None:
+            warn_of_missed_fractions(args, args.max_steps, read_state(checkpoint).global_step)
         # The last act before the loop: a mistake found until here has cost nothing.
         remove_unfinished(str(args.output_dir))
         if data_args.overwrite_output_dir and checkpoint is None:
@@ -204,7 +207,8 @@ def _check_room(run: Run) -> None:
     """Refuses a run that would fill the disk, before it begins."""
     output_dir = str(run.args.output_dir)
     need = estimate_disk(run.model, run.tokenizer, run.args, run.args.max_steps).total
-    files = (file for checkpoint in list_checkpoints(output_dir) for file in checkpoint.rglob("*"))
+    there = (*list_checkpoints(output_dir), Path(output_dir) / FRACTIONS_DIRECTORY)
+    files = (file for directory in there for file in directory.rglob("*"))
     check_output_dir(output_dir, max(0, need - sum(file.stat().st_size for file in files)))
 
 
@@ -253,6 +257,7 @@ def finish_run(
         train_seconds=train_seconds,
         curves=curves,
         metrics=metrics,
+        fractions=read_fractions(run.args, run.args.max_steps),
     )
     save_outputs(model, run.tokenizer, record, str(run.args.output_dir))
     if run.held_out is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from accelerate import Accelerator, DistributedType
 from torch import nn
 
@@ -29,8 +30,8 @@ def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Acce
 def gather_pair(
     pair: ElectraForRTDPretraining, prepared: nn.Module, accelerator: Accelerator
 ) -> ElectraForRTDPretraining:
-    """The pair with all of its tensors: itself, or a copy on the main process where training shards them. To be called
-    by every process.
+    """The pair with all of its tensors: itself, or a copy on the main process where training shards them. Draws no
+    random number. To be called by every process.
 
     Args:
         pair: the model.
@@ -42,6 +43,7 @@ def gather_pair(
     tensors = accelerator.get_state_dict(prepared)
     if not accelerator.is_main_process:
         return pair
-    whole = ElectraForRTDPretraining(pair.config)
+    with torch.random.fork_rng(devices=[]):  # the copy is initialised before it is filled
+        whole = ElectraForRTDPretraining(pair.config)
     whole.load_state_dict(tensors)
     return whole

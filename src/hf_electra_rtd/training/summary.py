@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing.curves import CURVES_FILE
-from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.records import (
+    RECORD_FILE,
+    FractionRecord,
+    PretrainingRecord,
+    collect_hardware,
+    collect_versions,
+    utc_now,
+)
 from hf_electra_rtd.training.progress import describe_towers, format_duration
 
 
@@ -32,6 +40,7 @@ def make_record(
     train_seconds: float,
     curves: list[dict[str, Any]],
     metrics: dict[str, float],
+    fractions: Sequence[FractionRecord] = (),
 ) -> PretrainingRecord:
     """The record of a run that is at its end.
 
@@ -47,6 +56,7 @@ def make_record(
         train_seconds: time in training steps.
         curves: the log.
         metrics: of the held-out rows, at the end.
+        fractions: the towers that were exported on the way.
     """
     trained = rows.rows
     if not isinstance(trained, BlockFile):
@@ -74,6 +84,7 @@ def make_record(
         },
         curves=curves,
         metrics=metrics,
+        fractions=[dataclasses.asdict(fraction) for fraction in fractions],
     )
 
 

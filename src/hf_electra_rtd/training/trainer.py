@@ -22,7 +22,7 @@ from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     check_resumable,
@@ -33,6 +33,7 @@ from hf_electra_rtd.training.checkpoints import (
     writing_checkpoint,
 )
 from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors, weighted_loss
+from hf_electra_rtd.training.fractions import export_fraction
 from hf_electra_rtd.training.health import HealthWatch
 from hf_electra_rtd.training.interruption import OwnProcessGroup
 from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters, seconds_trained
@@ -119,7 +120,7 @@ class RTDTrainer(Trainer):
                 self.add_callback(ours)
         self.meters = TrainingMeters(model.measures)
         self.stopwatch = Stopwatch()
-        self.add_callback(_StartStopwatch(self))
+        self.add_callback(_AlongTheRun(self))
         self.health = HealthWatch(str(args.output_dir))
         self._staging: Path | None = None
         self._step_counts: Tensor | None = None
@@ -315,6 +316,24 @@ class RTDTrainer(Trainer):
             newest, best = self.state.global_step, self.state.best_model_checkpoint
             remove_old_checkpoints(run_directory, self._checkpoints_to_keep, newest, best)
 
+    def _export_fraction(self) -> None:
+        """Writes the towers where this step completes one of `checkpoint_fractions`."""
+        step = self.state.global_step
+        fraction = fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
+        if fraction is not None:
+            self.health.check_weights(step, self.model)
+            with self.stopwatch.paused():
+                export_fraction(
+                    self.model,
+                    self.model_wrapped,
+                    self.accelerator,
+                    self.processing_class,
+                    self.args,
+                    fraction,
+                    step,
+                    self.train_seconds,
+                )
+
     def _get_output_dir(self, trial: Any) -> str:
         # The parent writes a checkpoint where this says: beside its final place.
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
@@ -352,14 +371,18 @@ class RTDTrainer(Trainer):
         super()._issue_warnings_after_load(load_result)
 
 
-class _StartStopwatch(TrainerCallback):
-    """Training begins when everything is loaded."""
+class _AlongTheRun(TrainerCallback):
+    """Training begins when everything is loaded; towers are exported after a step, and before its checkpoint, so that
+    a checkpoint's run has left them."""
 
     def __init__(self, trainer: RTDTrainer) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         self._trainer.stopwatch.start()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._trainer._export_fraction()
 
 
 def _undisturbed(loader: DataLoader) -> DataLoader:

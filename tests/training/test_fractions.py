@@ -4,15 +4,18 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import DistributedType
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 
 from hf_electra_rtd import PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.records import FRACTION_FILE, FractionRecord
 from hf_electra_rtd.training.arguments import fraction_steps
 from hf_electra_rtd.training.fractions import read_fractions, warn_of_missed_fractions
+from hf_electra_rtd.training.sharding import gather_pair
 from tests.conftest import VOCABULARY, tiny_config
 from tests.training.test_trainer import Interrupt, assert_equal_weights, losses, make_trainer
 
@@ -128,6 +131,19 @@ def test_the_trainer_exports_by_itself_and_goes_on_bit_for_bit(tmp_path, blocks,
     assert torch.equal(losses(without), losses(resumed))
     assert_equal_weights(without.model, resumed.model)
     assert [(record.fraction, record.step) for record in read_fractions(resumed.args, 6)] == [(0.3, 2), (1.0, 6)]
+
+
+def test_a_copy_of_a_sharded_pair_draws_no_random_number(model):
+    sharding = SimpleNamespace(
+        distributed_type=DistributedType.FSDP,
+        is_main_process=True,
+        get_state_dict=lambda prepared: prepared.state_dict(),
+    )
+    before = torch.get_rng_state()
+    copy = gather_pair(model, model, sharding)
+    assert copy is not model
+    assert_equal_weights(copy, model)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_fractions_that_a_run_went_past_are_told(tmp_path, caplog):

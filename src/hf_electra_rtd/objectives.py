@@ -116,7 +116,7 @@ class Objective(ABC):
 
 def _num_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
-        return torch.tensor(input_ids.numel(), device=input_ids.device)
+        return torch.full((), input_ids.numel(), device=input_ids.device)
     return attention_mask.ne(0).sum()
 
 

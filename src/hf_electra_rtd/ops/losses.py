@@ -44,7 +44,8 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
 def sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
     """Losses of every token, of which the real ones count."""
     if attention_mask_BL is None:
-        num_items = losses_BL.new_tensor(losses_BL.numel())
+        # Filled on the device: a number from the host would be waited for.
+        num_items = losses_BL.new_full((), losses_BL.numel())
     else:
         real = attention_mask_BL.ne(0)
         losses_BL, num_items = losses_BL.where(real, 0.0), real.sum()

@@ -127,6 +127,9 @@ class RTDTrainingArguments(TrainingArguments):
     bf16: bool | None = field(  # type: ignore[assignment]  # None until `__post_init__`
         default=None, metadata={"help": "bfloat16 autocast. By default where a GPU supports it, and not on a CPU."}
     )
+    dataloader_pin_memory: bool | None = field(  # type: ignore[assignment]  # None until `__post_init__`
+        default=None, metadata={"help": "Batches in pinned memory. By default where there is a GPU."}
+    )
     dataloader_num_workers: int = field(default=0, metadata={"help": "Processes that make batches."})
     # A block file has no columns to remove, and every parameter is used.
     remove_unused_columns: bool = field(default=False, metadata={"help": "Leave off: rows are not columns."})
@@ -158,6 +161,8 @@ class RTDTrainingArguments(TrainingArguments):
                 and torch.cuda.is_available()
                 and torch.cuda.is_bf16_supported(including_emulation=False)
             )
+        if self.dataloader_pin_memory is None:
+            self.dataloader_pin_memory = torch.accelerator.is_available() and not self.use_cpu
         super().__post_init__()
 
     @classmethod

@@ -105,6 +105,13 @@ class ModelArguments:
     freeze_generator: bool | None = field(
         default=None, metadata={"help": "Train the main tower alone (false; true with --two_stage_from)."}
     )
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={
+            "help": "Attention of both towers, by its name in `transformers`: sdpa, eager, flash_attention_2, "
+            "flex_attention ... By default torch's sdpa, and on a CPU with dropout our own."
+        },
+    )
 
     def __post_init__(self) -> None:
         refuse_unknown_names(self.options)
@@ -160,7 +167,8 @@ def build_model(
     """The pair: new from a size or a configuration, from pre-trained towers, one or both, or from a first stage.
 
     Raises:
-        ValueError: for towers that do not fit the tokenizer, the rows or each other.
+        ValueError: for towers that do not fit the tokenizer, the rows or each other, or an attention that is not known
+            or not installed.
     """
     if model.two_stage_from is not None:
         pair = _second_stage(model)
@@ -181,6 +189,11 @@ def build_model(
                 f"The {name} has {config.max_position_embeddings} positions, too few for rows of {row_length} tokens "
                 "(--row_length)."
             )
+    if model.attn_implementation is not None:
+        try:
+            pair.set_attn_implementation(model.attn_implementation)
+        except ImportError as error:
+            raise ValueError(f"--attn_implementation {model.attn_implementation}: {error}") from error
     return pair
 
 

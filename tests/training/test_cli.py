@@ -96,6 +96,7 @@ def test_the_recipes_are_those_of_table_6(size):
         assert (arguments.adam_beta1, arguments.adam_beta2, arguments.adam_epsilon) == (0.9, 0.999, 1e-6)
         assert (arguments.weight_decay, arguments.max_grad_norm) == (0.01, 1.0)
         assert not arguments.bf16
+        assert not arguments.dataloader_pin_memory
 
 
 @pytest.mark.parametrize(

@@ -129,3 +129,17 @@ def test_the_second_stage_begins_with_the_generators_encoder_and_a_head_of_its_o
 def test_what_a_second_stage_leaves_no_choice_about_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         ModelArguments(two_stage_from="somewhere", **options)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa", "flex_attention"])
+def test_the_attention_of_both_towers_is_the_one_that_is_named(tokenizer, name):
+    pair = build_model(ModelArguments(size="tiny", attn_implementation=name), tokenizer, 32)
+    for tower in pair.towers.values():
+        layers = tower.electra.encoder.layer
+        assert {layer.attention.self.config._attn_implementation for layer in layers} == {name}
+
+
+@pytest.mark.parametrize("name", ["nonsense", "flash_attention_2"])
+def test_an_attention_that_there_is_not_is_refused(tokenizer, name):
+    with pytest.raises(ValueError, match=r"attn_implementation"):
+        build_model(ModelArguments(size="tiny", attn_implementation=name), tokenizer, 32)

@@ -431,3 +431,20 @@ def test_a_plain_trainers_loss_does_not_depend_on_accumulation(tmp_path, blocks,
         trainer.train()
         first.append([(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry])
     torch.testing.assert_close(torch.tensor(first[0]), torch.tensor(first[1]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_compiled_model_trains_evaluates_saves_and_goes_on_as_any_other(tmp_path, blocks, tokenizer):
+    finals = []
+    for name, options in (("eager", {}), ("compiled", {"torch_compile": True, "torch_compile_backend": "aot_eager"})):
+        torch.compiler.reset()
+        flags = {"max_steps": 6, "save_steps": 3, "eval_steps": 3, **options}
+        make_trainer(tmp_path / name, blocks, tokenizer, **flags).train()
+        resumed = make_trainer(tmp_path / name, blocks, tokenizer, **flags)
+        resumed.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
+        finals.append(resumed)
+    eager, compiled = finals
+    for key, weight in eager.model.state_dict().items():
+        torch.testing.assert_close(compiled.model.state_dict()[key], weight, rtol=1e-4, atol=1e-5)
+    assert [log.keys() for log in eager.state.log_history] == [log.keys() for log in compiled.state.log_history]
+    assert ElectraForRTDPretraining.from_pretrained(tmp_path / "compiled" / "checkpoint-6")

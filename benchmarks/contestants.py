@@ -6,6 +6,7 @@ A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -67,8 +68,11 @@ class StockTowers(Arrangement):
 
     def __init__(self, pair: ElectraForRTDPretraining) -> None:
         super().__init__()
-        self.generator = ElectraForMaskedLM(pair.config.generator_config)
-        self.discriminator = ElectraForPreTraining(pair.config.discriminator_config)
+        # Copies, since the configurations name the pair's attention.
+        self.generator = ElectraForMaskedLM(copy.deepcopy(pair.config.generator_config))
+        self.discriminator = ElectraForPreTraining(copy.deepcopy(pair.config.discriminator_config))
+        for tower in (self.generator, self.discriminator):
+            tower.set_attn_implementation("sdpa")
         self.generator.load_state_dict(pair.generator.state_dict())
         self.discriminator.load_state_dict(pair.discriminator.state_dict())
         self.discriminator.electra.embeddings = self.generator.electra.embeddings

@@ -62,6 +62,13 @@ def test_every_contestant_computes_the_same_losses_and_gradients(name, pair, row
     assert all(found.values())
 
 
+def test_stock_towers_have_nothing_of_ours(pair):
+    towers = contestants.Gathered(pair)
+    assert {module.config._attn_implementation for module in towers.modules() if hasattr(module, "config")} == {"sdpa"}
+    assert {type(module) for module in towers.modules() if isinstance(module, torch.nn.Dropout)} == {torch.nn.Dropout}
+    assert pair.config.generator_config._attn_implementation == "sdpa_with_dropout"
+
+
 @pytest.mark.parametrize("name", contestants.ARRANGEMENTS)
 def test_a_step_trains_both_towers_and_samples(name, pair, rows, first):
     contestant = compete_as(name, pair, rows)

@@ -104,3 +104,23 @@ def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimiser(batch, re
         assert all(p.grad is None for p in pair.generator.parameters())
         trained = {id(p) for group in get_parameter_groups(pair, 0.01) for p in group["params"]}
         assert trained == {id(p) for p in pair.discriminator.parameters()}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft, by transformers
+def test_an_output_layer_with_an_adapter_or_a_hook_is_called(batch):
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    model = ElectraForRTDPretraining(tiny_config())
+    plain = model(**batch).generator_loss
+    calls = []
+    handle = model.generator.generator_lm_head.register_forward_hook(lambda *_: calls.append(1))
+    torch.testing.assert_close(model(**batch).generator_loss, plain)
+    assert calls == [1]
+    handle.remove()
+    adapted = get_peft_model(model, LoraConfig(target_modules=["generator_lm_head"], init_lora_weights=False))
+    output = adapted(**batch, output_generator_logits=True)
+    expected = torch.nn.functional.cross_entropy(output.generator_logits.flatten(0, 1), batch["labels"].flatten())
+    torch.testing.assert_close(output.generator_loss, expected)
+    output.loss.backward()
+    assert all(p.grad.any() for n, p in adapted.named_parameters() if "lora_" in n)

@@ -80,3 +80,34 @@ def test_under_compile_and_elsewhere_the_stock_functions_run(monkeypatch):
     ours = Dropout(0.5)(inputs)
     torch.manual_seed(0)
     assert torch.equal(ours, F.dropout(inputs, 0.5))
+
+
+def test_rows_and_tokens_that_see_nothing_do_no_harm():
+    tower = _tower(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.1).train()
+    exchange_layers(tower)
+    mask = torch.ones(3, 9, dtype=torch.long)
+    mask[1] = 0
+    logits = tower(torch.randint(0, 40, (3, 9)), attention_mask=mask).logits
+    logits.sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in tower.parameters() if parameter.grad is not None)
+
+
+def test_what_must_not_see_the_future_does_not():
+    tower = _tower(attention_probs_dropout_prob=1e-4, hidden_dropout_prob=0.0, is_decoder=True).train()
+    exchange_layers(tower)
+    ids = torch.randint(0, 40, (2, 9))
+    changed = ids.clone()
+    changed[:, -1] = (ids[:, -1] + 1) % 40
+    torch.manual_seed(0)
+    before = tower(ids).logits
+    torch.manual_seed(0)
+    torch.testing.assert_close(tower(changed).logits[:, :-1], before[:, :-1])
+
+
+def test_a_pair_gathered_from_another_leaves_that_ones_attention(tmp_path):
+    model = ElectraForRTDPretraining(tiny_config())
+    model.set_attn_implementation("sdpa")
+    model.save_pretrained(tmp_path)
+    other = ElectraForRTDPretraining.from_pretrained(tmp_path)
+    assert [tower.config._attn_implementation for tower in model.towers.values()] == ["sdpa", "sdpa"]
+    assert [tower.config._attn_implementation for tower in other.towers.values()] == [ATTENTION, ATTENTION]

@@ -11,11 +11,11 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
 from hf_electra_rtd.measures import GeneratorAccuracy, GeneratorLoss, Measure, SampledTokens
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, Sampling, predict_masked, sample_tokens
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, Sampling, predict_masked, predict_masked_from_logits
 
 
 class GeneratorOutput(NamedTuple):
@@ -100,9 +100,11 @@ class MaskedLMGenerator(Generator):
             return predict_slots(tower, slots, sampling, output_logits, **inputs)
         generated = predict_slots(tower, slots, None, output_logits, **inputs)
         tower.eval()
-        with torch.no_grad():
-            again = predict_slots(tower, slots, sampling, False, **inputs)
-        tower.train()
+        try:
+            with torch.no_grad():
+                again = predict_slots(tower, slots, sampling, False, **inputs)
+        finally:
+            tower.train()
         return generated._replace(sampled=again.sampled)
 
 
@@ -128,8 +130,7 @@ class UniformGenerator(Generator):
         logits_BKV = torch.zeros(1, 1, 1, device=input_ids.device).expand(*labels_BK.shape, self.vocab_size)
         sampled_BK = None
         if sampling is not None:
-            forbidden_BK = labels_BK if sampling.disallow_correct else None
-            sampled_BK = sample_tokens(logits_BKV, sampling.uniforms, sampling.temperature, forbidden_BK)
+            sampled_BK = sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
         losses_BK = used * math.log(self.vocab_size)
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
@@ -155,14 +156,26 @@ def predict_slots(
     if sampling is not None:
         sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, 1))
     labels_BK = slots.labels
-    predicted = predict_masked(
-        hidden_BKE.flatten(0, 1), output_layer.weight, output_layer.bias, labels_BK.flatten(), sampling
-    )
+    plain = _is_plain(output_layer)
+    logits_BKV = None if plain and not output_logits else output_layer(hidden_BKE)
+    if logits_BKV is None or plain:
+        predicted = predict_masked(
+            hidden_BKE.flatten(0, 1), output_layer.weight, output_layer.bias, labels_BK.flatten(), sampling
+        )
+    else:
+        predicted = predict_masked_from_logits(logits_BKV.flatten(0, 1), labels_BK.flatten(), sampling)
     return GeneratorOutput(
         LossSum(predicted.total_loss, predicted.losses.view_as(labels_BK), labels_BK.ne(IGNORED).sum()),
         predicted.predictions.view_as(labels_BK),
         None if predicted.sampled is None else predicted.sampled.view_as(labels_BK),
-        output_layer(hidden_BKE) if output_logits else None,
+        logits_BKV if output_logits else None,
+    )
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a layer does nothing but multiply and add: no adapter, no hook that wants to be called."""
+    return type(layer) is nn.Linear and not (
+        layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     )
 
 

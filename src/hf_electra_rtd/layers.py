@@ -17,7 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
 
 
-# Takes the place of "sdpa"; any other back-end that somebody asks for stays.
+# Takes the place of "sdpa", also where a loader is asked for it; any other back-end stays. The pair's
+# `set_attn_implementation` afterwards has the last word.
 ATTENTION = "sdpa_with_dropout"
 
 
@@ -54,7 +55,8 @@ def attention(
     `hf_electra_rtd.ops.attention`. Arguments and results are those of any attention function of `transformers`: (B, H,
     L, D) each, and (B, L, H, D).
     """
-    if not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:
+    causal = kwargs.get("is_causal") or getattr(module, "is_causal", False)
+    if causal or not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         output, _ = stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
         return output, None
@@ -66,7 +68,7 @@ def attention(
 
 def _is_slow(inputs: Tensor, probability: float) -> bool:
     """Whether torch would be slow at dropout here."""
-    return 0.0 < probability < 1.0 and inputs.device.type == "cpu" and not torch.compiler.is_compiling()
+    return 0.0 < probability <= 0.99 and inputs.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 AttentionInterface.register(ATTENTION, attention)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -151,3 +153,11 @@ def test_a_tokenizer_without_a_mask_is_refused():
     tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, mask_token=None)
     with pytest.raises(ValueError, match="no mask_token"):
         DataCollatorForRTD(tokenizer)
+
+
+def test_rows_in_any_order_of_memory_are_masked_alike(tokenizer, blocks):
+    rows = RowStream(blocks[0], 8, seed=3).__getitems__(list(range(8)))
+    collate = DataCollatorForRTD(tokenizer, seed=1)
+    expected = collate(rows)
+    other = collate(replace(rows, ids=np.asfortranarray(rows.ids)))
+    assert all(torch.equal(other[name], tensor) for name, tensor in expected.items())

@@ -21,6 +21,8 @@ def _mask(kind, rows, heads, length):
     return {
         "none": None,
         "bool": seen[:, None, None, :].expand(rows, 1, length, length),
+        "of a square": torch.rand(length, length) < 0.7,
+        "where some tokens see nothing": seen[:, None, None, :] & seen[:, None, :, None],
         "added": torch.zeros(rows, 1, 1, length).masked_fill(~seen[:, None, None], -1e9),
         "of each head": torch.randn(rows, heads, length, length),
     }[kind]
@@ -28,7 +30,9 @@ def _mask(kind, rows, heads, length):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (2, 1, 17, 8), (3, 4, 33, 5)])
-@pytest.mark.parametrize("kind", ["none", "bool", "added", "of each head"])
+@pytest.mark.parametrize(
+    "kind", ["none", "bool", "of a square", "where some tokens see nothing", "added", "of each head"]
+)
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.5])
 def test_value_and_gradients_err_no_more_than_the_obvious_code_does(dtype, shape, kind, probability):
     torch.manual_seed(0)

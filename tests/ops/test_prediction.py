@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.ops import IGNORED, Sampling, predict_masked, reference, sample_tokens
+from hf_electra_rtd.ops import IGNORED, Sampling, predict_masked, predict_masked_from_logits, reference, sample_tokens
 
 
 def _inputs(rows, width, vocabulary, dtype=torch.float32, seed=0, scale=1.0):
@@ -76,6 +76,30 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
     assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
     for ours, obvious in zip(_gradients(predicted.total_loss, tensors), _gradients(loss, tensors), strict=True):
         torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("disallow_correct", [True, False])
+def test_from_logits_that_are_all_there_it_is_the_same(temperature, disallow_correct):
+    tensors, labels = _inputs(11, 6, 700, torch.float64)
+    labels[::3] = IGNORED
+    sampling = Sampling(torch.rand(11, 2, dtype=torch.float64), temperature, disallow_correct)
+    ours = predict_masked(*tensors, labels, sampling, max_logits=2000)
+    plain = predict_masked_from_logits(F.linear(*tensors), labels, sampling)
+    for one, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    gradients = [_gradients(result.total_loss, tensors) for result in (ours, plain)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
+    hidden, weight, bias = torch.zeros(4000, 1), torch.zeros(5, 1), torch.tensor([0.0, 500.0, 1.0, 1.0, 1.0])
+    sampling = Sampling(torch.rand(4000, 2, generator=torch.Generator().manual_seed(0)), 1.0, True)
+    drawn = predict_masked(hidden, weight, bias, torch.ones(4000, dtype=torch.long), sampling).sampled
+    shares = torch.bincount(drawn, minlength=5) / 4000
+    exact = torch.tensor([1.0, 0.0, *[torch.e] * 3])
+    torch.testing.assert_close(shares, exact / exact.sum(), rtol=0, atol=0.03)
 
 
 def test_the_gradient_of_a_multiple_is_a_multiple_and_may_be_asked_for_twice():

@@ -151,3 +151,34 @@ def test_groups_may_differ_in_bias_correction_and_a_state_goes_on_where_it_was()
     step(ours, optimizer)
     step(resumed, other)
     assert all(torch.equal(one, two) for one, two in zip(ours, resumed, strict=True))
+
+
+def test_parameters_may_be_given_in_every_form_that_torch_takes():
+    model = nn.Linear(3, 2)
+    for params in (
+        model.parameters(),
+        [{"params": model.parameters()}],
+        model.named_parameters(),
+        [{"params": model.parameters(), "lr": 0.5}],
+    ):
+        optimizer = ElectraAdamW(params, lr=0.1)
+        assert [len(group["params"]) for group in optimizer.param_groups] == [2]
+        assert optimizer.param_groups[0]["fused"]
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert [group["bias_correction"] for group in optimizer.param_groups] == [False, False]
+
+
+def test_a_state_that_counted_its_steps_goes_on_without_correction():
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    counted = torch.optim.AdamW([parameter], lr=0.1)
+    counted.step()
+    optimizer = ElectraAdamW([parameter], lr=0.1)
+    optimizer.load_state_dict(copy.deepcopy(counted.state_dict()))
+    assert optimizer.state[parameter]["step"].item() == float("inf")
+    optimizer.step()
+    with_correction = ElectraAdamW([parameter], lr=0.1, bias_correction=True)
+    state = with_correction.state_dict()
+    state["state"] = copy.deepcopy(counted.state_dict()["state"])
+    with_correction.load_state_dict(state)
+    assert with_correction.state[parameter]["step"].item() == 1

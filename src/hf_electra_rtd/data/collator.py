@@ -87,7 +87,7 @@ class DataCollatorForRTD:
         rows = features if isinstance(features, RowBatch) else _gather(features, self.row_length)
         batch_size, length = rows.ids.shape
         columns_L = np.arange(length)
-        input_ids_BL = rows.ids.astype(np.int64)
+        input_ids_BL = rows.ids.astype(np.int64, order="C")  # written to through a flat view
         candidates_BL = np.ones(rows.ids.shape, dtype=bool)
         for token in self._never_masked:
             candidates_BL &= rows.ids != token

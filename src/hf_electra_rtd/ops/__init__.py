@@ -16,7 +16,7 @@ from hf_electra_rtd.ops.masking import (
     replace_at,
     slots_from_labels,
 )
-from hf_electra_rtd.ops.prediction import MaskedPrediction, Sampling, predict_masked
+from hf_electra_rtd.ops.prediction import MaskedPrediction, Sampling, predict_masked, predict_masked_from_logits
 from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
 from hf_electra_rtd.ops.sampling import sample_tokens
 
@@ -38,6 +38,7 @@ __all__ = [
     "original_ids",
     "permutation",
     "predict_masked",
+    "predict_masked_from_logits",
     "replace_at",
     "replaced_token_loss",
     "sample_tokens",

@@ -51,6 +51,8 @@ class _Attention(torch.autograd.Function):
         scaling: float,
         mask: Tensor | None,
     ) -> Tensor:
+        if mask is not None:
+            mask = mask.expand(*query.shape[:3], key.shape[2])
         weights = []
         output = query.new_empty(query.transpose(1, 2).shape)
         with torch.autocast(query.device.type, enabled=False):
@@ -58,9 +60,7 @@ class _Attention(torch.autograd.Function):
                 scores_BLL = torch.bmm(query[:, head], key[:, head].mT)
                 # Half precision is for products; the softmax is float32 at least.
                 scores_BLL = (scores_BLL if scores_BLL.dtype.itemsize >= 4 else scores_BLL.float()).mul_(scaling)
-                if mask is not None:
-                    _apply_mask(scores_BLL, mask[:, head if mask.shape[1] > 1 else 0])
-                weights.append(torch.softmax(scores_BLL, dim=-1, out=scores_BLL).to(query.dtype))
+                weights.append(_masked_softmax(scores_BLL, None if mask is None else mask[:, head]).to(query.dtype))
                 dropped = dropout_scale(bits[head], probability, query.dtype).mul_(weights[head])
                 output[:, :, head] = torch.bmm(dropped, value[:, head])
         ctx.save_for_backward(query, key, value, bits, *weights)
@@ -85,8 +85,15 @@ class _Attention(torch.autograd.Function):
         return (*(each.transpose(1, 2) for each in gradients), None, None, None, None)
 
 
-def _apply_mask(scores_BLL: Tensor, mask: Tensor) -> None:
-    if mask.dtype == torch.bool:
-        scores_BLL.masked_fill_(~mask, float("-inf"))
+def _masked_softmax(scores_BLL: Tensor, mask_BLL: Tensor | None) -> Tensor:
+    """In the memory of the scores. A token that sees nothing has weights of zero, as in torch's own attention."""
+    if mask_BLL is None:
+        return torch.softmax(scores_BLL, dim=-1, out=scores_BLL)
+    lowest = torch.finfo(scores_BLL.dtype).min  # infinity would leave weights that are no numbers
+    if mask_BLL.dtype == torch.bool:
+        hidden_BLL = ~mask_BLL
+        scores_BLL.masked_fill_(hidden_BLL, lowest)
     else:
-        scores_BLL += mask
+        hidden_BLL = mask_BLL == float("-inf")
+        scores_BLL.add_(mask_BLL).clamp_(min=lowest)
+    return torch.softmax(scores_BLL, dim=-1, out=scores_BLL).masked_fill_(hidden_BLL, 0.0)

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.ops.masking import IGNORED
-from hf_electra_rtd.ops.sampling import most_likely, sample_softmax
+from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weights
 
 
 # Logits at a time: what the last-level cache of a CPU holds (10 MB), and on a GPU what leaves room (0.5 GB).
@@ -54,6 +54,16 @@ class Sampling(NamedTuple):
     temperature: float = 1.0
     disallow_correct: bool = False
 
+    @property
+    def from_softmax(self) -> bool:
+        """Whether ids are drawn from the softmax as it is."""
+        return self.temperature == 1.0 and not self.disallow_correct
+
+    def draw(self, logits: Tensor, labels: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Ids drawn for some rows, int64 (R,), from logits (R, V) and labels (R,)."""
+        forbidden = labels if self.disallow_correct else None
+        return sample_tokens(logits, self.uniforms[rows], self.temperature, forbidden)
+
 
 def predict_masked(
     hidden_NE: Tensor,
@@ -66,7 +76,8 @@ def predict_masked(
     """Loss, most likely ids and samples of softmax(hidden weight^T + bias).
 
     Matrix products are in autocast's dtype where it is on; everything else is in float32 (float64 for float64 inputs),
-    the sums of the gradients over chunks too.
+    the sums of the gradients over chunks too. (With float16, probabilities below 6e-8 drop out of the gradient: they
+    meet its dtype before the loss is scaled. bfloat16 has the range of float32.)
 
     Args:
         hidden_NE: a row for each masked token.
@@ -85,6 +96,17 @@ def predict_masked(
     return MaskedPrediction(
         *_Predict.apply(hidden_NE, weight_VE, bias_V, labels_N, sampling, num_rows, product_dtype, grad)
     )
+
+
+def predict_masked_from_logits(
+    logits_NV: Tensor, labels_N: Tensor, sampling: Sampling | None = None
+) -> MaskedPrediction:
+    """`predict_masked`, where the logits are all there: for an output layer that is more than a product."""
+    logits_NV = logits_NV if logits_NV.dtype.itemsize >= 4 else logits_NV.float()
+    losses_N = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="none")
+    known = logits_NV.detach()
+    sampled_N = None if sampling is None else sampling.draw(known, labels_N)
+    return MaskedPrediction(losses_N.sum(), losses_N.detach(), most_likely(known), sampled_N)
 
 
 class _Predict(torch.autograd.Function):
@@ -106,18 +128,19 @@ class _Predict(torch.autograd.Function):
         sampled_N = None if sampling is None else torch.empty_like(labels_N)
         sums = [
             torch.zeros_like(each, dtype=dtype) if grad and needed else None
-            for each, needed in zip(inputs, ctx.needs_input_grad, strict=False)
+            for each, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True)
         ]
         with torch.autocast(hidden_NE.device.type, enabled=False):
             hidden_NE, weight_VE, bias_V = (each.to(product_dtype) for each in inputs)
             for start in range(0, len(hidden_NE), num_rows):
                 rows = slice(start, start + num_rows)
                 hidden_RE, labels_R = hidden_NE[rows], labels_N[rows]
-                softmax_RV, losses_N[rows], predictions_N[rows] = _soften(
-                    F.linear(hidden_RE, weight_VE, bias_V), labels_R, dtype
-                )
-                if sampling is not None and sampled_N is not None:
-                    sampled_N[rows] = _sample(softmax_RV, labels_R, sampling, rows)
+                logits_RV = F.linear(hidden_RE, weight_VE, bias_V)
+                if sampling is not None and sampled_N is not None and not sampling.from_softmax:
+                    sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)
+                softmax_RV, losses_N[rows], predictions_N[rows] = _soften(logits_RV, labels_R, dtype)
+                if sampling is not None and sampled_N is not None and sampling.from_softmax:
+                    sampled_N[rows] = sample_weights(softmax_RV, sampling.uniforms[rows])
                 if any(each is not None for each in sums):
                     _add_gradients(sums, rows, _gradient(softmax_RV, labels_R).to(product_dtype), hidden_RE, weight_VE)
         ctx.save_for_backward(*sums)
@@ -149,11 +172,6 @@ def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Te
     # -log softmax at the label; that of the most likely id, at least 1 / V, has a logarithm.
     losses_R = of_best_R - of_label_R - _at(softmax_RV, predictions_R).log()
     return softmax_RV, losses_R.where(used_R, 0.0), predictions_R
-
-
-def _sample(softmax_RV: Tensor, labels_R: Tensor, sampling: Sampling, rows: slice) -> Tensor:
-    forbidden_R = labels_R if sampling.disallow_correct else None
-    return sample_softmax(softmax_RV, sampling.uniforms[rows], sampling.temperature, forbidden_R)
 
 
 def _gradient(softmax_RV: Tensor, labels_R: Tensor) -> Tensor:

@@ -73,9 +73,13 @@ def attention_with_dropout(
 ) -> Tensor:
     """As `transformers` writes it, with `dropout` above; (B, L, H, D)."""
     scores = query_BHLD @ key_BHLD.mT * scaling
+    hidden = torch.zeros_like(scores, dtype=torch.bool)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    weights = dropout(torch.softmax(scores, dim=-1), bits_HBLL.transpose(0, 1), probability)
+        hidden = hidden | (~mask if mask.dtype == torch.bool else mask == float("-inf"))
+        scores = scores if mask.dtype == torch.bool else scores + mask.masked_fill(mask == float("-inf"), 0.0)
+    scores = scores.masked_fill(hidden, torch.finfo(scores.dtype).min)
+    weights = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
+    weights = dropout(weights, bits_HBLL.transpose(0, 1), probability)
     return (weights @ value_BHLD).transpose(1, 2)
 
 

@@ -40,22 +40,7 @@ def sample_tokens(
         logits = logits.masked_fill(vocabulary == forbidden_M[..., None], float("-inf"))
     if temperature == 0.0:
         return most_likely(logits)
-    return _sample_weights(torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature), uniforms_M2)
-
-
-def sample_softmax(
-    softmax_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
-) -> Tensor:
-    """`sample_tokens`, from a softmax that is at hand, float32 or float64, in place of its logits."""
-    weights = softmax_MV
-    if forbidden_M is not None:
-        forbidden = forbidden_M[..., None]
-        weights = weights.scatter(-1, forbidden.clamp(min=0), 0.0).where(forbidden >= 0, weights)
-    if temperature == 0.0:
-        return most_likely(weights)
-    if temperature != 1.0:
-        weights = (weights / weights.amax(dim=-1, keepdim=True)) ** (1.0 / temperature)
-    return _sample_weights(weights, uniforms_M2)
+    return sample_weights(torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature), uniforms_M2)
 
 
 def most_likely(scores_MV: Tensor) -> Tensor:
@@ -64,8 +49,8 @@ def most_likely(scores_MV: Tensor) -> Tensor:
     return chunk_M * CHUNK + _chunk(scores_MV, chunk_M, float("-inf")).argmax(dim=-1)
 
 
-def _sample_weights(weights_MV: Tensor, uniforms_M2: Tensor) -> Tensor:
-    """In proportion to weights (..., V), at least 0."""
+def sample_weights(weights_MV: Tensor, uniforms_M2: Tensor) -> Tensor:
+    """`sample_tokens` in proportion to weights (..., V), at least 0: a softmax that is at hand, for instance."""
     chunk_M = _inverse_cdf(_of_chunks(weights_MV, lambda chunks: chunks.sum(dim=-1)), uniforms_M2[..., 0])
     within = _inverse_cdf(_chunk(weights_MV, chunk_M, 0.0), uniforms_M2[..., 1])
     return chunk_M * CHUNK + within

@@ -60,26 +60,36 @@ class ElectraAdamW(torch.optim.AdamW):
         bias_correction: bool = False,
         **options: Any,
     ) -> None:
-        params = list(params)
-        if not any(options.get(name) for name in ("fused", "foreach", "differentiable")):
-            options["fused"] = options.get("fused", _all_on_fused_devices(params))
         super().__init__(params, lr, betas, eps, weight_decay, **options)
+        tensors = [param for group in self.param_groups for param in group["params"]]
+        if not options.keys() & {"fused", "foreach", "differentiable"} and _have_fused_kernel(tensors):
+            self.defaults["fused"] = True
+            for group in self.param_groups:
+                group["fused"] = True
         self.defaults["bias_correction"] = bias_correction
         for group in self.param_groups:
             group.setdefault("bias_correction", bias_correction)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("bias_correction", self.defaults["bias_correction"])
+            self._end_correction(group, group["params"])
+
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
         begin = [param for param in group["params"] if param.grad is not None and not self.state[param]]
         result = super()._init_group(group, *lists)
-        if not group["bias_correction"]:
-            for param in begin:
-                self.state[param]["step"].fill_(math.inf)
+        self._end_correction(group, begin)
         return result
 
+    def _end_correction(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        if not group["bias_correction"]:
+            for param in params:
+                if param in self.state and "step" in self.state[param]:
+                    self.state[param]["step"].fill_(math.inf)
 
-def _all_on_fused_devices(params: list[Any]) -> bool:
-    groups = [param["params"] if isinstance(param, dict) else [param] for param in params]
-    tensors = [tensor for group in groups for tensor in ([group] if isinstance(group, Tensor) else group)]
+
+def _have_fused_kernel(tensors: list[Tensor]) -> bool:
     return all(tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point() for tensor in tensors)
 
 

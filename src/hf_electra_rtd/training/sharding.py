@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from accelerate import Accelerator, DistributedType
 from torch import nn
@@ -44,6 +46,6 @@ def gather_pair(
     if not accelerator.is_main_process:
         return pair
     with torch.random.fork_rng(devices=[]):  # the copy is initialised before it is filled
-        whole = ElectraForRTDPretraining(pair.config)
+        whole = ElectraForRTDPretraining(copy.deepcopy(pair.config))  # which a new pair changes
     whole.load_state_dict(tensors)
     return whole

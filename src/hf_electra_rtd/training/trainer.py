@@ -316,7 +316,7 @@ class RTDTrainer(Trainer):
             newest, best = self.state.global_step, self.state.best_model_checkpoint
             remove_old_checkpoints(run_directory, self._checkpoints_to_keep, newest, best)
 
-    def _export_fraction(self) -> None:
+    def export_fraction(self) -> None:
         """Writes the towers where this step completes one of `checkpoint_fractions`."""
         step = self.state.global_step
         fraction = fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
@@ -382,7 +382,7 @@ class _AlongTheRun(TrainerCallback):
         self._trainer.stopwatch.start()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer._export_fraction()
+        self._trainer.export_fraction()
 
 
 def _undisturbed(loader: DataLoader) -> DataLoader:

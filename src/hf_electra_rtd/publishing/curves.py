@@ -102,7 +102,7 @@ def _draw_rate_and_speed(axis: Any, curves: list[dict[str, Any]]) -> None:
 
 
 def _title(record: PretrainingRecord) -> str:
-    machine = ", ".join(record.hardware["accelerators"]) or f"{record.hardware['cpu_cores']} CPU cores"
+    machine = ", ".join(record.hardware["accelerators"]) or f"{record.hardware['cpu_cores']} CPU core(s)"
     auc = record.metrics.get("eval_discriminator_auc")
     reached = "" if auc is None else f", held-out AUC {auc:.3f}"
     sizes = {"main tower": record.parameters["discriminator"], "generator": record.parameters["generator"]}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -34,7 +35,7 @@ class Losses(NamedTuple):
     total: Tensor
 
 
-class Arrangement(nn.Module):
+class Arrangement(nn.Module, ABC):
     """Two towers, and how their losses are computed.
 
     Attributes:
@@ -46,12 +47,13 @@ class Arrangement(nn.Module):
     generator_encoder: nn.Module
     discriminator: nn.Module
 
+    @abstractmethod
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
         """With `corrupted_BL`, the discriminator reads these rows; nothing is sampled."""
-        raise NotImplementedError
 
+    @abstractmethod
     def compile_parts(self) -> None:
-        raise NotImplementedError
+        """Compiles what is called once a step."""
 
     def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
         return torch.optim.AdamW(

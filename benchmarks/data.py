@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import reporting
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +37,6 @@ from hf_electra_rtd.data.files import find_files
 from hf_electra_rtd.data.preparation import _CHUNK, prepare_blocks
 from hf_electra_rtd.data.readers import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer, train_wordpiece
-from hf_electra_rtd.records import collect_hardware, collect_versions, utc_now
 
 
 BUNDLED_CORPUS = Path(__file__).parents[1] / "examples" / "data" / "eltec_eng_excerpts.txt.gz"
@@ -93,17 +92,17 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         rows += measure_preparation(text, tokenizer, directory, options)
         rows += measure_feeding(text, tokenizer, directory, options)
         rows.append(measure_import(options.rounds))
-    hardware = collect_hardware()
-    result = {"date": utc_now(), "hardware": hardware, "versions": collect_versions(), "rows": rows}
+    asked = ("num_proc", "megabytes", "rounds", "row_length", "batch_size")
+    config = {"device": "cpu", "files": [Path(file).name for file in options.files]}
+    result = reporting.describe_run("data", config | {name: getattr(options, name) for name in asked})
+    result["rows"] = rows
     table = Table("what", *(heading for heading, _ in _COLUMNS))
     for row in rows:
         cells = (format_number(row[key]) if key in row else "" for _, key in _COLUMNS)
         table.add_row(row["what"], *cells)
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     if options.output_dir is not None:
-        machine = re.sub(r"\W+", "-", " ".join(hardware["accelerators"][:1]) or hardware["processor"]).strip("-")
-        path = options.output_dir / f"data_{machine}_{result['date'][:10]}.json"
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        reporting.say(f"Written: {reporting.write_json(result, options.output_dir)}")
     print(json.dumps(result))
     return result
 

@@ -25,8 +25,8 @@ from hf_electra_rtd import (
 from hf_electra_rtd.training.progress import RTDPrinterCallback
 
 
-class BareLoop:
-    """Stream, collator, zero_grad, forward, backward, clip, step, schedule.
+class Loop:
+    """What both loops have.
 
     Args:
         entry: how it is run.
@@ -47,6 +47,10 @@ class BareLoop:
     @property
     def name(self) -> str:
         return self.entry.name
+
+
+class BareLoop(Loop):
+    """Stream, collator, zero_grad, forward, backward, clip, step, schedule."""
 
     def run(self, steps: int) -> float:
         device, total = self.model.device, self.warmup + steps
@@ -71,8 +75,8 @@ class BareLoop:
         return (self.clock() - began) / steps
 
 
-class TrainerLoop:
-    """`RTDTrainer` over the same rows; arguments as of `BareLoop`, and a directory for the Trainer."""
+class TrainerLoop(Loop):
+    """`RTDTrainer` over the same rows, with a directory for it. It has at least one step of warm-up."""
 
     def __init__(
         self,
@@ -83,15 +87,8 @@ class TrainerLoop:
         clock: Callable[[], float],
         directory: str | os.PathLike[str],
     ) -> None:
-        self.entry, self.rows, self.warmup, self.clock = entry, rows, max(1, warmup), clock
+        super().__init__(entry, pair, rows, max(1, warmup), clock)
         self.directory = Path(directory) / "trainer"
-        self.model = copy_pair(pair).train()
-        if entry.compiled:
-            self.model.compile(dynamic=False)
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
     def run(self, steps: int) -> float:
         workload = self.rows.workload

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,18 +37,16 @@ import torch
 from agreement import DisagreementError
 from contest import Plan, compete, measure_memory, memory_in_new_process
 from contestants import Entry, default_entries, why_absent
+from reporting import say
 from timing import bf16_pays, measure_gemm_peak
 from workload import Workload
 
 from hf_electra_rtd.configuration_electra_rtd import SIZES
+from hf_electra_rtd.records import count_cores
 
 
 SHORT = {"batch_size": 8, "rounds": 3, "steps": 1}
 SHORT_CONTESTANTS = ["naive", "gathered", "electra-pytorch", "ours", "loop", "trainer"]
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # ---- Command line ----
@@ -113,9 +110,8 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
         raise ValueError("--sync_check asks who waits for a CUDA device: leave it out on a CPU.")
     if options.output_dir is not None and Path(options.output_dir).is_file():
         raise ValueError(f"--output_dir {options.output_dir} is a file: give a directory.")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {
-        "threads": cores,
+        "threads": count_cores(),
         "rounds": 5,
         "steps": 50 if cuda else 2,
         "warmup": 20 if cuda else 1,

@@ -50,6 +50,29 @@ def describe_run(benchmark: str, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def say(line: str) -> None:
+    """Progress, beside the report."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def write_json(report: dict[str, Any], directory: str | os.PathLike[str]) -> Path:
+    """Writes `<stem>.json` into the directory, which is made, and returns its path."""
+    path = Path(directory) / f"{file_stem(report)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def style(axis: Any) -> None:
+    """How a panel looks whose lines are drawn."""
+    axis.tick_params(labelsize=8, which="both")
+    axis.grid(axis="y", which="both", color="#e4e7eb", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=7)
+
+
 def _git(*arguments: str) -> str | None:
     try:
         ran = subprocess.run(
@@ -142,15 +165,12 @@ def show(report: dict[str, Any]) -> None:
 
 def save(report: dict[str, Any], directory: str | os.PathLike[str]) -> Path:
     """Writes the JSON and a table in Markdown; returns the path of the former."""
-    stem = Path(directory) / file_stem(report)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    path = stem.with_name(stem.name + ".json")
-    path.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path = write_json(report, directory)
     lines = [f"# {report['benchmark']}, {report['date']}, {(report['sha'] or 'no commit')[:12]}", ""]
     for title, headings, cells in make_tables(report):
         lines += [f"## {title}", "", *_markdown(headings, cells), ""]
     lines += [f"- {line}" for line in summary_lines(report)]
-    stem.with_name(stem.name + ".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 

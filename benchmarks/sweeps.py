@@ -89,12 +89,7 @@ def show(report: dict[str, Any]) -> None:
 
 def save(report: dict[str, Any], directory: str | os.PathLike[str]) -> Path:
     """Writes the JSON and the curves; returns the path of the latter."""
-    stem = Path(directory) / reporting.file_stem(report)
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_name(stem.name + ".json").write_text(
-        json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-    )
-    return draw(report, stem.with_name(stem.name + ".png"))
+    return draw(report, reporting.write_json(report, directory).with_suffix(".png"))
 
 
 def draw(report: dict[str, Any], path: Path) -> Path:
@@ -149,11 +144,7 @@ def _draw_panel(panel: Any, axis: str, report: dict[str, Any]) -> None:
     panel.set_yscale("log")
     panel.set_title(AXES[axis][0], fontsize=9, loc="left")
     panel.set_ylabel("tokens/s", fontsize=8)
-    panel.tick_params(labelsize=8, which="both")
-    panel.grid(axis="y", which="both", color="#e4e7eb", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False, fontsize=7)
+    reporting.style(panel)
 
 
 def _names(report: dict[str, Any]) -> list[str]:

@@ -49,23 +49,16 @@ class Generator(ABC):
 
     @abstractmethod
     def __call__(
-        self,
-        tower: Any,
-        input_ids: Tensor,
-        slots: MaskedSlots,
-        sampling: Sampling | None,
-        output_logits: bool,
-        **inputs: Tensor | None,
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> GeneratorOutput | None:
-        """What is proposed for the masked slots of the rows `input_ids` (B, L); None where nothing is.
+        """What is proposed for the masked slots of a batch; None where nothing is.
 
         Args:
             tower: the network; None where there is none.
-            input_ids: masked.
-            slots: where.
+            slots: where, and the originals.
             sampling: with uniforms (B, K, 2); None draws nothing.
             output_logits: return them.
-            **inputs: further arguments of the network, such as `attention_mask`.
+            **inputs: of the network: `input_ids` (B, L), masked, `attention_mask` and so on.
         """
 
 
@@ -87,15 +80,8 @@ class MaskedLMGenerator(Generator):
     measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), GeneratorAccuracy(), SampledTokens())
 
     def __call__(
-        self,
-        tower: Any,
-        input_ids: Tensor,
-        slots: MaskedSlots,
-        sampling: Sampling | None,
-        output_logits: bool,
-        **inputs: Tensor | None,
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> GeneratorOutput:
-        inputs["input_ids"] = input_ids
         if sampling is None or not (self.samples_in_second_pass and tower.training):
             return predict_slots(tower, slots, sampling, output_logits, **inputs)
         generated = predict_slots(tower, slots, None, output_logits, **inputs)
@@ -118,19 +104,11 @@ class UniformGenerator(Generator):
     measures: ClassVar[tuple[Measure, ...]] = (GeneratorLoss(), SampledTokens())
 
     def __call__(
-        self,
-        tower: Any,
-        input_ids: Tensor,
-        slots: MaskedSlots,
-        sampling: Sampling | None,
-        output_logits: bool,
-        **inputs: Tensor | None,
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> GeneratorOutput:
         labels_BK = slots.labels
-        logits_BKV = torch.zeros(1, 1, 1, device=input_ids.device).expand(*labels_BK.shape, self.vocab_size)
-        sampled_BK = None
-        if sampling is not None:
-            sampled_BK = sampling.draw(logits_BKV, labels_BK)
+        logits_BKV = torch.zeros(1, 1, 1, device=labels_BK.device).expand(*labels_BK.shape, self.vocab_size)
+        sampled_BK = None if sampling is None else sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
         losses_BK = used * math.log(self.vocab_size)
         loss = LossSum(losses_BK.sum(), losses_BK, used.sum())
@@ -156,19 +134,16 @@ def predict_slots(
     if sampling is not None:
         sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, 1))
     labels_BK = slots.labels
-    plain = _is_plain(output_layer)
-    logits_BKV = None if plain and not output_logits else output_layer(hidden_BKE)
-    if logits_BKV is None or plain:
-        predicted = predict_masked(
-            hidden_BKE.flatten(0, 1), output_layer.weight, output_layer.bias, labels_BK.flatten(), sampling
-        )
+    hidden_NE, labels_N = hidden_BKE.flatten(0, 1), labels_BK.flatten()
+    if _is_plain(output_layer):
+        predicted = predict_masked(hidden_NE, output_layer.weight, output_layer.bias, labels_N, sampling)
     else:
-        predicted = predict_masked_from_logits(logits_BKV.flatten(0, 1), labels_BK.flatten(), sampling)
+        predicted = predict_masked_from_logits(output_layer(hidden_NE), labels_N, sampling)
     return GeneratorOutput(
         LossSum(predicted.total_loss, predicted.losses.view_as(labels_BK), labels_BK.ne(IGNORED).sum()),
         predicted.predictions.view_as(labels_BK),
         None if predicted.sampled is None else predicted.sampled.view_as(labels_BK),
-        logits_BKV if output_logits else None,
+        output_layer(hidden_BKE) if output_logits else None,
     )
 
 

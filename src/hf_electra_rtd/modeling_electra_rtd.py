@@ -211,10 +211,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
         that are drawn as `sampling` says; None where nothing is generated."""
         return self.proposals(
             self.generator,
-            input_ids,
             slots,
             sampling,
             output_logits,
+            input_ids=input_ids,
             attention_mask=attention_mask,
             token_type_ids=token_type_ids,
             position_ids=position_ids,

@@ -88,10 +88,8 @@ class PretrainingRecord:
         Raises:
             ValueError: for a record of another version, or with fields missing, unknown or of the wrong type, by name.
         """
-        path = Path(path)
-        path = path / RECORD_FILE if path.is_dir() else path
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
+        path, values = _read(path, RECORD_FILE)
+        if values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"{path} is not a run record of version {SCHEMA_VERSION}.")
         _check_fields(cls, path, {"fractions": [], **values})
         return cls(**values)
@@ -124,11 +122,7 @@ class FractionRecord:
         Raises:
             ValueError: for what is no such record, or has fields missing, unknown or of the wrong type, by name.
         """
-        path = Path(path)
-        path = path / FRACTION_FILE if path.is_dir() else path
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError(f"{path} is not the record of a fraction of a run.")
+        path, values = _read(path, FRACTION_FILE)
         _check_fields(cls, path, values)
         return cls(**values)
 
@@ -139,6 +133,16 @@ def _write(record: PretrainingRecord | FractionRecord, path: Path) -> Path:
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
+
+
+def _read(path: str | os.PathLike[str], name: str) -> tuple[Path, dict[str, Any]]:
+    """The file of that name in a directory, or the file itself, and what it holds."""
+    path = Path(path)
+    path = path / name if path.is_dir() else path
+    values = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} is no record: it does not hold fields.")
+    return path, values
 
 
 def _check_fields(cls: type, path: Path, values: dict[str, Any]) -> None:

@@ -1,11 +1,14 @@
 import json
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
 
 
-BENCHMARK = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "data.py"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+BENCHMARK = runpy.run_path(str(BENCHMARKS / "data.py"))
 
 
 def test_everything_is_measured_and_the_last_line_is_json(tmp_path, corpus, tokenizer, capfd):

@@ -17,11 +17,11 @@ from torch import Tensor
 _NUM_VALUES = 2**16
 
 
-def draw_dropout_bits(shape: tuple[int, ...], device: torch.device | None = None) -> Tensor:
-    """Uniform int16 numbers of any shape, from torch's generator."""
+def draw_dropout_bits(shape: tuple[int, ...]) -> Tensor:
+    """Uniform int16 numbers of any shape, on the CPU, from torch's generator."""
     count = torch.Size(shape).numel()
     # Four at a time; all 64 bits of a word are uniform when no upper end is given.
-    words = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     return words.view(torch.int16)[:count].view(shape)
 
 

@@ -64,9 +64,8 @@ def _choose_by_threshold(scores_BL: np.ndarray, counts_B: np.ndarray, num_slots:
     """What `_choose_by_topk` chooses, several times as fast; None where two equal scores leave the choice open."""
     batch_size, length = scores_BL.shape
     counts_B = np.minimum(counts_B, num_slots)
-    bits_BL = scores_BL.view(
-        np.int32
-    )  # of floats that are not negative, the bits have the same order, and sort faster
+    # Of floats that are not negative, the bits have the same order, and sort faster.
+    bits_BL = scores_BL.view(np.int32)
     sorted_BL = np.sort(bits_BL, axis=1)
     rows_B = np.arange(batch_size)
     last_B = sorted_BL[rows_B, np.maximum(counts_B - 1, 0)]

@@ -5,7 +5,14 @@ import pytest
 
 from hf_electra_rtd import PretrainingRecord
 from hf_electra_rtd.publishing.curves import plot_curves
-from hf_electra_rtd.records import RECORD_FILE, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.records import (
+    EVALUATION_FILE,
+    RECORD_FILE,
+    EvaluationRecord,
+    collect_hardware,
+    collect_versions,
+    utc_now,
+)
 
 
 def make_record(**changes):
@@ -77,6 +84,67 @@ def test_a_record_that_does_not_fit_is_refused_by_field(tmp_path, change, messag
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
     with pytest.raises(ValueError, match=message):
         PretrainingRecord.load(path)
+
+
+def make_evaluation(**changes):
+    return EvaluationRecord(
+        **{
+            "command": "finetune.py --task_name mrpc",
+            "started": utc_now(),
+            "finished": utc_now(),
+            "benchmark": "glue",
+            "task": "mrpc",
+            "language": "en",
+            "kind": "classification",
+            "model": {"name_or_path": "run/discriminator", "head": "paper", "from_scratch": False, "peft": None},
+            "arguments": {"learning_rate": 3e-4},
+            "seed": 42,
+            "data": {"train": {"rows": 3668, "skipped": {}, "cut": 3}},
+            "metrics": {"dev": {"accuracy": 0.875, "f1": 0.91}},
+            "main_metric": "accuracy",
+            "selection": "last step",
+            "steps": 345,
+            "epochs": 3.0,
+            "train_seconds": 61.5,
+            "sentences_per_second": 178.9,
+            "hardware": collect_hardware(),
+            "versions": collect_versions(),
+            "predictions": {"dev": "predictions_dev.jsonl"},
+            "curves": [{"step": 100, "loss": 0.5}],
+            **changes,
+        }
+    )
+
+
+def test_an_evaluation_record_survives_its_file(tmp_path):
+    record = make_evaluation()
+    path = record.save(tmp_path)
+    assert path.name == EVALUATION_FILE
+    assert EvaluationRecord.load(path) == EvaluationRecord.load(tmp_path) == record
+    assert [entry.name for entry in tmp_path.iterdir()] == [EVALUATION_FILE]
+
+
+def test_scores_that_are_not_finite_become_null_in_an_evaluation_record(tmp_path):
+    make_evaluation(metrics={"dev": {"accuracy": math.nan, "f1": -math.inf}}).save(tmp_path)
+    assert EvaluationRecord.load(tmp_path).metrics == {"dev": {"accuracy": None, "f1": None}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": "42"}, "field 'seed' is a str, not a int"),
+        ({"metrics": [0.5]}, "field 'metrics' is a list"),
+        ({"score": 1}, "field 'score' is not known"),
+        ({"main_metric": ...}, "field 'main_metric' is missing"),
+        ({"schema_version": 0}, "not an evaluation record of version 1"),
+    ],
+)
+def test_an_evaluation_record_that_does_not_fit_is_refused_by_field(tmp_path, change, message):
+    path = make_evaluation().save(tmp_path)
+    values = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
+    with pytest.raises(ValueError, match=message):
+        EvaluationRecord.load(path)
 
 
 def test_versions_and_hardware_are_told():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
     from hf_electra_rtd.data.stream import RowStream
-    from hf_electra_rtd.records import PretrainingRecord
+    from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.checkpoints import CheckpointError
     from hf_electra_rtd.training.health import DivergedError
@@ -35,6 +35,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "CheckpointError": "training.checkpoints",
     "DivergedError": "training.health",
     "ElectraAdamW": "training.optimization",
+    "EvaluationRecord": "records",
     "PretrainingRecord": "records",
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
@@ -55,6 +56,7 @@ __all__ = [
     "ElectraForRTDPretraining",
     "ElectraRTDConfig",
     "ElectraRTDOutput",
+    "EvaluationRecord",
     "PretrainingRecord",
     "RTDTrainer",
     "RTDTrainingArguments",

@@ -18,6 +18,7 @@ from typing import Any
 SCHEMA_VERSION = 1
 RECORD_FILE = "run_record.json"
 FRACTION_FILE = "fraction.json"
+EVALUATION_FILE = "evaluation_record.json"
 _PACKAGES = (
     "hf-electra-rtd",
     "torch",
@@ -127,9 +128,83 @@ class FractionRecord:
         return cls(**values)
 
 
-def _write(record: PretrainingRecord | FractionRecord, path: Path) -> Path:
+@dataclass
+class EvaluationRecord:
+    """A fine-tuning run on one task with one seed, and how its model was judged.
+
+    Attributes:
+        command: what was typed.
+        started, finished: UTC, ISO 8601.
+        benchmark: the task's: `glue`, `clue`, `more` or `own`.
+        task: its name, such as `mrpc`.
+        language: `en`, `zh`, or empty where it is not known.
+        kind: `classification`, `regression`, `multiple_choice`, `question_answering` or `tagging`.
+        model: `name_or_path` as it was given, of a local directory its last two components alone; `architecture`;
+            `parameters`; `from_scratch`, whether its weights were random; `head`; `peft`, null without adapters.
+        arguments: every argument of the run, by group.
+        seed: of the run.
+        data: for each split, what loading counted: `source`, `rows`, `skipped` by reason, `cut`.
+        metrics: for each split that was judged, dev splits first, from metric to score as a fraction or correlation
+            (1 is perfect); null for one that is not finite.
+        main_metric: the one of them that stands in tables.
+        selection: how the model was chosen, such as `last step` or `best of 3 evaluations by accuracy on dev`.
+        steps: optimiser steps.
+        epochs: passes over the rows to train on.
+        train_seconds: time in training steps, evaluation and saving left out.
+        sentences_per_second: rows trained on in a second of `train_seconds`, over all processes.
+        hardware: machine and accelerators.
+        versions: of Python and the packages.
+        predictions: for each split that was predicted, the name of its file beside the record.
+        curves: the log, a dict a line, each with `step`.
+        schema_version: of this format.
+    """
+
+    command: str
+    started: str
+    finished: str
+    benchmark: str
+    task: str
+    language: str
+    kind: str
+    model: dict[str, Any]
+    arguments: dict[str, Any]
+    seed: int
+    data: dict[str, Any]
+    metrics: dict[str, dict[str, float | None]]
+    main_metric: str
+    selection: str
+    steps: int
+    epochs: float
+    train_seconds: float
+    sentences_per_second: float
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+    predictions: dict[str, str] = field(default_factory=dict)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    schema_version: int = SCHEMA_VERSION
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes `evaluation_record.json`, whole or not at all, and returns its path. Numbers that are not finite
+        become null."""
+        return _write(self, Path(directory) / EVALUATION_FILE)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> EvaluationRecord:
+        """Reads a record from its file, or from the directory that it lies in.
+
+        Raises:
+            ValueError: for a record of another version, or with fields missing, unknown or of the wrong type, by name.
+        """
+        path, values = _read(path, EVALUATION_FILE)
+        if values.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(f"{path} is not an evaluation record of version {SCHEMA_VERSION}.")
+        _check_fields(cls, path, values)
+        return cls(**values)
+
+
+def _write(record: PretrainingRecord | FractionRecord | EvaluationRecord, path: Path) -> Path:
     partial = path.with_suffix(".json.partial")
-    text = json.dumps(_finite(dataclasses.asdict(record)), indent=2, ensure_ascii=False, default=str, allow_nan=False)
+    text = json.dumps(finite(dataclasses.asdict(record)), indent=2, ensure_ascii=False, default=str, allow_nan=False)
     partial.write_text(text + "\n", encoding="utf-8")
     os.replace(partial, path)
     return path
@@ -164,11 +239,12 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """What JSON can hold of a value: numbers that are not finite become None, at any depth."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hf_electra_rtd.publishing.style import ACCENT, COLUMNS, MAIN, PALE, style_panel
 from hf_electra_rtd.records import PretrainingRecord
 
 
 CURVES_FILE = "training_curves.png"
-_TRAINING, _HELD_OUT, _ACCENT = "#9aa5b1", "#1f5fa8", "#c8553d"
-_COLUMNS = 3
 
 
 @dataclass(frozen=True)
@@ -69,16 +68,16 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
 
     curves = record.curves
     panels = [panel for panel in _PANELS if _measured(curves, panel)]
-    rows = max(1, math.ceil((len(panels) + 1) / _COLUMNS))
+    rows = max(1, math.ceil((len(panels) + 1) / COLUMNS))
     figure = Figure(figsize=(12, 3.3 * rows), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, _COLUMNS, squeeze=False).ravel()
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     for axis, panel in zip(axes, panels, strict=False):
         _draw(axis, curves, panel)
     _draw_rate_and_speed(axes[len(panels)], curves)
     for axis in axes[len(panels) + 1 :]:
         axis.set_axis_off()
-    for axis in axes[-_COLUMNS:]:
+    for axis in axes[-COLUMNS:]:
         axis.set_xlabel("step", fontsize=9)
     figure.suptitle(_title(record), fontsize=11)
     path = Path(directory) / CURVES_FILE
@@ -87,13 +86,13 @@ def plot_curves(record: PretrainingRecord, directory: str | os.PathLike[str]) ->
 
 
 def _draw_rate_and_speed(axis: Any, curves: list[dict[str, Any]]) -> None:
-    _style(axis, "Learning rate and speed", "")
+    style_panel(axis, "Learning rate and speed", "")
     steps, values = _series(curves, "learning_rate")
-    axis.plot(steps, values, color=_HELD_OUT, label="learning rate")
+    axis.plot(steps, values, color=MAIN, label="learning rate")
     axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     speed = axis.twinx()
     steps, values = _series(curves, "tokens_per_second")
-    speed.plot(steps, [value / 1000 for value in values], color=_TRAINING, label="thousand tokens a second")
+    speed.plot(steps, [value / 1000 for value in values], color=PALE, label="thousand tokens a second")
     speed.set_ylim(bottom=0)
     speed.tick_params(labelsize=8)
     speed.spines[["top", "left"]].set_visible(False)
@@ -118,26 +117,17 @@ def _series(curves: list[dict[str, Any]], key: str) -> tuple[list[int], list[flo
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _style(axis: Any, title: str, unit: str) -> None:
-    axis.set_title(title, fontsize=10, loc="left")
-    axis.set_ylabel(unit, fontsize=9)
-    axis.tick_params(labelsize=8)
-    axis.grid(axis="y", color="#e4e7eb", linewidth=0.8)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-
-
 def _measured(curves: list[dict[str, Any]], panel: _Panel) -> bool:
     return any(name in entry for entry in curves for key in panel.keys for name in (key, f"eval_{key}"))
 
 
 def _draw(axis: Any, curves: list[dict[str, Any]], panel: _Panel) -> None:
-    _style(axis, panel.title, panel.unit)
+    style_panel(axis, panel.title, panel.unit)
     scale = 100 if panel.unit == "%" else 1
-    for (key, name), colour in zip(panel.keys.items(), (_HELD_OUT, _ACCENT), strict=False):
+    for (key, name), colour in zip(panel.keys.items(), (MAIN, ACCENT), strict=False):
         if panel.training:
             steps, values = _series(curves, key)
-            axis.plot(steps, [value * scale for value in values], color=_TRAINING, linewidth=1.2, label="training")
+            axis.plot(steps, [value * scale for value in values], color=PALE, linewidth=1.2, label="training")
         steps, values = _series(curves, f"eval_{key}")
         axis.plot(steps, [value * scale for value in values], color=colour, marker="o", markersize=3.5, label=name)
         if values:
@@ -153,7 +143,7 @@ def _draw(axis: Any, curves: list[dict[str, Any]], panel: _Panel) -> None:
     if panel.limits is not None:
         axis.set_ylim(*panel.limits)
     if panel.chance is not None:
-        axis.axhline(panel.chance, color=_ACCENT, linewidth=0.8, linestyle="--")
+        axis.axhline(panel.chance, color=ACCENT, linewidth=0.8, linestyle="--")
         place = (0.01, panel.chance + 0.005)
-        axis.annotate("chance", place, xycoords=("axes fraction", "data"), fontsize=8, color=_ACCENT)
+        axis.annotate("chance", place, xycoords=("axes fraction", "data"), fontsize=8, color=ACCENT)
     axis.legend(frameon=False, fontsize=8)

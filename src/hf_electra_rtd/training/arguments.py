@@ -147,22 +147,8 @@ class RTDTrainingArguments(TrainingArguments):
                 raise ValueError(
                     f"checkpoint_fractions holds {fraction:g}: give shares of the run, above 0, at most 1."
                 )
-        if self.hub_token is not None:
-            raise ValueError(
-                "hub_token would be written into the run's files: set HF_TOKEN, or log in with `hf auth login`."
-            )
-        if self.push_to_hub:
-            raise ValueError(
-                "push_to_hub would upload the prepared text with the model: push the towers when the run is over."
-            )
-        if self.bf16 is None:
-            self.bf16 = (
-                not (self.use_cpu or self.fp16)
-                and torch.cuda.is_available()
-                and torch.cuda.is_bf16_supported(including_emulation=False)
-            )
-        if self.dataloader_pin_memory is None:
-            self.dataloader_pin_memory = torch.accelerator.is_available() and not self.use_cpu
+        refuse_hub_options(self, "the prepared text with the model: push the towers when the run is over")
+        settle_by_device(self)
         super().__post_init__()
 
     @classmethod
@@ -178,6 +164,36 @@ class RTDTrainingArguments(TrainingArguments):
             ValueError: for an unknown size.
         """
         return cls(output_dir=output_dir, **{**get_recipe(size), **overrides})
+
+
+def refuse_hub_options(args: TrainingArguments, what: str) -> None:
+    """Refuses the Trainer's own way to the Hub.
+
+    Args:
+        args: of a run.
+        what: `push_to_hub` would upload, and what to do instead.
+
+    Raises:
+        ValueError: for `hub_token` or `push_to_hub`.
+    """
+    if args.hub_token is not None:
+        raise ValueError(
+            "hub_token would be written into the run's files: set HF_TOKEN, or log in with `hf auth login`."
+        )
+    if args.push_to_hub:
+        raise ValueError(f"push_to_hub would upload {what}.")
+
+
+def settle_by_device(args: TrainingArguments) -> None:
+    """Fills in what None leaves to the device: `bf16` and `dataloader_pin_memory`."""
+    if args.bf16 is None:
+        args.bf16 = (
+            not (args.use_cpu or args.fp16)
+            and torch.cuda.is_available()
+            and torch.cuda.is_bf16_supported(including_emulation=False)
+        )
+    if args.dataloader_pin_memory is None:
+        args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
 
 
 def get_recipe(size: str) -> dict[str, Any]:
@@ -203,18 +219,19 @@ def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, f
     return {max(1, math.ceil(round(fraction * max_steps, 6))): fraction for fraction in sorted(fractions or ())}
 
 
-def refuse_other_options(args: RTDTrainingArguments, known: set[str]) -> None:
+def refuse_other_options(args: TrainingArguments, known: set[str], script: str = "examples/pretrain.py") -> None:
     """Refuses what a loop other than the Trainer's would not do.
 
     Args:
         args: of the run.
         known: names of the fields that the loop knows; the others must have their defaults.
+        script: that has the Trainer.
 
     Raises:
         ValueError: names the flags.
     """
     given = {name: getattr(args, name) for name in known}
-    defaults = RTDTrainingArguments(**given)
+    defaults = type(args)(**given)
     unknown = [
         field.name
         for field in fields(args)
@@ -223,5 +240,5 @@ def refuse_other_options(args: RTDTrainingArguments, known: set[str]) -> None:
     if unknown:
         raise ValueError(
             f"This loop does not know {', '.join(f'--{name}' for name in unknown)}: leave it out, or take the Trainer "
-            "(examples/pretrain.py)."
+            f"({script})."
         )

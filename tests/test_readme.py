@@ -18,6 +18,26 @@ SMALL = {"size": "tiny", "row_length": 64, "per_device_train_batch_size": 4}
 PREPARATION = ["--row_length", "64", "--held_out_share", "0.3", "--disable_tqdm"]
 
 
+FINE_TUNING = ["--max_steps", "2", "--max_length", "32", "--use_cpu", "True", "--disable_tqdm", "True"]
+
+
+def write_tasks(directory):
+    """MRPC, RTE and one's own task, of a few rows each."""
+    pairs = [(f"the river was old {number}", "the mill was young", number % 2) for number in range(12)]
+    for name in ("MRPC", "RTE"):
+        (directory / "glue" / name).mkdir(parents=True)
+    for split in ("train", "dev"):
+        lines = "".join(f"{label}\t1\t2\t{a}\t{b}\n" for a, b, label in pairs)
+        header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        (directory / f"glue/MRPC/{split}.tsv").write_text(header + lines, encoding="utf-8")
+        names = ("entailment", "not_entailment")
+        lines = "".join(f"{row}\t{a}\t{b}\t{names[label]}\n" for row, (a, b, label) in enumerate(pairs))
+        (directory / f"glue/RTE/{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n" + lines)
+    for split in ("train", "dev", "test"):
+        lines = "".join(f"{a},{label}\n" for a, _, label in pairs)
+        (directory / f"{split}.csv").write_text("review,stars\n" + lines)
+
+
 def blocks_of(language):
     return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
 
@@ -41,6 +61,7 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    write_tasks(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     few = [part for name, value in {**FEW_STEPS, **SMALL}.items() for part in (f"--{name}", str(value))]
@@ -53,6 +74,7 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
         # A reader rehearses before the run, which has been made here.
         elsewhere = ["--output_dir", "rehearsed"] if "--dry_run" in flags else []
         more = {"examples/detect.py": [], "examples/prepare_corpus.py": PREPARATION}
+        more["examples/finetune.py"] = FINE_TUNING if "--train_file" in flags else [*FINE_TUNING, "--data_dir", "glue"]
         assert not script.main([*flags, *more.get(path, training), *elsewhere]), command
 
     namespace = {}

@@ -4,8 +4,8 @@
     python examples/finetune.py --model_name_or_path runs/small --task_name mrpc rte --seeds 5 --output_dir runs/glue
 
 `--model_name_or_path` is a pre-training run, a directory, or a Hub id of any encoder; `--task_name all` takes the
-whole benchmark (`--benchmark glue`, `clue`, or `more`: SQuAD, XNLI and others), from the Hub or from `--data_dir`. Your
-own task needs a file and the names of its columns:
+whole benchmark (`--benchmark glue`, `clue`, or `more`: SQuAD, XNLI and others), from the Hub or from `--data_dir`.
+Your own task needs a file and the names of its columns:
 
     python examples/finetune.py --model_name_or_path runs/small --output_dir runs/reviews \\
         --train_file train.csv --dev_file dev.csv --text_column review --label_column stars

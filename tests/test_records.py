@@ -12,6 +12,7 @@ from hf_electra_rtd.records import (
     collect_hardware,
     collect_versions,
     utc_now,
+    write_whole,
 )
 
 
@@ -145,6 +146,29 @@ def test_an_evaluation_record_that_does_not_fit_is_refused_by_field(tmp_path, ch
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
     with pytest.raises(ValueError, match=message):
         EvaluationRecord.load(path)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "score"),
+    [
+        ({"dev": {"f1": 0.9, "accuracy": 0.5}, "test": {"accuracy": 0.75}}, 0.5),
+        ({"dev": {"accuracy": 0.0}}, 0.0),
+        ({"dev": {"accuracy": None}, "test": {"accuracy": 0.75}}, None),
+        ({"dev": {"f1": 0.9}}, None),
+        ({}, None),
+    ],
+)
+def test_the_score_of_a_run_is_its_main_metric_on_the_first_split(metrics, score):
+    assert make_evaluation(metrics=metrics).score() == score
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "notes.tsv"
+    write_whole(path, "one\ntwo — drei\n")
+    assert path.read_bytes() == "one\ntwo — drei\n".encode()
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "one\n\ud800")
+    assert path.read_bytes() == "one\ntwo — drei\n".encode()
 
 
 def test_versions_and_hardware_are_told():

@@ -188,6 +188,11 @@ class EvaluationRecord:
         become null."""
         return _write(self, Path(directory) / EVALUATION_FILE)
 
+    def score(self) -> float | None:
+        """The main metric on the first split that was judged, by which models are chosen and compared; None where it
+        is not finite, or nothing was judged."""
+        return next(iter(self.metrics.values()), {}).get(self.main_metric)
+
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvaluationRecord:
         """Reads a record from its file, or from the directory that it lies in.
@@ -203,10 +208,8 @@ class EvaluationRecord:
 
 
 def _write(record: PretrainingRecord | FractionRecord | EvaluationRecord, path: Path) -> Path:
-    partial = path.with_suffix(".json.partial")
     text = json.dumps(finite(dataclasses.asdict(record)), indent=2, ensure_ascii=False, default=str, allow_nan=False)
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, text + "\n")
     return path
 
 
@@ -237,6 +240,13 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
     "list": (list,),
 }
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file in UTF-8, whole or not at all, with `\\n` between lines on every system."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(partial, path)
 
 
 def finite(value: Any) -> Any:

@@ -20,7 +20,7 @@ from hf_electra_rtd.finetuning.clue import (
     OCNLI,
     TNEWS,
 )
-from hf_electra_rtd.finetuning.converters import convert_chid, find_answer, mark_spans, split_blanks
+from hf_electra_rtd.finetuning.converters import convert_chid, find_text, mark_spans, split_blanks
 from hf_electra_rtd.finetuning.examples import Answer, ChoiceExample, QuestionExample, TextExample
 from hf_electra_rtd.finetuning.layouts import RowSkippedError
 from hf_electra_rtd.finetuning.loading import load_split
@@ -139,6 +139,33 @@ def test_pairs_on_which_annotators_did_not_agree_are_counted_and_left_out(tmp_pa
     assert split.skipped == {"its label is `-`: the annotators did not agree": 1}
 
 
+@pytest.mark.parametrize("keywords", ["环境", ["环境", 3], None, {"环境": 1}])
+def test_keywords_must_be_a_list_of_texts(tmp_path, keywords):
+    with pytest.raises(ValueError, match=r"train\.json, line 1: 'keyword' is .*, not a list of texts"):
+        load(tmp_path, CSL, "train", "csl/train.json", {**ABSTRACT, "keyword": keywords, "label": "1"})
+
+
+@pytest.mark.parametrize("directory", ["{}", "{}_public"])
+@pytest.mark.parametrize("task", [CLUEWSC2020, C3, CHID], ids=lambda task: task.name)
+def test_the_test_set_of_clue_1_1_is_taken_before_the_one_that_it_replaced(tmp_path, task, directory):
+    rows = {
+        "cluewsc2020": coreference("他说他来了。", "他", 0, "他", 2),
+        "c3": [[["文。"], [{"question": "谈什么?", "choice": ["旅行", "工作"], "id": 508}]]],
+        "chid": BLANKS,
+    }
+    for name in ("test1.0.json", "test.json", "test1.1.json"):  # each before those that are there already
+        write(tmp_path, f"{directory.format(task.name)}/{name}", rows[task.name])
+        assert list(load_split(task, "test", str(tmp_path)).source["files"]) == [name]
+
+
+def test_a_test_set_of_tnews_of_which_nobody_could_tell_the_version_is_not_taken(tmp_path):
+    write(tmp_path, "tnews/test1.0.json", {"sentence": "旧闻"})
+    with pytest.raises(ValueError, match=r"no file for its split 'test'.*holds: test1\.0\.json"):
+        load_split(TNEWS, "test", str(tmp_path))
+    [example] = load(tmp_path, TNEWS, "test", "tnews/test.json", {"sentence": "新闻"})
+    assert example.texts == ("新闻",)
+
+
 def test_few_shot_files_come_after_the_official_ones(tmp_path):
     write(tmp_path, "csl_few/dev_few_all.json", {**ABSTRACT, "id": 1, "label": "0"})
     [example] = load(tmp_path, CSL, "dev", "csl_public/dev.json", {**ABSTRACT, "id": 2, "label": "0"})
@@ -181,13 +208,18 @@ def test_marks_stand_around_their_spans_in_either_order(text, data):
     assert len(marked.split("_")[0].replace("[", "").replace("]", "")) == begin1
 
 
+@pytest.mark.parametrize(("place1", "place2"), [(1, 4), (-1, 9), (0, 3)])
+def test_a_wrong_place_of_a_span_is_put_right(place1, place2):
+    assert mark_spans(coreference("他们说他来了。", "他们", place1, "他", place2)) == ("_他们_说[他]来了。",)
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (coreference("他说他来了。", "他", 1, "他", 2), "span1 is not where its index says"),
-        (coreference("他说他来了。", "他", 0, "她", 2), "span2 is not where its index says"),
+        (coreference("他说他来了。", "她", 0, "他", 2), "span1 is not in its text"),
+        (coreference("他说他来了。", "他", 0, "", 2), "span2 is not in its text"),
         (coreference("他说他来了。", "他说他", 0, "他", 2), "its spans overlap"),
-        (coreference("他说他来了。", "。", -1, "他", 2), "span1 is not where its index says"),
+        (coreference("他说他来了。", "他", 3, "他", 2), "its spans overlap"),
     ],
 )
 def test_a_row_whose_spans_do_not_fit_is_skipped_with_the_reason(row, reason):
@@ -238,9 +270,9 @@ def test_the_hidden_answers_of_cmrc_are_not_taken_for_answers(tmp_path):
 
 @example("aaa", "aa", 1)
 @given(st.text("ab", max_size=12), st.text("ab", max_size=3), st.integers(-2, 14))
-def test_an_answer_is_found_at_the_nearest_place_that_has_it(context, text, start):
+def test_a_text_is_found_at_the_nearest_place_that_has_it(context, text, start):
     places = [place for place in range(len(context)) if text and context[place : place + len(text)] == text]
-    found = find_answer(context, text, start)
+    found = find_text(context, text, start)
     if places:
         assert found in places
         assert abs(found - start) == min(abs(place - start) for place in places)

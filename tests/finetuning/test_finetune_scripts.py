@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -14,11 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForMaskedLM
 
+from hf_electra_rtd.finetuning.benchmarks import get_task
 from hf_electra_rtd.records import EvaluationRecord
 
 
+WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "window", "door", "street"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
@@ -225,3 +228,175 @@ def test_two_processes_do_what_one_does(script, own_flags, tmp_path):
     predictions = [(tmp_path / run / "reviews/seed_42/predictions_dev.jsonl").read_text() for run in ("run", "two")]
     assert predictions[0] == predictions[1]
     shutil.rmtree(tmp_path / "two")
+
+
+def test_what_lies_there_is_compared_before_it_is_run_anew_or_deleted(own_flags, own_files, tmp_path):
+    without_test = [flag for flag in own_flags if flag not in ("--test_file", own_files["test"])]
+    flags = [*without_test, "--max_steps", "3"]
+    assert finetune.main(flags) == 0
+    first = record_of(tmp_path)
+    with pytest.raises(ValueError, match="learning_rate"):
+        finetune.main([*flags, "--test_file", own_files["test"], "--learning_rate", "1e-3"])
+    assert record_of(tmp_path).finished == first.finished
+    with pytest.raises(ValueError, match="metrics"):
+        finetune.main([*flags, "--metrics", "accuracy"])
+    with pytest.raises(ValueError, match="rows of dev"):
+        finetune.main([*flags, "--text_column", "verdict"])
+    with pytest.raises(ValueError, match="absent"):
+        finetune.main([*flags, "--overwrite_output_dir", "True", "--model_name_or_path", "absent"])
+    model = str(tmp_path / "run/reviews/seed_42/model")
+    with pytest.raises(ValueError, match="lies in"):
+        finetune.main([*flags, "--overwrite_output_dir", "True", "--model_name_or_path", model])
+    assert record_of(tmp_path).finished == first.finished
+    # The test split is wanted now: the run is made anew.
+    assert finetune.main([*flags, "--test_file", own_files["test"]]) == 0
+    assert "test" in record_of(tmp_path).predictions
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", ".."])
+def test_a_task_of_ones_own_cannot_be_called_a_path(name, own_flags):
+    with pytest.raises(ValueError, match="plain word"):
+        finetune.main([*own_flags, "--task_name", name])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--load_best_model_at_end", "True"],
+        ["--resume_from_checkpoint", "somewhere"],
+        ["--label_smoothing_factor", "0.1"],
+        ["--prediction_loss_only", "True"],
+        ["--eval_do_concat_batches", "False"],
+        ["--data_seed", "3"],
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_flags_of_the_trainer_that_would_do_nothing_or_harm_are_refused(flags, own_flags):
+    with pytest.raises(ValueError, match=rf"{flags[0]} has no place in fine-tuning"):
+        finetune.main([*own_flags, *flags])
+
+
+def test_the_plain_loop_refuses_to_choose_the_best_model(own_flags):
+    with pytest.raises(ValueError, match="--select best"):
+        finetune_no_trainer.main([*own_flags, "--select", "best"])
+
+
+def test_a_run_that_diverges_is_no_score(own_flags, tmp_path):
+    with pytest.raises(ValueError, match="diverged"):
+        finetune.main([*own_flags, "--max_steps", "30", "--learning_rate", "1e30", "--max_grad_norm", "0"])
+    assert not list((tmp_path / "run").rglob("evaluation_record.json"))
+
+
+def test_adapters_are_not_judged_by_other_labels_nor_trained_further(own_flags, own_files, tmp_path):
+    assert finetune.main([*own_flags, "--max_steps", "3", "--peft", "lora"]) == 0
+    model = str(tmp_path / "run/reviews/seed_42/model")
+    judged = ["--model_name_or_path", model, "--output_dir", str(tmp_path / "judged"), "--use_cpu", "True"]
+    judged += ["--dev_file", own_files["dev"], "--text_column", "review", "--label_column", "verdict"]
+    with pytest.raises(ValueError, match="other labels"):
+        finetune.main([*judged, "--evaluate_only", "True", "--labels", "yes", "no"])
+    assert finetune.main([*judged, "--evaluate_only", "True", "--disable_tqdm", "True"]) == 0
+    assert record_of(tmp_path, run="judged", task="own").model["peft"] == "lora"
+    with pytest.raises(ValueError, match="Merge them first"):
+        finetune.main([*own_flags, "--model_name_or_path", model, "--output_dir", str(tmp_path / "more")])
+    assert not list((tmp_path / "run").rglob("README.md"))
+
+
+@pytest.mark.parametrize("kind", ["tagging", "bert"])
+def test_adapters_spare_the_head_of_any_architecture(kind, own_flags, own_files, tokenizer, tmp_path):
+    flags = [*own_flags, "--max_steps", "2", "--peft", "lora"]
+    if kind == "tagging":
+        for name in own_files:
+            rows = "".join(f'{{"text": "the old river {i}", "verdict": "O B-X I-X O"}}\n' for i in range(20))
+            Path(own_files[name]).with_suffix(".jsonl").write_text(rows)
+        flags = [flag.replace(".csv", ".jsonl") for flag in flags]
+        flags = [flag if flag != "review" else "text" for flag in flags] + ["--task_kind", "tagging"]
+    else:
+        config = BertConfig(
+            vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        )
+        BertForMaskedLM(config).save_pretrained(tmp_path / "bert")  # without a pooler
+        tokenizer.save_pretrained(tmp_path / "bert")
+        flags += ["--model_name_or_path", str(tmp_path / "bert")]
+    assert finetune.main(flags) == 0
+    directory = tmp_path / "run/reviews/seed_42"
+    before = (directory / "predictions_dev.jsonl").read_text()
+    again = [flag for flag in flags if flag not in ("--peft", "lora")]
+    again += ["--model_name_or_path", str(directory / "model"), "--output_dir", str(tmp_path / "judged")]
+    assert finetune.main([*again, "--evaluate_only", "True"]) == 0
+    assert (tmp_path / "judged/reviews/seed_42/predictions_dev.jsonl").read_text() == before
+
+
+def squad_file(path: Path, num_questions: int, seed: int, version: str) -> None:
+    """The answer is the word `old` with its neighbour; in version 2 a context without it has none."""
+    draw = random.Random(seed)
+    questions = []
+    for number in range(num_questions):
+        words = draw.choices(WORDS, k=8)
+        unanswerable = version == "v2.0" and number % 3 == 0
+        place = draw.randrange(8)
+        if not unanswerable:
+            words[place:place] = ["old"]
+        context = " ".join(words)
+        answers = [] if unanswerable else [{"text": " ".join(words[place : place + 2]), "answer_start": 0}]
+        for answer in answers:
+            answer["answer_start"] = context.index(answer["text"])
+        question = {"id": f"q{number}", "question": "what was it ?", "answers": answers}
+        if version == "v2.0":
+            question["is_impossible"] = unanswerable
+        questions.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": version, "data": [{"title": "", "paragraphs": questions}]}))
+
+
+@pytest.mark.parametrize(
+    ("main", "task", "head"),
+    [
+        (finetune.main, "squad1", "transformers"),
+        (finetune.main, "squad2", "paper"),
+        (finetune_no_trainer.main, "squad2", "paper"),
+    ],
+)
+def test_questions_are_answered_from_their_contexts(main, task, head, encoder, tmp_path):
+    version = {"squad1": "v1.1", "squad2": "v2.0"}[task]
+    layout = get_task("more", task).files
+    for split, count in (("train", 240), ("dev", 60)):
+        path = tmp_path / layout[split].paths[0]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        squad_file(path, count, seed=len(split), version=version)
+    flags = ["--model_name_or_path", encoder, "--benchmark", "more", "--task_name", task, "--head", head]
+    flags += ["--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--max_length", "48"]
+    flags += [
+        "--doc_stride",
+        "8",
+        "--max_query_length",
+        "8",
+        "--num_train_epochs",
+        "12",
+        "--learning_rate",
+        "5e-3",
+        "--layer_decay",
+        "1",
+    ]
+    flags += ["--use_cpu", "True", "--disable_tqdm", "True", "--per_device_train_batch_size", "16", "--dropout", "0"]
+    assert main(flags) == 0
+    record = record_of(tmp_path, task=task)
+    assert record.metrics["dev"]["exact_match"] > 0.8
+    lines = (tmp_path / f"run/{task}/seed_42/predictions_dev.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["prediction"]["nbest"] for line in lines)
+
+
+def test_the_right_choice_is_learnt_among_two_to_four(encoder, tmp_path):
+    draw = random.Random(0)
+    (tmp_path / "c3").mkdir()
+    for split, count in (("train", 200), ("dev", 60)):
+        rows = []
+        for number in range(count):
+            choices = [f"the {word}" for word in draw.sample(WORDS, draw.randint(2, 4))]
+            right = draw.randrange(len(choices))
+            choices[right] = "an old " + choices[right][4:]
+            rows.append([["it was so"], [{"question": "who ?", "choice": choices, "answer": choices[right]}], number])
+        (tmp_path / f"c3/{split}.json").write_text(json.dumps(rows))
+    flags = ["--model_name_or_path", encoder, "--benchmark", "clue", "--task_name", "c3", "--data_dir", str(tmp_path)]
+    flags += ["--output_dir", str(tmp_path / "run"), "--max_length", "24", "--num_train_epochs", "6"]
+    flags += ["--learning_rate", "3e-3", "--use_cpu", "True", "--disable_tqdm", "True", "--dropout", "0"]
+    assert finetune.main([*flags, "--per_device_train_batch_size", "16"]) == 0
+    assert record_of(tmp_path, task="c3").metrics["dev"]["accuracy"] > 0.9

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from hf_electra_rtd.finetuning.benchmarks import get_task
 from hf_electra_rtd.finetuning.examples import (
     Answer,
     ChoiceExample,
@@ -126,6 +127,39 @@ def test_a_split_that_cannot_be_used_is_refused_by_file_and_place(tmp_path, cont
         load_split(make_task(), "dev", write(tmp_path, "dev.tsv", content))
 
 
+@pytest.mark.parametrize(
+    "error", [KeyError("choice"), IndexError("no third"), TypeError("an int"), AttributeError("get")]
+)
+def test_a_row_of_another_shape_than_the_layout_says_is_refused_by_file_and_place(tmp_path, error):
+    def convert(row, index):
+        if row["label"] == "no":
+            raise error
+        return pair(row, index)
+
+    content = "first\tsecond\tlabel\na\tb\tyes\nc\td\tno\n"
+    data_dir = write(tmp_path, "dev.tsv", content)
+    told = rf"T/dev\.tsv, line 3: the row is not of the layout \({type(error).__name__}: .*{error.args[0]}"
+    with pytest.raises(ValueError, match=told) as caught:
+        load_split(make_task(to_example=convert), "dev", data_dir)
+    assert caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "row"),
+    [
+        ("cluewsc2020", "dev.json", {"text": "他", "target": "他", "label": "true"}),
+        ("cluewsc2020", "dev.json", {"text": "他", "target": {"span1_text": "他"}, "label": "true"}),
+        ("cluener2020", "dev.json", {"text": "他", "label": {"name": {"他": [[0]]}}}),
+        ("cluener2020", "dev.json", {"text": "他", "label": ["name"]}),
+    ],
+)
+def test_rows_of_the_benchmarks_may_be_of_any_shape(tmp_path, task, name, row):
+    (tmp_path / task).mkdir()
+    (tmp_path / task / name).write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=rf"{name}, line 1: "):
+        load_split(get_task("clue", task), "dev", str(tmp_path))
+
+
 def test_only_a_test_split_may_be_unlabelled(tmp_path):
     content = "first\tsecond\tlabel\na\tb\t\n"
     assert load_split(make_task(), "test", write(tmp_path, "test.tsv", content)).examples[0].label is None
@@ -197,13 +231,17 @@ def test_class_labels_of_the_hub_become_their_names(hub):
     assert [example.tags for example in tags] == [("O", "B-X"), (), ("B-X",)]
 
 
-def test_a_row_of_the_hub_may_hold_several(hub):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(ValueError("three is a crowd"), "three is a crowd"), (KeyError("third"), "the row is not of the layout")],
+)
+def test_a_row_of_the_hub_may_hold_several(hub, error, told):
     def expand(row):
         if row["text"] == "c":
-            raise ValueError("three is a crowd")
+            raise error
         yield from [row] * 2
 
-    with pytest.raises(ValueError, match=r"letters, split 'validation', row 3: three is a crowd"):
+    with pytest.raises(ValueError, match=rf"letters, split 'validation', row 3: {told}"):
         load_split(from_hub(hub, expand=expand), "dev", None)
     split = load_split(from_hub(hub, "validation[:2]", expand=expand), "dev", None)
     assert [(example.id, *example.texts) for example in split.examples] == [

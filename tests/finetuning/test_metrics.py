@@ -64,6 +64,12 @@ def test_every_task_has_a_metric_that_says_what_it_is(metrics, tmp_path):
             assert made.citation.startswith("@inproceedings")
 
 
+def test_the_halves_of_mnli_go_by_the_hubs_names_too(metrics, storage):
+    for name in ("mnli", "mnli_matched", "mnli_mismatched"):
+        metric = metrics.GlueMetric(name, **storage)
+        assert metric.compute(predictions=[0, 1, 2, 2], references=[0, 1, 2, 1]) == {"accuracy": 0.75}
+
+
 def test_what_a_task_does_not_take_is_refused(metrics, tmp_path):
     with pytest.raises(ValueError, match="mrcp"):
         metrics.GlueMetric("mrcp", cache_dir=str(tmp_path))

@@ -157,6 +157,18 @@ def test_a_share_is_held_out_by_text_always_the_same(tmp_path):
     assert {example.texts for example in again} == {example.texts for example in held_out.examples}
 
 
+@pytest.mark.parametrize("kind", ["classification", "tagging"])
+def test_a_rare_class_whose_rows_are_all_held_out_is_one_of_the_labels(tmp_path, kind):
+    common = [{"text": f"text {index}", "label": f"B-{'AB'[index % 2]}"} for index in range(100)]
+    rows = common if kind == "classification" else [{**row, "label": f"{row['label']} O"} for row in common]
+    train = write_json(tmp_path / "t.jsonl", rows)
+    held_out = load_split(make_own_task(OwnTask("t", kind, train_file=train, dev_share=0.2)), "dev", None).examples[0]
+    rows[int(held_out.id)]["label"] = rows[int(held_out.id)]["label"].replace("B-", "B-RARE-")
+    task = make_own_task(OwnTask("t", kind, train_file=write_json(tmp_path / "t.jsonl", rows), dev_share=0.2))
+    assert [label for label in task.labels if label.startswith("B-RARE-")]
+    assert len(load_split(task, "train", None).examples) + len(load_split(task, "dev", None).examples) == 100
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -126,11 +126,11 @@ def test_the_table_shows_median_mean_and_best_beside_published_figures():
     records += [make_record("rte", score, seed) for seed, score in enumerate([0.7, 0.72, 0.6])]
     rows, caption = cells(summarize(records), [REFERENCE])
     assert rows == [
-        ["model", "runs", "cola", "mrpc", "rte", "avg"],
-        ["run/discriminator (paper head)", "median of 3", "58.0", "", "70.0", "64.0"],
-        ["", "mean ± sd", "56.0 ± 5.3", "", "67.3 ± 6.4", "61.7"],
-        ["", "best", "60.0", "", "72.0", "66.0"],
-        ["Peer", "published", "60.0", "88.0", "70.0", "65.0"],
+        ["model", "runs", "cola", "rte", "avg"],
+        ["run/discriminator (paper head)", "median of 3", "58.0", "70.0", "64.0"],
+        ["", "mean ± sd", "56.0 ± 5.3", "67.3 ± 6.4", "61.7"],
+        ["", "best", "60.0", "72.0", "66.0"],
+        ["Peer", "published", "60.0", "70.0", "65.0"],
     ]
     assert "matthews (cola), accuracy (rte)" in caption
     assert "avg: over cola, rte, the tasks that every model here and Peer have." in caption
@@ -155,6 +155,22 @@ def test_mnli_shows_both_of_its_development_sets_and_averages_the_first():
     assert rows[0] == ["model", "runs", "mnli", "rte", "avg"]
     assert rows[1][2:] == ["80.0/82.0", "60.0", "70.0"]
     assert "mnli: dev_matched/dev_mismatched; the first counts in averages." in caption
+
+
+def test_a_split_without_a_finite_score_is_a_dash_beside_the_other():
+    metrics = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": None}}
+    records = [make_record("mnli", None, 1, metrics=metrics), make_record("stsb", None, 1)]
+    rows, _ = cells(summarize(records))
+    assert rows[1][2:] == ["", "80.0/-"]
+
+
+def test_one_figure_of_another_metric_is_left_out_and_the_others_of_its_row_are_not():
+    results = summarize([make_record(task, 0.7, 1) for task in ("sst2", "stsb")])
+    row = PublishedRow("Peer", "a paper", {"cola": 60.0, "sst2": 90.0, "stsb": 80.0})
+    rows, caption = cells(results, [row])
+    assert rows[0] == ["model", "runs", "sst2", "stsb"]  # and no average: they share one task
+    assert rows[2] == ["Peer", "published", "90.0", ""]
+    assert "Peer: stsb left out, as it is of another metric, spearman." in caption
 
 
 def test_published_figures_of_another_metric_are_left_out_and_told():
@@ -211,4 +227,5 @@ def test_results_are_written_unrounded(tmp_path):
     assert written["results"][1]["splits"]["dev"]["matthews"]["deviation"] is None
     assert written["averages"]["tasks"] == ["cola", "rte"]
     assert written["averages"]["medians"] == {"run/discriminator (paper head)": pytest.approx(0.5)}
-    assert written["published"][0]["scores"] == {"cola": 60.0, "mrpc": 88.0, "rte": 70.0}
+    assert written["published"][0]["scores"] == {"cola": 60.0, "rte": 70.0}
+    assert (rte["main"]["values"], rte["main"]["best"]) == ([2 / 3, 1 / 3], 2 / 3)

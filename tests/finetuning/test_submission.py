@@ -3,13 +3,16 @@ import logging
 import math
 import os
 import zipfile
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_electra_rtd.finetuning import clue, glue
+from hf_electra_rtd.finetuning import clue, glue, suite
 from hf_electra_rtd.finetuning.examples import Answer, ChoiceExample, QuestionExample, TaggedExample, TextExample
+from hf_electra_rtd.finetuning.loading import Split
 from hf_electra_rtd.finetuning.scores import find_chunks
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
 from hf_electra_rtd.finetuning.tasks import Task
@@ -128,13 +131,44 @@ def test_clue_gets_labels_a_line_each(tmp_path, name, file):
     assert path.read_text() == f'{{"id": 0, "label": "{label}"}}\n{{"id": "b7", "label": "{label}"}}\n'
 
 
-def test_files_of_the_older_test_sets_are_named_after_them(tmp_path):
-    choice = [ChoiceExample("5", "x", "?", ("yes", "no"), None)]
-    for name, file in (("c3", "c310_predict.json"), ("chid", "chid10_predict.json")):
-        assert write_submission(TASKS[name], "test", [1], choice, tmp_path, clue_version="1.0").name == file
-    for name, file in (("tnews", "tnews10_predict.json"), ("afqmc", "afqmc_predict.json")):
-        label = TASKS[name].labels[0]
-        assert write_submission(TASKS[name], "test", [label], texts("0"), tmp_path, clue_version="1.0").name == file
+@pytest.mark.parametrize(
+    ("name", "rows", "file"),
+    [
+        ("cluewsc2020", 290, "cluewsc10_predict.json"),
+        ("cluewsc2020", 2574, "cluewsc11_predict.json"),
+        ("cluewsc2020", 291, "cluewsc11_predict.json"),
+        ("tnews", 10_000, "tnews11_predict.json"),
+        ("afqmc", 3861, "afqmc_predict.json"),
+    ],
+)
+def test_a_file_is_named_after_the_version_whose_test_set_has_as_many_rows(tmp_path, name, rows, file):
+    predictions = [TASKS[name].labels[0]] * rows
+    assert write_submission(TASKS[name], "test", predictions, texts(*map(str, range(rows))), tmp_path).name == file
+
+
+@pytest.mark.parametrize(("rows", "file"), [(3892, "c310_predict.json"), (3891, "c311_predict.json")])
+def test_the_old_questions_of_c3_are_told_by_their_number(tmp_path, rows, file):
+    choices = [ChoiceExample(str(row), "x", "?", ("yes", "no"), None) for row in range(rows)]
+    assert write_submission(TASKS["c3"], "test", [1] * rows, choices, tmp_path).name == file
+
+
+def test_rows_that_were_skipped_would_shift_the_others_so_nothing_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"RTE: RTE\.tsv is not written, as 2 rows of the split 'test' were skipped"):
+        write_submission(TASKS["rte"], "test", ["entailment"], texts("0"), tmp_path, skipped=2)
+    assert write_submission(own_task(), "test", ["good"], texts("0"), tmp_path, skipped=2) is None
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_whose_file_cannot_be_written_is_told_of_it_and_goes_on(tmp_path, caplog):
+    splits = {"test_matched": Counter({"broken": 3}), "test_mismatched": Counter()}
+    data = SimpleNamespace(
+        test={name: SimpleNamespace(split=Split(texts("0"), skipped, {})) for name, skipped in splits.items()}
+    )
+    job = SimpleNamespace(task=TASKS["mnli"], data=data)
+    outcome = SimpleNamespace(predictions={name: ["neutral"] for name in data.test})
+    suite._write_submissions(job, outcome, tmp_path)
+    assert os.listdir(tmp_path / suite.SUBMISSION_DIRECTORY) == ["MNLI-mm.tsv"]
+    assert ["MNLI-m.tsv is not written, as 3 rows" in message for message in caplog.messages] == [True]
 
 
 def test_clue_gets_answers_and_choices_by_id(tmp_path):
@@ -234,21 +268,21 @@ def test_missing_files_are_told_and_whether_the_server_minds(tmp_path, caplog):
     zip_submission("clue", tmp_path)
     (lacking,) = [message for message in caplog.messages if "lacks" in message]
     assert "tnews" not in lacking
-    assert "cluewsc10_predict.json or cluewsc11_predict.json" in lacking
+    assert "cluewsc11_predict.json or cluewsc10_predict.json" in lacking
     assert lacking.endswith("The server takes it without them.")
 
 
 def test_files_with_the_wrong_number_of_rows_are_told(tmp_path, caplog):
     write_submission(TASKS["wnli"], "test", ["entailment"] * 146, texts(*map(str, range(146))), tmp_path)
     write_submission(TASKS["rte"], "test", ["entailment"], texts("0"), tmp_path)
-    write_submission(TASKS["cluewsc2020"], "test", ["true"] * 290, texts(*map(str, range(290))), tmp_path)
+    write_submission(TASKS["cluewsc2020"], "test", ["true"] * 291, texts(*map(str, range(291))), tmp_path)
     with caplog.at_level(logging.WARNING):
         zip_submission("glue", tmp_path)
         zip_submission("clue", tmp_path)
     told = [message for message in caplog.messages if "rows" in message]
     assert told == [
         "RTE.tsv has 1 rows, but the test set has 3,000: the server will refuse it.",
-        "cluewsc11_predict.json has 290 rows, but the test set has 2,574: the server will refuse it.",
+        "cluewsc11_predict.json has 291 rows, but the test set has 2,574: the server will refuse it.",
     ]
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_electra_rtd.finetuning.arguments import AdapterArguments
+from hf_electra_rtd.towers import save_tokenizer
 
 
 MERGED_DIRECTORY = "merged"
+ADAPTER_FILE = "adapter_config.json"  # as peft writes it
+_DESCRIPTION_FILE = "fine_tuned_for.json"
 
 
 def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) -> Any:
@@ -22,7 +28,7 @@ def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) ->
 
     Args:
         model: an encoder with a head.
-        source: where it came from, for whoever loads the adapters.
+        source: directory or Hub id that `from_pretrained` takes, for whoever loads the adapters.
         args: rank, scale, dropout and the layers' names.
 
     Returns:
@@ -34,21 +40,18 @@ def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) ->
     from peft import LoraConfig, get_peft_model
 
     prefix = model.base_model_prefix
-    # The head has layers of the same names: it is trained as a whole, without adapters.
-    pattern = rf"{re.escape(prefix)}\.(.*\.)?({'|'.join(map(re.escape, args.lora_target_modules))})"
+    names = "|".join(map(re.escape, args.lora_target_modules))
+    # The head has layers of the same names, and so has a pooler, which counts as head: they are trained whole.
+    pattern = rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({names})"
     if not any(re.fullmatch(pattern, name) for name, _ in model.named_modules()):
-        known = sorted(
-            {
-                name.rpartition(".")[2]
-                for name, module in model.base_model.named_modules()
-                if type(module).__name__ == "Linear"
-            }
-        )
+        layers = ((name, module) for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear))
+        known = sorted({name.rpartition(".")[2] for name, _ in layers})
         raise ValueError(
             f"--lora_target_modules {' '.join(args.lora_target_modules)}: this encoder has no such layers. Its linear "
             f"layers are called {', '.join(known)}."
         )
-    head = [name for name, _ in model.named_children() if name != prefix]
+    head = [name for name, child in model.named_children() if name != prefix and _has_parameters(child)]
+    head += [name for name, child in model.base_model.named_children() if name == "pooler" and _has_parameters(child)]
     config = LoraConfig(
         r=args.lora_r,
         lora_alpha=args.lora_alpha,
@@ -62,35 +65,77 @@ def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) ->
     return adapted
 
 
-def read_adapted(directory: str) -> str:
-    """The model that adapters belong to: a directory or a Hub id.
+@dataclass(frozen=True)
+class Adapted:
+    """What adapters were trained for.
+
+    Attributes:
+        base: directory or Hub id of the model that they belong to.
+        head: `transformers` or `paper`.
+        labels: of the task, in the order of the model's outputs.
+    """
+
+    base: str
+    head: str
+    labels: tuple[str, ...]
+
+
+def read_adapted(directory: str) -> Adapted:
+    """Reads what adapters were trained for.
 
     Args:
         directory: of the adapters.
 
     Raises:
-        ValueError: if they do not name it.
+        ValueError: if the directory does not say it.
     """
     from peft import PeftConfig
 
     base = PeftConfig.from_pretrained(directory).base_model_name_or_path
-    if not base:
-        raise ValueError(f"The adapters in {directory} do not say which model they belong to (adapter_config.json).")
-    return str(base)
+    path = Path(directory) / _DESCRIPTION_FILE
+    if not base or not path.is_file():
+        raise ValueError(
+            f"{directory} does not say which model, head and labels its adapters belong to: it was not written by "
+            "finetune.py. Merge them with peft, and give the merged model."
+        )
+    described = json.loads(path.read_text(encoding="utf-8"))
+    return Adapted(str(base), described["head"], tuple(described["labels"]))
 
 
-def load_adapters(model: PreTrainedModel, directory: str, trainable: bool) -> Any:
-    """A model with adapters from their directory, head included.
+def save_adapters(
+    model: Any, tokenizer: PreTrainedTokenizerBase, head: str, labels: Sequence[str], directory: Path
+) -> None:
+    """Writes adapters and head, and what `read_adapted` reads.
+
+    Args:
+        model: a `peft.PeftModel`.
+        tokenizer: saved beside it.
+        head: `transformers` or `paper`.
+        labels: of the task.
+        directory: made if need be.
+    """
+    model.save_pretrained(directory)
+    (directory / "README.md").unlink(missing_ok=True)  # peft's template of a card, with nothing filled in
+    save_tokenizer(tokenizer, directory)
+    text = json.dumps({"head": head, "labels": list(labels)}, indent=2, ensure_ascii=False)
+    (directory / _DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def load_adapters(model: PreTrainedModel, directory: str) -> Any:
+    """A model with adapters from their directory, head included, to be judged.
 
     Args:
         model: what they belong to.
         directory: of the adapters.
-        trainable: whether they are to be trained further.
     """
     from peft import PeftModel
 
     with _without_renamed_attribute():
-        return PeftModel.from_pretrained(model, directory, is_trainable=trainable)
+        return PeftModel.from_pretrained(model, directory)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
 
 
 @contextmanager
@@ -110,4 +155,4 @@ def save_merged(model: Any, tokenizer: Any, directory: Path) -> None:
         directory: made if need be.
     """
     model.merge_and_unload().save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformers import TrainingArguments
 
@@ -50,6 +50,7 @@ class TaskArguments:
     )
     max_length: int | None = field(default=None, metadata={"help": "Tokens of a row; by default the task's."})
     doc_stride: int = field(default=128, metadata={"help": "Tokens that two windows of a context share."})
+    max_query_length: int = field(default=64, metadata={"help": "Tokens of a question; what is longer is cut."})
     dropout: float | None = field(
         default=None, metadata={"help": "In the encoder and before its head; by default the paper's 0.1."}
     )
@@ -137,6 +138,24 @@ class AdapterArguments:
             raise ValueError("--merge_adapter has nothing to merge without --peft.")
 
 
+# What the Trainer offers and a run here would pass over, undo or break, and what to do instead.
+_REFUSED = {
+    "load_best_model_at_end": "say --select best",
+    "metric_for_best_model": "say --select best: the task's main metric decides",
+    "resume_from_checkpoint": "the same command goes on with what is missing",
+    "data_seed": "the order of rows follows --seed",
+    "label_smoothing_factor": "losses are the task's own",
+    "neftune_noise_alpha": "losses are the task's own",
+    "prediction_loss_only": "scores need predictions",
+    "eval_do_concat_batches": "scores need whole predictions",
+    "auto_find_batch_size": "the record states the rows of a step",
+    "dataloader_drop_last": "every row is learnt and judged",
+    "lr_scheduler_kwargs": "the record does not hold them",
+    "fsdp": "whole models are written: launch one process a GPU (DDP)",
+    "deepspeed": "whole models are written: launch one process a GPU (DDP)",
+}
+
+
 @dataclass
 class FineTuningArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the paper's recipe.
@@ -176,6 +195,11 @@ class FineTuningArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Leave off: all are used."})
 
     def __post_init__(self) -> None:
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, instead in _REFUSED.items():
+            value = getattr(self, name)
+            if (value or defaults[name] is True) and value != defaults[name]:
+                raise ValueError(f"--{name} has no place in fine-tuning: {instead}.")
         refuse_hub_options(self, "every seed's directory: push a model when the run is over")
         settle_by_device(self)
         super().__post_init__()

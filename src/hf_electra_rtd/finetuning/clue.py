@@ -49,6 +49,10 @@ _ENTITIES = (
     "scene",
 )
 
+# The test sets that CLUE 1.1 replaced: its directories have those of 1.0 beside the new ones.
+_NEW_TEST = ("test1.1.json", "test.json")
+_TEST = (*_NEW_TEST, "test1.0.json")
+
 _ONE = Columns(("sentence",))
 _TWO = Columns(("sentence1", "sentence2"))
 
@@ -67,18 +71,19 @@ def _text_files(
     texts: Callable[[Row], tuple[str, ...]],
     labels: tuple[str, ...],
     train: tuple[str, ...] = ("train.json",),
+    test: tuple[str, ...] = ("test.json",),
     few: str | None = None,
 ) -> dict[str, FileLayout]:
     """Files of JSON lines, and after the official ones those of a directory of FewCLUE."""
 
-    def layout(names: tuple[str, ...], few_name: str, test: bool) -> FileLayout:
+    def layout(names: tuple[str, ...], few_name: str, may_lack_label: bool = False) -> FileLayout:
         paths = _paths(directory, *names) + (() if few is None else (f"{few}/{few_name}",))
-        return FileLayout(paths, "json_lines", TextConverter(texts, named(labels), may_lack_label=test))
+        return FileLayout(paths, "json_lines", TextConverter(texts, named(labels), may_lack_label=may_lack_label))
 
     return {
-        "train": layout(train, "train_few_all.json", test=False),
-        "dev": layout(("dev.json",), "dev_few_all.json", test=False),
-        "test": layout(("test.json",), "test_public.json", test=True),
+        "train": layout(train, "train_few_all.json"),
+        "dev": layout(("dev.json",), "dev_few_all.json"),
+        "test": layout(test, "test_public.json", may_lack_label=True),
     }
 
 
@@ -111,7 +116,8 @@ AFQMC = Task(
     dataset=_text_dataset("afqmc", _TWO, _BINARY),
 )
 
-# The keywords are left out: there are releases whose development set has them, and whose other sets do not.
+# The keywords are left out: there are releases whose development set has them, and whose other sets do not. So is the
+# test set of CLUE 1.0: it has as many rows as that of 1.1, so nobody could tell which of them was predicted.
 TNEWS = Task(
     name="tnews",
     benchmark="clue",
@@ -121,7 +127,7 @@ TNEWS = Task(
     metrics=("accuracy",),
     main_metric="accuracy",
     labels=_NEWS,
-    files=_text_files("tnews", _ONE, _NEWS),
+    files=_text_files("tnews", _ONE, _NEWS, test=_NEW_TEST),
     dataset=_text_dataset("tnews", _ONE, _NEWS),
 )
 
@@ -175,7 +181,7 @@ CLUEWSC2020 = Task(
     metrics=("accuracy",),
     main_metric="accuracy",
     labels=_COREFERENCE,
-    files=_text_files("cluewsc2020", mark_spans, _COREFERENCE),
+    files=_text_files("cluewsc2020", mark_spans, _COREFERENCE, test=_TEST),
     dataset=_text_dataset("cluewsc2020", mark_spans, _COREFERENCE),
     epochs=10.0,  # the paper's of RTE, which has twice as many rows
 )
@@ -252,7 +258,7 @@ C3 = Task(
         convert_c3,
         train=("train.json", "m-train.json+d-train.json", "c3-m-train.json+c3-d-train.json"),
         dev=("dev.json", "m-dev.json+d-dev.json", "c3-m-dev.json+c3-d-dev.json"),
-        test=("test.json", "m-test.json+d-test.json", "c3-m-test.json+c3-d-test.json"),
+        test=(*_TEST, "m-test.json+d-test.json", "c3-m-test.json+c3-d-test.json"),
     ),
     dataset=_dataset("c3", convert_c3),
     epochs=8.0,  # the baseline's (CLUEbenchmark/CLUE, run_c3.py)
@@ -267,7 +273,7 @@ CHID = Task(
     kind="multiple_choice",
     metrics=("accuracy",),
     main_metric="accuracy",
-    files=_files("chid", "chid", convert_chid, train=("train.json",), dev=("dev.json",), test=("test.json",)),
+    files=_files("chid", "chid", convert_chid, train=("train.json",), dev=("dev.json",), test=_TEST),
     dataset=_dataset("chid", convert_chid, expand=split_blanks),
 )
 

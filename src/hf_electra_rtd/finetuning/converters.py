@@ -20,14 +20,13 @@ from hf_electra_rtd.finetuning.examples import (
     TextExample,
 )
 from hf_electra_rtd.finetuning.layouts import RowSkippedError
-from hf_electra_rtd.finetuning.reading import describe_known
+from hf_electra_rtd.finetuning.reading import BLANK_TAG, describe_known
 
 
 Row = Mapping[str, Any]
 
 _NO_AGREEMENT = "-"  # SNLI's, MNLI's and OCNLI's label of a pair about which the annotators did not agree
 _HIDDEN_ANSWER = "FAKE_ANSWER"  # CLUE's, with a number, where it keeps the answers of a test set to itself
-_BLANK_TAG = re.compile(r"#idiom\d+#")
 _ASKED_BLANK, _OTHER_BLANK = "____", "□□□□"  # an idiom has four characters
 _BLANK_CONTEXT = 56  # characters on each side: with the blank, a candidate and special tokens they fill 128
 
@@ -137,19 +136,22 @@ class TextConverter:
 
 
 def mark_spans(row: Row) -> tuple[str, ...]:
-    """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets.
+    """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets. Wrong places of spans
+    are put right.
 
-    Source: the baseline's marks (CLUEbenchmark/CLUEPyTorch, `WscProcessor`).
+    Source: the baseline's marks (CLUEbenchmark/CLUE, baselines/models_pytorch/classifier_pytorch/processors/clue.py,
+    `WscProcessor`).
 
     Raises:
-        RowSkippedError: where the spans are not what the text has in their places, or overlap.
+        RowSkippedError: where the text does not have the spans, or they overlap.
     """
     text, target = _text(row, "text"), row["target"]
     spans = []
     for number, marks in ((1, ("_", "_")), (2, ("[", "]"))):
-        begin, span = target[f"span{number}_index"], target[f"span{number}_text"]
-        if begin < 0 or not text.startswith(span, begin):
-            raise RowSkippedError(f"span{number} is not where its index says")
+        span = target[f"span{number}_text"]
+        begin = find_text(text, span, target[f"span{number}_index"])
+        if begin < 0:
+            raise RowSkippedError(f"span{number} is not in its text")
         spans.append((begin, begin + len(span), marks))
     spans.sort(reverse=True)
     if spans[1][1] > spans[0][0]:
@@ -162,9 +164,16 @@ def mark_spans(row: Row) -> tuple[str, ...]:
 def pair_keywords(row: Row) -> tuple[str, ...]:
     """CSL: the keywords, with spaces between them, and the abstract that they may belong to.
 
-    Source: the baseline's pairs (CLUEbenchmark/CLUEPyTorch, `CslProcessor`).
+    Source: the baseline's pairs (CLUEbenchmark/CLUE, baselines/models_pytorch/classifier_pytorch/processors/clue.py,
+    `CslProcessor`).
+
+    Raises:
+        ValueError: for keywords that are not a list of texts, or an abstract that is not text.
     """
-    return " ".join(row["keyword"]), _text(row, "abst").strip()
+    keywords = row["keyword"]
+    if not isinstance(keywords, list) or not all(isinstance(keyword, str) for keyword in keywords):
+        raise ValueError(f"'keyword' is {keywords!r}, not a list of texts.")
+    return " ".join(keywords), _text(row, "abst").strip()
 
 
 @dataclass(frozen=True)
@@ -220,7 +229,7 @@ def split_blanks(row: Row) -> Iterator[dict[str, Any]]:
     Raises:
         ValueError: where there is not an answer a blank, or one is not the candidate that it says.
     """
-    blanks = [(tag, content) for content in row["content"] for tag in _BLANK_TAG.findall(content)]
+    blanks = [(tag, content) for content in row["content"] for tag in BLANK_TAG.findall(content)]
     candidates, given = row["candidates"], row["answers"]
     answers = given["candidate_id"] or [None] * len(blanks)
     if len(answers) != len(blanks):
@@ -251,17 +260,17 @@ def convert_chid(row: Row, index: int) -> ChoiceExample:
         raise ValueError(f"{tag} is {len(after)} times in its text instead of once.")
     if answer is not None and not 0 <= answer < len(candidates):
         raise ValueError(f"the answer of {tag} is {answer}: there are {len(candidates)} candidates.")
-    left, right = (_BLANK_TAG.sub(_OTHER_BLANK, part) for part in (before, after[0]))
+    left, right = (BLANK_TAG.sub(_OTHER_BLANK, part) for part in (before, after[0]))
     context = left[-_BLANK_CONTEXT:] + _ASKED_BLANK + right[:_BLANK_CONTEXT]
     return ChoiceExample(tag, context, "", candidates, answer)
 
 
-def find_answer(context: str, text: str, start: int) -> int:
-    """Where an answer stands: at `start`, or at the nearest place that has it.
+def find_text(context: str, text: str, start: int) -> int:
+    """Where a text stands in another: at `start`, or at the nearest place that has it.
 
     Args:
         context: in which it should be.
-        text: of the answer.
+        text: an answer, say.
         start: where the file says that it begins; wrong in some rows of CMRC 2018.
 
     Returns:
@@ -296,38 +305,15 @@ def _question(row: Row, pairs: list[tuple[str, int]] | None) -> QuestionExample:
     context = _text(row, "context")
     answers = None
     if pairs is not None and not any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
-        found = [Answer(text, find_answer(context, text, start)) for text, start in pairs]
+        found = [Answer(text, find_text(context, text, start)) for text, start in pairs]
         answers = tuple(sorted(found, key=lambda answer: answer.start < 0))
     return QuestionExample(str(row["id"]), _text(row, "question"), context, answers)
 
 
-@dataclass(frozen=True)
-class TagConverter:
-    """To a [`TaggedExample`], from words and their tags.
-
-    Attributes:
-        labels: the tags of the task.
-        words: name of the column that holds a list of words.
-        tags: name of the column that holds a list of tags; null where they are not known.
-    """
-
-    labels: tuple[str, ...]
-    words: str = "words"
-    tags: str = "tags"
-
-    def __call__(self, row: Row, index: int) -> TaggedExample:
-        """The example.
-
-        Raises:
-            ValueError: for an unknown tag, or not one a word.
-        """
-        words, tags = tuple(row[self.words]), row[self.tags]
-        if tags is not None:
-            if unknown := [tag for tag in tags if tag not in self.labels]:
-                raise ValueError(f"there is no tag {unknown[0]!r}. {describe_known(unknown[0], self.labels, 'Tags')}")
-            if len(tags) != len(words):
-                raise ValueError(f"there are {len(words)} words and {len(tags)} tags.")
-        return TaggedExample(str(row.get("id", index)), words, None if tags is None else tuple(tags))
+def convert_tags(row: Row, index: int) -> TaggedExample:
+    """Words and their tags, from a row of the format `conll`."""
+    tags = row["tags"]
+    return TaggedExample(str(index), tuple(row["words"]), None if tags is None else tuple(tags))
 
 
 def bio_tags(names: Sequence[str]) -> tuple[str, ...]:

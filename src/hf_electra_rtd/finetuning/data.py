@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +23,13 @@ class EncodedSplit:
     encoded: Encoded
 
     def describe(self) -> dict[str, Any]:
-        """For a record: where the rows came from, how many, and what became of them."""
+        """For a record: where the rows came from, a hash of the examples, how many, and what became of them."""
+        digest = hashlib.sha256()
+        for example in self.split.examples:
+            digest.update(repr(example).encode("utf-8", "surrogatepass"))
         return {
             **self.split.source,
+            "examples_sha256": digest.hexdigest(),
             "examples": len(self.split.examples),
             "features": len(self.encoded.features),
             "skipped": dict(self.split.skipped + self.encoded.skipped),

@@ -100,6 +100,8 @@ class FineTuner(Trainer):
             data_collator=kind.collate,
             processing_class=kind.tokenizer,
         )
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError("Fine-tuning writes whole models: launch a process a GPU (DDP), no FSDP or DeepSpeed.")
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
         self.pop_callback(PrinterCallback)  # dicts between the lines of the log
 

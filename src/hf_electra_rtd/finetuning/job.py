@@ -14,8 +14,17 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.finetuning.adapters import MERGED_DIRECTORY, add_adapters, load_adapters, read_adapted, save_merged
+from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.finetuning.adapters import (
+    ADAPTER_FILE,
+    MERGED_DIRECTORY,
+    Adapted,
+    add_adapters,
+    load_adapters,
+    read_adapted,
+    save_adapters,
+    save_merged,
+)
 from hf_electra_rtd.finetuning.arguments import AdapterArguments, FineTuningArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import EncodedSplit, TaskData, TaskRows, encode_task
 from hf_electra_rtd.finetuning.heads import Encoder, open_encoder
@@ -26,6 +35,7 @@ from hf_electra_rtd.finetuning.submission import write_predictions
 from hf_electra_rtd.finetuning.tasks import Task
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, utc_now
+from hf_electra_rtd.towers import save_tokenizer
 
 
 logger = logging.getLogger(__name__)
@@ -36,8 +46,10 @@ _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the outcome of a run beside task, model and seed, with everything filled in."""
+    """What decides the outcome of a run beside model, rows and seed, with everything filled in."""
 
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
     learning_rate: float
     layer_decay: float
     layer_decay_off_by_one: bool
@@ -57,7 +69,9 @@ class Settings:
     dropout: float | None
     max_length: int
     doc_stride: int
+    max_query_length: int
     select: str
+    evaluated: str
     peft: dict[str, Any] | None
 
 
@@ -67,8 +81,8 @@ class Source:
 
     Attributes:
         name: as it was given.
-        encoder: its architecture.
-        adapters: directory of adapters upon it; None without.
+        encoder: its architecture, and where its weights lie.
+        adapted: what the adapters in `name` were trained for; None without adapters.
         tokenizer: of it.
         identity: for records: the name without local directories, and a hash of its files or its revision.
         from_scratch: whether weights are drawn anew.
@@ -77,7 +91,7 @@ class Source:
 
     name: str
     encoder: Encoder
-    adapters: str | None
+    adapted: Adapted | None
     tokenizer: PreTrainedTokenizerBase
     identity: dict[str, Any]
     from_scratch: bool
@@ -142,12 +156,33 @@ def open_source(args: TaskArguments) -> Source:
         ValueError: if one of them is missing or cannot be read.
     """
     name = str(args.model_name_or_path)
-    adapters = name if (Path(name) / "adapter_config.json").is_file() else None
-    base = name if adapters is None else read_adapted(name)
-    encoder = open_encoder(base, weights=False)
-    tokenizer = load_tokenizer(args.tokenizer or (name if adapters else encoder.name))
-    identity = {"name_or_path": _without_directories(name), **_fingerprint(encoder, adapters, args.from_scratch)}
-    return Source(base, encoder, adapters, tokenizer, identity, args.from_scratch, args.head)
+    adapted = read_adapted(name) if (Path(name) / ADAPTER_FILE).is_file() else None
+    if adapted is not None and not args.evaluate_only:
+        raise ValueError(
+            f"{name} holds adapters: they are judged (--evaluate_only), not trained further. Merge them first "
+            "(--merge_adapter), and give the merged model."
+        )
+    encoder = open_encoder(name if adapted is None else adapted.base, weights=False)
+    tokenizer = load_tokenizer(args.tokenizer or (encoder.name if adapted is None else name))
+    identity = {
+        "name_or_path": _without_directories(name),
+        **_fingerprint(encoder, None if adapted is None else name, args.from_scratch),
+        "tokenizer": tokenizer_hash(tokenizer),
+    }
+    head = args.head if adapted is None else adapted.head
+    return Source(name, encoder, adapted, tokenizer, identity, args.from_scratch, head)
+
+
+def labels_of(name: str) -> tuple[str, ...]:
+    """The labels that a model was fine-tuned for.
+
+    Args:
+        name: a directory or Hub id.
+    """
+    if (Path(name) / ADAPTER_FILE).is_file():
+        return read_adapted(name).labels
+    config: Any = open_encoder(name, weights=False).config
+    return tuple(config.id2label[index] for index in sorted(config.id2label))
 
 
 def make_job(
@@ -166,15 +201,21 @@ def make_job(
     """
     config = source.encoder.config
     recipe = recipe_for(config, task, size=task_args.size, peft=adapter_args.peft)
+    if not task.dev_splits and task_args.keep_models == "best" and task_args.seeds > 1:
+        raise ValueError(f"{task.title} has no dev split to choose the best seed by: say --keep_models all or none.")
     args = copy.deepcopy(args)
     args.learning_rate = recipe.learning_rate if args.learning_rate is None else args.learning_rate
     args.num_train_epochs = recipe.epochs if args.num_train_epochs is None else args.num_train_epochs
     if task_args.select == "best":
         _choose_best(args, task)
     decay = recipe.layer_decay if task_args.layer_decay is None else task_args.layer_decay
-    encoding = Encoding(_max_length(task, task_args, config), task_args.doc_stride)
+    encoding = Encoding(
+        _max_length(task, task_args, config, source.tokenizer), task_args.doc_stride, task_args.max_query_length
+    )
     kind = make_kind(task, source.tokenizer, encoding)
     settings = Settings(
+        labels=task.labels,
+        metrics=task.metrics,
         learning_rate=args.learning_rate,
         layer_decay=decay,
         layer_decay_off_by_one=task_args.layer_decay_off_by_one,
@@ -194,14 +235,17 @@ def make_job(
         dropout=_dropout(task_args, source, recipe),
         max_length=encoding.max_length,
         doc_stride=encoding.doc_stride,
+        max_query_length=encoding.max_query_length,
         select=task_args.select,
-        peft=dataclasses.asdict(adapter_args) if adapter_args.peft else None,
+        evaluated=_describe_evaluation(args, task_args),
+        peft=_describe_adapters(adapter_args),
     )
     return Job(task, kind, encode_task(kind, rows), source, settings, recipe, task_args, adapter_args, args, command)
 
 
 def run_seed(job: Job, loop: Loop, seed: int, directory: Path) -> Outcome:
-    """Trains, judges and predicts with one seed; leaves model, predictions and, last of all, the record.
+    """Trains, judges and predicts with one seed; leaves model and predictions. The record is the caller's to save,
+    when all that belongs to the run is there.
 
     Args:
         job: the task.
@@ -223,7 +267,7 @@ def run_seed(job: Job, loop: Loop, seed: int, directory: Path) -> Outcome:
         predictions[name], scores = trained.answer(split)
         if scores:
             metrics[name] = dict(scores)
-    rows = trained.steps * job.settings.rows_per_step
+    rows = 0.0 if job.data.train is None else trained.epochs * len(job.data.train.encoded.features)
     record = EvaluationRecord(
         command=job.command,
         started=started,
@@ -249,7 +293,7 @@ def run_seed(job: Job, loop: Loop, seed: int, directory: Path) -> Outcome:
         curves=trained.log,
     )
     if args.process_index == 0:
-        _save(job, model, predictions, record, directory)
+        _save(job, model, predictions, record.predictions, directory)
     return Outcome(record, predictions)
 
 
@@ -261,18 +305,26 @@ def make_model(job: Job, seed: int) -> Any:
     """
     source = job.source
     set_seed(seed)
+    if source.adapted is not None and source.adapted.labels != job.task.labels:
+        raise ValueError(
+            f"{source.name} was fine-tuned for other labels than the task's, or in another order: it has "
+            f"{', '.join(source.adapted.labels)}, the task {', '.join(job.task.labels)}."
+        )
     options = {} if job.settings.dropout is None else dict.fromkeys(_DROPOUTS, job.settings.dropout)
-    model: Any = job.kind.make_model(source.name, source.head, from_scratch=source.from_scratch, **options)
+    base = source.name if source.adapted is None else source.adapted.base
+    model: Any = job.kind.make_model(base, source.head, from_scratch=source.from_scratch, **options)
     exchange_layers(model)
-    if source.adapters is not None:
-        model = load_adapters(model, source.adapters, trainable=job.data.train is not None)
-    elif job.data.train is None and type(model).__name__ not in (source.encoder.config.architectures or ()):
+    if source.adapted is not None:
+        return load_adapters(model, source.name)
+    if job.data.train is None and type(model).__name__ not in (source.encoder.config.architectures or ()):
         raise ValueError(
             f"{source.name} was not fine-tuned for {job.task.title}: its head would be random. Give a fine-tuned "
             "model, or leave out --evaluate_only."
         )
     if job.adapter_args.peft is not None:
-        model = add_adapters(model, source.name, job.adapter_args)
+        directory = Path(source.encoder.name)
+        name = str(directory.resolve()) if directory.is_dir() else source.encoder.name
+        return add_adapters(model, name, job.adapter_args)
     return model
 
 
@@ -282,14 +334,15 @@ def _choose_best(args: FineTuningArguments, task: Task) -> None:
     if args.eval_strategy == "no":
         args.eval_strategy = "epoch"
     args.save_strategy, args.save_steps = args.eval_strategy, args.eval_steps or args.save_steps
-    args.load_best_model_at_end, args.save_total_limit = True, 1
+    args.load_best_model_at_end, args.save_total_limit, args.save_only_model = True, 1, True
     args.metric_for_best_model, args.greater_is_better = f"eval_{task.main_metric}", True
 
 
-def _max_length(task: Task, args: TaskArguments, config: Any) -> int:
+def _max_length(task: Task, args: TaskArguments, config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     wanted = args.max_length or task.max_length
-    positions = getattr(config, "max_position_embeddings", None)  # encoders with relative positions have no limit
-    if positions is None or wanted <= positions:
+    # Encoders with relative positions have no limit; RoBERTa's positions begin behind that of padding.
+    positions = min(getattr(config, "max_position_embeddings", wanted), tokenizer.model_max_length)
+    if wanted <= positions:
         return wanted
     if args.max_length is not None:
         raise ValueError(f"--max_length is {wanted}: the model has {positions} positions.")
@@ -318,7 +371,7 @@ def _fingerprint(encoder: Encoder, adapters: str | None, from_scratch: bool) -> 
     directory = Path(encoder.name)
     if not directory.is_dir():
         return {"revision": getattr(encoder.config, "_commit_hash", None)}
-    files = [directory / "config.json"] if from_scratch else sorted(directory.glob("*.safetensors"))
+    files = [directory / "config.json", *([] if from_scratch else sorted(directory.glob("*.safetensors")))]
     files += [] if adapters is None else sorted(Path(adapters).glob("*.safetensors"))
     digest = hashlib.sha256()
     for path in files:
@@ -326,16 +379,36 @@ def _fingerprint(encoder: Encoder, adapters: str | None, from_scratch: bool) -> 
     return {"sha256": digest.hexdigest()}
 
 
+def _describe_evaluation(args: FineTuningArguments, task_args: TaskArguments) -> str:
+    """When a run that keeps the best model looks at it."""
+    if task_args.select != "best":
+        return "at the end"
+    return "every epoch" if args.eval_strategy == "epoch" else f"every {args.eval_steps or args.logging_steps:g} steps"
+
+
+def _describe_adapters(args: AdapterArguments) -> dict[str, Any] | None:
+    """What decides the outcome of training with adapters."""
+    if args.peft is None:
+        return None
+    return {key: value for key, value in dataclasses.asdict(args).items() if key != "merge_adapter"}
+
+
 def _describe_model(job: Job, model: Any) -> dict[str, Any]:
-    core = model.get_base_model() if hasattr(model, "get_base_model") else model
+    adapted = job.adapter_args.peft is not None or job.source.adapted is not None
+    core = model.get_base_model() if adapted else model
+    own = [
+        parameter
+        for name, parameter in core.named_parameters()
+        if "lora_" not in name and ".original_module." not in name
+    ]
     return {
         **job.source.identity,
         "architecture": type(core).__name__,
-        "parameters": sum(parameter.numel() for parameter in core.parameters()),
+        "parameters": sum(parameter.numel() for parameter in own),
         "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
         "from_scratch": job.source.from_scratch,
         "head": job.source.head,
-        "peft": job.adapter_args.peft,
+        "peft": "lora" if adapted else None,
         "size": job.recipe.size,
     }
 
@@ -346,20 +419,25 @@ def _describe_selection(job: Job, log: list[dict[str, Any]]) -> str:
     if job.task_args.select == "last":
         return "last step"
     count = sum(f"eval_{job.task.main_metric}" in entry for entry in log)
+    assert count, "a loop that cannot choose refuses to"
     return f"best of {count} evaluations by {job.task.main_metric} on {next(iter(job.data.dev))}"
 
 
 def _save(
-    job: Job, model: Any, predictions: dict[str, list[Prediction]], record: EvaluationRecord, directory: Path
+    job: Job, model: Any, predictions: dict[str, list[Prediction]], files: dict[str, str], directory: Path
 ) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for checkpoint in directory.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     for name, split in (job.data.dev | job.data.test).items():
-        write_predictions(directory / record.predictions[name], predictions[name], split.split.examples)
-    if job.task_args.keep_models != "none" and job.data.train is not None:
-        model.save_pretrained(directory / MODEL_DIRECTORY)
-        job.kind.tokenizer.save_pretrained(directory / MODEL_DIRECTORY)
-        if job.adapter_args.merge_adapter:
-            save_merged(model, job.kind.tokenizer, directory / MERGED_DIRECTORY)
-    record.save(directory)
+        write_predictions(directory / files[name], predictions[name], split.split.examples)
+    if job.task_args.keep_models == "none" or job.data.train is None:
+        return
+    target, tokenizer = directory / MODEL_DIRECTORY, job.kind.tokenizer
+    if job.adapter_args.peft is None:
+        model.save_pretrained(target)
+        save_tokenizer(tokenizer, target)
+        return
+    save_adapters(model, tokenizer, job.source.head, job.task.labels, target)
+    if job.adapter_args.merge_adapter:
+        save_merged(model, tokenizer, directory / MERGED_DIRECTORY)

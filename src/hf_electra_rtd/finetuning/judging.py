@@ -47,6 +47,9 @@ def answer_split(
 
     Returns:
         A prediction for each example, and the scores, empty where nothing is labelled.
+
+    Raises:
+        ValueError: if an output is not finite.
     """
     features: Sequence[dict[str, Any]] = split.encoded.features
     outputs = None
@@ -56,6 +59,11 @@ def answer_split(
         order = np.argsort(Features(features).lengths(), kind="stable")
         outputs = run(Features([features[place] for place in order]))
         outputs = _take(outputs, np.argsort(order, kind="stable"))
+        if not all(np.isfinite(array).all() for array in (outputs if isinstance(outputs, tuple) else (outputs,))):
+            raise ValueError(
+                f"{kind.task.title}: the outputs of the model are not finite, so the run has diverged. Lower "
+                "--learning_rate."
+            )
     predictions = kind.decode(outputs, split.encoded, split.split.examples)
     return predictions, kind.score(predictions, split.split.examples)
 

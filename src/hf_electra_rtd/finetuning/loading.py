@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,8 +55,8 @@ def load_split(task: Task, split: str, data_dir: str | None) -> Split:
 
     Raises:
         ValueError: for a split that is not there or cannot be read; for a row that cannot be used, by file and place:
-            no such column, an unknown label; for a split in which no row can be used, or, unless it is a test split,
-            none is labelled.
+            no such column, an unknown label, a list where the layout has text; for a split in which no row can be
+            used, or, unless it is a test split, none is labelled.
     """
     opened = _open_files(task, split, data_dir) if data_dir or task.dataset is None else _open_dataset(task, split)
     examples: list[Example] = []
@@ -65,12 +66,11 @@ def load_split(task: Task, split: str, data_dir: str | None) -> Split:
             skipped[BROKEN_ROW] += 1
             continue
         try:
-            example = opened.to_example(row, index)
-            _check_label(task, example)
+            with _naming_place(place):
+                example = opened.to_example(row, index)
+                _check_label(task, example)
         except RowSkippedError as reason:
             skipped[str(reason)] += 1
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
         else:
             examples.append(example)
     num_rows = len(examples) + skipped.total()
@@ -80,6 +80,19 @@ def load_split(task: Task, split: str, data_dir: str | None) -> Split:
     if split not in task.test_splits and not any(is_labelled(example) for example in examples):
         raise ValueError(f"{opened.name}: no row is labelled, so {task.title} cannot use it as its split {split!r}.")
     return Split(examples, skipped, {**opened.source, "rows": num_rows})
+
+
+@contextmanager
+def _naming_place(place: str) -> Iterator[None]:
+    """Errors of a row, with its place. What converters take for granted of a layout shows as errors of other types."""
+    try:
+        yield
+    except RowSkippedError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: the row is not of the layout ({type(error).__name__}: {error}).") from error
 
 
 def is_labelled(example: Example) -> bool:
@@ -209,10 +222,8 @@ def _dataset_rows(name: str, dataset: Any, layout: DatasetLayout) -> Iterator[tu
         if layout.expand is None:
             yield place, row
             continue
-        try:
+        with _naming_place(place):
             rows = [Row(one) for one in layout.expand(row)]
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
         for one in rows:
             yield place, one
 

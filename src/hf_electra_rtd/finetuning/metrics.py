@@ -1,8 +1,10 @@
 """This package's scores as metrics of `evaluate`, which need no network.
 
-They take what the Hub's metrics of the same tasks take, so that they can stand in for them, and give fractions
-(the Hub's `squad` and `squad_v2` give per cent). Importing this module imports `evaluate` and `datasets`, which takes
-seconds: the scores themselves are in `scores` and `answer_scores`.
+They take what the Hub's metrics of the same tasks take, so that they can stand in for them. What they give has the
+names of this package, which differ for `glue` (`matthews` for `matthews_correlation`, `spearman` for `spearmanr`) and
+`squad_v2` (`exact_match` for `exact`, `has_answer_f1` for `HasAns_f1` and so on; no `total`), and is in fractions,
+where the Hub's `squad` and `squad_v2` give per cent. AX is there, HANS is not. Importing this module imports
+`evaluate` and `datasets`, which takes seconds: the scores themselves are in `scores` and `answer_scores`.
 
     metric = GlueMetric("mrpc")
     metric.add_batch(predictions=[1, 0], references=[1, 1])
@@ -23,6 +25,7 @@ from hf_electra_rtd.finetuning.scores import score_labels, score_tags
 from hf_electra_rtd.finetuning.tasks import KindName
 
 
+_HALVES = {"mnli_matched": "mnli", "mnli_mismatched": "mnli"}  # as the Hub's metric calls them, too
 _INDEX, _NUMBER, _TEXT = Value("int64"), Value("float64"), Value("string")
 _ANSWERS = {"id": _TEXT, "answers": {"text": List(_TEXT), "answer_start": List(Value("int32"))}}
 _PREDICTED_ANSWER = {"id": _TEXT, "prediction_text": _TEXT}
@@ -50,7 +53,8 @@ class _TaskMetric(evaluate.Metric):
     _homepage: ClassVar[str]
 
     def _info(self) -> evaluate.MetricInfo:
-        self._task = get_task(self._benchmark, self.config_name)
+        name = str(self.config_name)
+        self._task = get_task(self._benchmark, _HALVES.get(name, name))
         if self._task.kind not in _OF_KIND:
             raise ValueError(
                 f"{self._task.title} asks for answers in a context: use SquadMetric, SquadV2Metric or CmrcMetric."

@@ -11,11 +11,11 @@ from hf_electra_rtd.finetuning.converters import (
     ClassNames,
     Columns,
     LanguageColumns,
-    TagConverter,
     TextConverter,
     bio_tags,
     convert_dataset_question,
     convert_question,
+    convert_tags,
     named,
 )
 from hf_electra_rtd.finetuning.layouts import DatasetLayout, FileLayout
@@ -60,7 +60,7 @@ def _squad(directory: str, version: str) -> dict[str, FileLayout]:
 def _chunks(split: str) -> FileLayout:
     names = (f"{split}.txt", f"{split}.txt.gz")
     paths = (*(f"conll2000/{name}" for name in names), f"conll2000.zip/conll2000/{split}.txt")
-    return FileLayout(paths, "conll", TagConverter(bio_tags(_CHUNKS)))
+    return FileLayout(paths, "conll", convert_tags)
 
 
 _CHNSENTICORP_LABELLED = TextConverter(_ONE, named(_SENTIMENT))

@@ -65,8 +65,9 @@ class OwnTask:
         dataset_revision: branch, tag or commit; None for the newest.
         dataset_splits: for `train`, `dev`, `test` the dataset's own splits, slices included (`train[:90%]`); by
             default those of `train`, `validation` and `test` that it has.
-        labels: names of the classes or tags, in the order of the model's outputs; by default those of the split to
-            train on, sorted (as numbers if they all are). Tags are BIO; a type has both its tags where one is there.
+        labels: names of the classes or tags, in the order of the model's outputs; by default those of the rows to
+            train on and of those held out, sorted (as numbers if they all are). Tags are BIO; a type has both its
+            tags where one is there.
         metrics: by default those of `DEFAULT_METRICS`; the first one chooses the best model and stands in tables.
         language: `en` or `zh`; empty where it is neither.
     """
@@ -126,7 +127,11 @@ def make_own_task(own: OwnTask) -> Task:
     )
     if own.kind == "regression":
         return task
-    labels = own.labels or _collect_labels(task)
+    labels = own.labels
+    if not labels:
+        # Of the whole file: all the rows of a rare class may be held out.
+        whole = _lay_out_files(dataclasses.replace(own, dev_share=0.0)) if own.dev_share else files
+        labels = _collect_labels(dataclasses.replace(task, files=whole))
     if own.kind == "classification" and "f1" in metrics and len(labels) != 2:
         raise ValueError(f"{own.name}: f1 is of two labels, but there are {len(labels)}: ask for macro_f1.")
     return dataclasses.replace(task, labels=labels)

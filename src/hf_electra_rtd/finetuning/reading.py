@@ -23,9 +23,10 @@ from hf_electra_rtd.data.files import hash_file, naming_errors, read_chunks
 from hf_electra_rtd.finetuning.layouts import FileFormat, FileLayout
 
 
+BLANK_TAG = re.compile(r"#idiom\d+#")  # of ChID
+
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_NAMES = 30  # in a message
-_BLANK = re.compile(r"#idiom\d+#")  # of ChID
 _DOCUMENT_START = "-DOCSTART-"  # CoNLL-2003: begins a document, and is no word
 
 
@@ -293,7 +294,7 @@ def _read_chid(path: str, text: str, layout: FileLayout) -> Iterator[tuple[str, 
         where = f"{path}, {place}"
         candidates = _member(record, "candidates", list, where)
         for content in _member(record, "content", list, where):
-            for tag in _BLANK.findall(_expect(content, str, where)):
+            for tag in BLANK_TAG.findall(_expect(content, str, where)):
                 answer = None if answers is None else _member(answers, tag, int, answer_file)
                 yield f"{place} ({tag})", Row(id=tag, content=content, candidates=candidates, answer=answer)
 

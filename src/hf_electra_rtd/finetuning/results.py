@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_electra_rtd.finetuning.published import BENCHMARK_TASKS, PublishedRow
-from hf_electra_rtd.records import EvaluationRecord
+from hf_electra_rtd.records import EvaluationRecord, write_whole
 
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 RESULTS_FILE = "results.json"
 _AVERAGE = "avg"
+_UNDEFINED = "-"
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,8 @@ class TaskResult:
         main_metric: that stands in tables.
         seeds: of the runs, in order.
         selections: how models were chosen; one, unless runs differ in it.
+        main: the main metric on the split that models are chosen by, the first that was judged; None where no run has
+            it.
         splits: for each split that was judged, dev splits first, the spread of each metric. A metric that no run has a
             finite score of is not there.
     """
@@ -81,17 +84,13 @@ class TaskResult:
     main_metric: str
     seeds: tuple[int, ...]
     selections: tuple[str, ...]
+    main: Spread | None
     splits: Mapping[str, Mapping[str, Spread]]
 
     @property
     def dev_splits(self) -> tuple[str, ...]:
         """Splits that tables show: those called `dev`, `dev_matched` and so on; without one, the first."""
         return tuple(split for split in self.splits if split.startswith("dev")) or tuple(self.splits)[:1]
-
-    @property
-    def main(self) -> Spread | None:
-        """The main metric on the first dev split; None where no run has it."""
-        return self.splits[self.dev_splits[0]].get(self.main_metric) if self.dev_splits else None
 
 
 def summarize(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
@@ -124,6 +123,7 @@ def summarize(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
                 main_metric=runs[0].main_metric,
                 seeds=seeds,
                 selections=tuple(dict.fromkeys(run.selection for run in runs)),
+                main=_spread([run.score() for run in runs]),
                 splits=_spreads(runs),
             )
         )
@@ -146,12 +146,13 @@ def make_table(results: Sequence[TaskResult], published: Sequence[PublishedRow])
     """A table for the terminal: a column a task; median, mean ± deviation and best of each model, then published rows.
 
     Figures are x 100 with one decimal. A task with several dev splits shows one figure a split (MNLI: matched and
-    mismatched). What a model has no result of is blank. Averages are all over the same tasks: those that every model
-    here and the first published row have; a row that lacks one of them has none.
+    mismatched), a dash where it has none. What a model has no result of is blank. Averages are all over the same
+    tasks: those that every model here and the first published row have; a row that lacks one of them has none.
 
     Args:
         results: of one benchmark.
-        published: as `published_for` gives them. Rows without a task of the results are left out.
+        published: as `published_for` gives them. Scores of other tasks than those of the results, or of another metric
+            than theirs, are left out, and rows of which nothing is left.
 
     Raises:
         ValueError: for results of several benchmarks, or none.
@@ -211,28 +212,27 @@ def write_results(
                     for model, of_model in _by_model(results).items()
                 },
             },
-            "published": [dataclasses.asdict(row) for row in published],
+            "published": [dataclasses.asdict(row) for row in grid.published],
         },
         indent=2,
         ensure_ascii=False,
         allow_nan=False,
     )
     path = Path(directory) / RESULTS_FILE
-    partial = path.with_suffix(".json.partial")
-    partial.write_text(text + "\n", encoding="utf-8")
-    os.replace(partial, path)
+    write_whole(path, text + "\n")
     return path
 
 
 @dataclass(frozen=True)
 class _Grid:
-    """A table as text, before it is drawn; `averaged` are the tasks of the average."""
+    """A table as text, before it is drawn; `averaged` are the tasks of the average, `published` the rows of others."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     caption: str
     averaged: list[str]
+    published: list[PublishedRow]
 
 
 def _make_grid(results: Sequence[TaskResult], published: Sequence[PublishedRow]) -> _Grid:
@@ -241,9 +241,8 @@ def _make_grid(results: Sequence[TaskResult], published: Sequence[PublishedRow])
         raise ValueError(f"A table is of one benchmark, but these results are of {', '.join(benchmarks) or 'none'}.")
     models = _by_model(results)
     ours = {result.task: result for result in results}  # of any model
-    rows = [row for row in (_comparable(row, ours) for row in published) if row.scores.keys() & ours.keys()]
-    known = ours.keys() | {task for row in rows for task in row.scores}
-    tasks = [task for task in BENCHMARK_TASKS.get(benchmarks[0], ()) if task in known]
+    rows = [row for row in (_comparable(row, ours) for row in published) if row.scores]
+    tasks = [task for task in BENCHMARK_TASKS.get(benchmarks[0], ()) if task in ours]
     tasks += [task for task in ours if task not in tasks]
     of_all = [set(_main_scores(of_model, "median")) for of_model in models.values()] + [
         set(row.scores) for row in rows[:1]
@@ -271,6 +270,7 @@ def _make_grid(results: Sequence[TaskResult], published: Sequence[PublishedRow])
         rows=lines,
         caption="\n".join(_caption(results, rows, published, averaged)),
         averaged=averaged,
+        published=rows,
     )
 
 
@@ -308,11 +308,11 @@ def _caption(
 
 
 def _comparable(row: PublishedRow, ours: Mapping[str, TaskResult]) -> PublishedRow:
-    """A row without the scores that are of another metric than ours."""
+    """A row with the scores alone that are of our tasks and metrics."""
     scores = {
         task: score
         for task, score in row.scores.items()
-        if task not in ours or ours[task].main_metric == row.metric(task)
+        if task in ours and ours[task].main_metric == row.metric(task)
     }
     return dataclasses.replace(row, scores=scores)
 
@@ -324,12 +324,12 @@ def _cell(result: TaskResult | None, attribute: str) -> str:
     for split in result.dev_splits:
         spread = result.splits[split].get(result.main_metric)
         if spread is None:
-            figures.append("")
+            figures.append(_UNDEFINED)
         elif attribute == "mean" and spread.deviation is not None:
             figures.append(f"{_percent(spread.mean)} ± {_percent(spread.deviation)}")
         else:
             figures.append(_percent(getattr(spread, attribute)))
-    return "/".join(figures) if any(figures) else ""
+    return "/".join(figures) if set(figures) != {_UNDEFINED} else ""
 
 
 def _percent(score: float | None) -> str:
@@ -367,11 +367,15 @@ def _spreads(runs: Sequence[EvaluationRecord]) -> dict[str, dict[str, Spread]]:
         judged = [run.metrics.get(split, {}) for run in runs]
         spreads[split] = {}
         for metric in dict.fromkeys(metric for scores in judged for metric in scores):
-            values = [scores.get(metric) for scores in judged]
-            defined = tuple(value for value in values if value is not None)
-            if defined:
-                spreads[split][metric] = Spread(defined)
+            spread = _spread([scores.get(metric) for scores in judged])
+            if spread is not None:
+                spreads[split][metric] = spread
     return spreads
+
+
+def _spread(scores: Sequence[float | None]) -> Spread | None:
+    defined = tuple(score for score in scores if score is not None)
+    return Spread(defined) if defined else None
 
 
 def _as_json(result: TaskResult) -> dict[str, Any]:
@@ -380,6 +384,7 @@ def _as_json(result: TaskResult) -> dict[str, Any]:
         return {name: getattr(spread, name) for name in names}
 
     values = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    values["main"] = None if result.main is None else figures(result.main)
     values["splits"] = {
         split: {metric: figures(spread) for metric, spread in spreads.items()}
         for split, spreads in result.splits.items()

@@ -11,18 +11,17 @@ import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hf_electra_rtd.finetuning.examples import Example, QuestionExample, TaggedExample
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.scores import find_chunks
 from hf_electra_rtd.finetuning.tasks import Task
-from hf_electra_rtd.records import finite
+from hf_electra_rtd.records import finite, write_whole
 
 
 logger = logging.getLogger(__name__)
 
-ClueVersion = Literal["1.0", "1.1"]
 Writer = Callable[[Sequence[Prediction], Sequence[Example]], str]
 
 _NO_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
@@ -45,7 +44,7 @@ def write_predictions(
         row = {"id": example.id, "prediction": prediction}
         label = _label(example)
         lines.append(_as_line(finite(row if label is None else {**row, "label": label})))
-    _write(Path(path), "".join(lines))
+    write_whole(Path(path), "".join(lines))
 
 
 def _label(example: Example) -> Any:
@@ -67,6 +66,15 @@ class _ServerFile:
     name: str
     write: Writer
     rows: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What it may be called, the newest version first."""
+        return tuple(dict.fromkeys(self.name.format(version=version) for version in ("11", "10")))
+
+    def name_for(self, num_rows: int) -> str:
+        """Its name for a test set of so many rows: of CLUE 1.1, unless only the one of 1.0 has as many."""
+        return next((name for name in self.names if self.rows.get(name) == num_rows), self.names[0])
 
 
 def _glue_table(labels: Mapping[str, str]) -> Writer:
@@ -179,9 +187,13 @@ def write_submission(
     predictions: Sequence[Prediction],
     examples: Sequence[Example],
     directory: str | os.PathLike[str],
-    clue_version: ClueVersion = "1.1",
+    skipped: int = 0,
 ) -> Path | None:
     """Writes the file that the benchmark's server takes for a test split.
+
+    CLUE 1.1 replaced the test sets of TNEWS, CLUEWSC2020, C3 and ChID, and files are named after the version: 1.0 for
+    as many rows as CLUEWSC2020 and C3 had then, else 1.1. Rows do not tell the versions of TNEWS and ChID apart:
+    rename the file for the old sets of these.
 
     Args:
         task: the task.
@@ -189,19 +201,23 @@ def write_submission(
         predictions: one a row: a label, a number, the index of a choice, an answer as a dict with `text`, or tags.
         examples: all rows of the split, in its order.
         directory: that the file is written to; it is made if need be.
-        clue_version: of the test set. CLUE 1.1 replaced those of TNEWS, CLUEWSC2020, C3 and ChID, and names the files
-            after the version.
+        skipped: rows of the split that are not among the examples.
 
     Returns:
         The file's path; None for what no server takes: other tasks (DRCD, the user's own), other splits.
 
     Raises:
-        ValueError: for a label that the server does not know, or a number that is not finite.
+        ValueError: for skipped rows, a label that the server does not know, or a number that is not finite.
     """
     file = _SERVER_FILES.get(task.benchmark, {}).get((task.name, split))
     if file is None:
         return None
-    path = Path(directory) / file.name.format(version=clue_version.replace(".", ""))
+    path = Path(directory) / file.name_for(len(examples))
+    if skipped:
+        raise ValueError(
+            f"{task.title}: {path.name} is not written, as {skipped:,} rows of the split {split!r} were skipped and "
+            "have no prediction, so that its lines would not be those of the test set. Mend these rows."
+        )
     try:
         text = file.write(predictions, examples)
     except KeyError as error:
@@ -209,7 +225,7 @@ def write_submission(
             f"{task.title}: {path.name} cannot hold the label {error}, which the server does not know."
         ) from None
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, text)
+    write_whole(path, text)
     return path
 
 
@@ -235,10 +251,9 @@ def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
     directory = Path(directory)
     paths, missing = [], []
     for file in _SERVER_FILES[benchmark].values():
-        names = dict.fromkeys(file.name.format(version=version) for version in ("10", "11"))
-        there = [directory / name for name in names if (directory / name).exists()]
+        there = [directory / name for name in file.names if (directory / name).exists()]
         paths += there
-        missing += [] if there else [" or ".join(names)]
+        missing += [] if there else [" or ".join(file.names)]
         for path in there:
             _check_rows(path, file.rows.get(path.name))
     if not paths:
@@ -264,9 +279,3 @@ def _check_rows(path: Path, expected: int | None) -> None:
         rows = sum(1 for _ in file) - (path.suffix == ".tsv")
     if rows != expected:
         logger.warning(f"{path.name} has {rows:,} rows, but the test set has {expected:,}: the server will refuse it.")
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8", newline="\n")
-    os.replace(partial, path)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import shlex
 import shutil
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
@@ -24,8 +28,17 @@ from hf_electra_rtd.finetuning.arguments import (
 )
 from hf_electra_rtd.finetuning.benchmarks import BENCHMARKS, expand_task_names, get_task
 from hf_electra_rtd.finetuning.data import TaskRows, read_task
-from hf_electra_rtd.finetuning.heads import open_encoder
-from hf_electra_rtd.finetuning.job import MODEL_DIRECTORY, Job, Loop, Outcome, Source, make_job, open_source, run_seed
+from hf_electra_rtd.finetuning.job import (
+    MODEL_DIRECTORY,
+    Job,
+    Loop,
+    Outcome,
+    Source,
+    labels_of,
+    make_job,
+    open_source,
+    run_seed,
+)
 from hf_electra_rtd.finetuning.own import OwnTask, make_own_task
 from hf_electra_rtd.finetuning.published import published_for
 from hf_electra_rtd.finetuning.results import make_table, summarize, write_results
@@ -40,6 +53,9 @@ logger = logging.getLogger(__name__)
 
 SUBMISSION_DIRECTORY = "submission"
 INTERRUPTED = 130
+_ROWS = "rows of "
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -109,13 +125,15 @@ def start_suite(argv: Sequence[str], description: str | None, defaults: dict[str
 def _own_task(own: OwnTaskArguments, args: TaskArguments) -> OwnTask:
     if own.task_kind not in ("classification", "regression", "tagging"):
         raise ValueError(f"--task_kind is {own.task_kind!r}: it must be classification, regression or tagging.")
+    name = args.task_name[0] if args.task_name != ["all"] else "own"
+    if Path(name).name != name or name in (".", ".."):
+        raise ValueError(f"--task_name is {name!r}: it names a directory in --output_dir, so it is a plain word.")
     labels = tuple(own.labels or ())
     if args.evaluate_only and not labels and own.task_kind != "regression":
-        config: Any = open_encoder(str(args.model_name_or_path), weights=False).config
-        labels = tuple(config.id2label[index] for index in sorted(config.id2label))
+        labels = labels_of(str(args.model_name_or_path))
     held_out = own.dev_file is None and own.dataset is None and not args.evaluate_only
     return OwnTask(
-        name=args.task_name[0] if args.task_name != ["all"] else "own",
+        name=name,
         kind=own.task_kind,  # type: ignore[arg-type]  # one of its names
         text_column=own.text_column,
         label_column=own.label_column,
@@ -161,10 +179,10 @@ def run_suite(suite: Suite, loop: Loop) -> int:
     Raises:
         ValueError: if the only task cannot be run, or the directory holds results of other settings.
     """
-    if suite.task_args.overwrite_output_dir and suite.is_main:
-        _remove_results(suite)
     source = open_source(suite.task_args)
     ready = _read_all(suite)
+    if suite.task_args.overwrite_output_dir:
+        _on_main(suite, lambda: _remove_results(suite))
     status = 0
     try:
         for number, (task, rows) in enumerate(ready, start=1):
@@ -220,28 +238,52 @@ def _run_task(suite: Suite, loop: Loop, task: Task, rows: TaskRows, source: Sour
     best: tuple[float, Path] | None = None
     for seed in suite.seeds():
         directory = suite.directory / task.name / f"seed_{seed}"
-        record = _finished(job, seed, directory)
+        record = _on_main(suite, partial(_finished, job, seed, directory))
         if record is not None:
             logger.info(f"{task.title}, seed {seed}: done before, {_describe_scores(record)}.")
+            if suite.task_args.keep_models == "all" and not (directory / MODEL_DIRECTORY).exists():
+                logger.warning(f"{task.title}, seed {seed}: its model was not kept then, and is not there.")
         else:
             logger.info(f"{task.title}, seed {seed}:")
+            _on_main(suite, partial(_clear, directory))
             outcome = run_seed(job, loop, seed, directory)
             record = outcome.record
             if suite.is_main:
                 _write_submissions(job, outcome, directory)
+                record.save(directory)
             logger.info(
                 f"{task.title}, seed {seed}: {_describe_scores(record)}; {format_duration(record.train_seconds)}, "
                 f"{record.sentences_per_second:,.0f} rows/s."
             )
         suite.records.append(record)
-        score = _score(record)
         if suite.is_main and suite.task_args.keep_models == "best":
+            score = _score(record)
             if best is None or score > best[0]:
                 if best is not None:
                     _remove_model(best[1])
                 best = (score, directory)
             else:
                 _remove_model(directory)
+
+
+def _on_main(suite: Suite, act: Callable[[], Result]) -> Result:
+    """What the main process finds or does, for all of them; the others wait for it.
+
+    Raises:
+        ValueError: in every process, where the main one raised it.
+    """
+    if suite.args.world_size == 1:
+        return act()
+    said: list[Any] = [None, None]
+    if suite.is_main:
+        try:
+            said[0] = act()
+        except ValueError as error:
+            said[1] = str(error)
+    broadcast_object_list(said)
+    if said[1] is not None:
+        raise ValueError(said[1])
+    return cast(Result, said[0])
 
 
 def _finished(job: Job, seed: int, directory: Path) -> EvaluationRecord | None:
@@ -253,42 +295,57 @@ def _finished(job: Job, seed: int, directory: Path) -> EvaluationRecord | None:
     if not (directory / EVALUATION_FILE).exists():
         return None
     record = EvaluationRecord.load(directory)
-    wanted = asdict(job.settings) | {f"model.{key}": value for key, value in job.source.identity.items()}
-    wanted |= {"head": job.source.head, "from_scratch": job.source.from_scratch}
-    there = record.arguments | {f"model.{key}": record.model.get(key) for key in job.source.identity}
+    wanted = _identify(asdict(job.settings), job.source.identity, job.source, job.data.describe())
+    there = _identify(record.arguments, record.model, job.source, record.data)
     there |= {"head": record.model.get("head"), "from_scratch": record.model.get("from_scratch")}
-    data = job.data.describe()
-    if not data.keys() <= record.data.keys():
-        logger.info(f"{job.task.title}, seed {seed}: the run that lies there left out some splits; it is run anew.")
-        return None
-    wanted |= {f"rows of {name}": value for name, value in data.items()}
-    there |= {f"rows of {name}": value for name, value in record.data.items()}
-    different = [key for key, value in wanted.items() if _plain(there.get(key)) != _plain(value)]
+    lacking = sorted(key for key in wanted.keys() - there.keys() if key.startswith(_ROWS))
+    different = [key for key, value in wanted.items() if key not in lacking and there.get(key) != value]
     if different:
         told = ", ".join(f"{key} {there.get(key)!r} (now {wanted[key]!r})" for key in different)
         raise ValueError(
             f"{directory} holds a run with other settings: {told}. Choose another --output_dir, or delete the results "
             "with --overwrite_output_dir."
         )
+    if lacking:
+        logger.info(
+            f"{job.task.title}, seed {seed}: run anew, with the {', '.join(lacking)} that the first one lacks."
+        )
+        return None
     return record
 
 
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
+def _identify(
+    settings: Mapping[str, Any], model: Mapping[str, Any], source: Source, data: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What makes two runs the same, as JSON has it."""
+    told: dict[str, Any] = json.loads(json.dumps(dict(settings)))
+    told |= {f"model's {key}": model.get(key) for key in source.identity}
+    told |= {"head": source.head, "from_scratch": source.from_scratch}
+    return told | {f"{_ROWS}{name}": described.get("examples_sha256") for name, described in data.items()}
+
+
+def _clear(directory: Path) -> None:
+    """Removes what an earlier run left, its record first: a directory with a record is whole."""
+    (directory / EVALUATION_FILE).unlink(missing_ok=True)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _score(record: EvaluationRecord) -> float:
-    first = next(iter(record.metrics.values()), {})
-    return float(first.get(record.main_metric) or 0.0)
+    score = record.score()
+    return -math.inf if score is None else score
 
 
 def _write_submissions(job: Job, outcome: Outcome, directory: Path) -> None:
     for name, split in job.data.test.items():
         guest = next((task for task in _guests_of(job.task) if task.name == name), None)
         task, split_name = (job.task, name) if guest is None else (guest, guest.test_splits[0])
-        write_submission(
-            task, split_name, outcome.predictions[name], split.split.examples, directory / SUBMISSION_DIRECTORY
-        )
+        rows, skipped = split.split.examples, split.split.skipped.total()
+        try:
+            write_submission(
+                task, split_name, outcome.predictions[name], rows, directory / SUBMISSION_DIRECTORY, skipped
+            )
+        except ValueError as reason:
+            logger.warning(str(reason))
 
 
 def _note_failure(suite: Suite, task: Task, error: Exception) -> None:
@@ -306,6 +363,11 @@ def _remove_model(directory: Path) -> None:
 
 
 def _remove_results(suite: Suite) -> None:
+    model = Path(str(suite.task_args.model_name_or_path)).resolve()
+    for task in suite.tasks:
+        directory = suite.directory / task.name
+        if model.is_relative_to(directory.resolve()):
+            raise ValueError(f"{model} lies in {directory}, which --overwrite_output_dir deletes: choose another one.")
     for task in suite.tasks:
         shutil.rmtree(suite.directory / task.name, ignore_errors=True)
 
@@ -330,7 +392,7 @@ def _collect_submissions(suite: Suite) -> None:
         records = [record for record in suite.records if record.task == task.name]
         if not records:
             continue
-        best = max(records, key=_score)
+        best = max(records, key=_score) if task.dev_splits else records[0]  # never chosen by the test split
         for path in sorted((suite.directory / task.name / f"seed_{best.seed}" / SUBMISSION_DIRECTORY).glob("*")):
             shutil.copy2(path, target / path.name)
     if any(target.iterdir()) and suite.tasks[0].benchmark in ("glue", "clue"):

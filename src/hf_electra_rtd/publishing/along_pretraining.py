@@ -45,7 +45,7 @@ def plot_along_pretraining(
     if any(step < 1 for step in steps):
         raise ValueError(f"Towers must be from step 1 or later, but one is from step {min(steps)}.")
     runs = [(step, run) for step, (_, records) in zip(steps, towers, strict=True) for run in records]
-    tasks = list(dict.fromkeys(run.task for _, run in runs if _score(run) is not None))
+    tasks = list(dict.fromkeys(run.task for _, run in runs if run.score() is not None))
     if not tasks:
         raise ValueError("There is nothing to draw: no fine-tuning run has a finite score.")
 
@@ -78,7 +78,7 @@ def _draw(
     task, metrics = every[0].task, {run.main_metric for run in every}
     if len(metrics) > 1:
         raise ValueError(f"{task}: runs differ in their main metric: {', '.join(sorted(metrics))}.")
-    undefined = sum(_score(run) is None for run in every)
+    undefined = sum(run.score() is None for run in every)
     style_panel(axis, task + (f" (runs without a score: {undefined})" if undefined else ""), f"{metrics.pop()} x 100")
 
     baseline = _scores(random_weights)
@@ -108,13 +108,8 @@ def _draw(
     axis.legend(frameon=False, fontsize=8)
 
 
-def _score(run: EvaluationRecord) -> float | None:
-    """The main metric on the first split that was judged, the one that models are chosen by."""
-    return next(iter(run.metrics.values())).get(run.main_metric) if run.metrics else None
-
-
 def _scores(runs: Sequence[EvaluationRecord]) -> list[float]:
-    return [100 * score for score in map(_score, runs) if score is not None]
+    return [100 * score for run in runs if (score := run.score()) is not None]
 
 
 def _short(count: float) -> str:

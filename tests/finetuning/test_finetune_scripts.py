@@ -400,3 +400,15 @@ def test_the_right_choice_is_learnt_among_two_to_four(encoder, tmp_path):
     flags += ["--learning_rate", "3e-3", "--use_cpu", "True", "--disable_tqdm", "True", "--dropout", "0"]
     assert finetune.main([*flags, "--per_device_train_batch_size", "16"]) == 0
     assert record_of(tmp_path, task="c3").metrics["dev"]["accuracy"] > 0.9
+
+
+def test_a_file_without_labels_is_predicted_alone(own_flags, own_files, tmp_path):
+    assert finetune.main([*own_flags, "--max_steps", "3"]) == 0
+    flags = ["--model_name_or_path", str(tmp_path / "run/reviews/seed_42/model"), "--evaluate_only", "True"]
+    flags += ["--test_file", own_files["test"], "--text_column", "review", "--label_column", "verdict"]
+    flags += ["--output_dir", str(tmp_path / "alone"), "--use_cpu", "True", "--disable_tqdm", "True"]
+    assert finetune.main(flags) == 0
+    record = record_of(tmp_path, run="alone", task="own")
+    assert record.metrics == {}
+    predictions = (tmp_path / "alone/own/seed_42/predictions_test.jsonl").read_text()
+    assert predictions == (tmp_path / "run/reviews/seed_42/predictions_test.jsonl").read_text()

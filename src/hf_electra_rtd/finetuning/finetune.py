@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import PrinterCallback, Trainer
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
@@ -44,6 +44,14 @@ def make_optimizer(groups: list[dict[str, Any]], args: FineTuningArguments) -> E
         eps=args.adam_epsilon,
         bias_correction=args.bias_correction,
     )
+
+
+class LossOnTheBar(ProgressCallback):
+    """A progress bar that shows the loss, and no line for every entry of the log."""
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        if state.is_world_process_zero and self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.4f}")
 
 
 class FineTuner(Trainer):
@@ -104,6 +112,8 @@ class FineTuner(Trainer):
             raise ValueError("Fine-tuning writes whole models: launch a process a GPU (DDP), no FSDP or DeepSpeed.")
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
         self.pop_callback(PrinterCallback)  # dicts between the lines of the log
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(LossOnTheBar)
 
     # ---- Batches ----
 

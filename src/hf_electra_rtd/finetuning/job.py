@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import SchedulerType
+from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.finetuning.adapters import (
@@ -222,10 +224,10 @@ def make_job(
         epochs=args.num_train_epochs,
         max_steps=args.max_steps,
         rows_per_step=args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
-        lr_scheduler_type=str(args.lr_scheduler_type),
+        lr_scheduler_type=SchedulerType(args.lr_scheduler_type).value,
         warmup_steps=args.warmup_steps,
         weight_decay=args.weight_decay,
-        optimizer=str(args.optim),
+        optimizer=OptimizerNames(args.optim).value,
         adam_betas=(args.adam_beta1, args.adam_beta2),
         adam_epsilon=args.adam_epsilon,
         bias_correction=args.bias_correction,

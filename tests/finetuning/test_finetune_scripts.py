@@ -412,3 +412,20 @@ def test_a_file_without_labels_is_predicted_alone(own_flags, own_files, tmp_path
     assert record.metrics == {}
     predictions = (tmp_path / "alone/own/seed_42/predictions_test.jsonl").read_text()
     assert predictions == (tmp_path / "run/reviews/seed_42/predictions_test.jsonl").read_text()
+
+
+def test_a_missing_test_split_is_an_error_of_one_task_and_a_warning_among_several(encoder, tmp_path, caplog):
+    for name in ("CoLA", "SST-2"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    for split, rows in (("train", 20), ("dev", 8)):
+        text = "".join(f"x\t{i % 2}\t\tthe old river {i}\n" for i in range(rows))
+        (tmp_path / f"data/CoLA/{split}.tsv").write_text(text)
+        text = "".join(f"the old river {i}\t{i % 2}\n" for i in range(rows))
+        (tmp_path / f"data/SST-2/{split}.tsv").write_text("sentence\tlabel\n" + text)
+    flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--predict"]
+    flags += ["--data_dir", str(tmp_path / "data"), "--use_cpu", "True", "--disable_tqdm", "True"]
+    with pytest.raises(ValueError, match=r"CoLA/test\.tsv"):
+        finetune.main([*flags, "--task_name", "cola"])
+    assert finetune.main([*flags, "--task_name", "cola", "sst2"]) == 0
+    assert "CoLA, test is not predicted" in caplog.text
+    assert record_of(tmp_path, task="cola").predictions.keys() == {"dev"}

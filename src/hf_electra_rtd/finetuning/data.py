@@ -66,7 +66,14 @@ class TaskData:
         return {name: split.describe() for name, split in named.items()}
 
 
-def read_task(task: Task, data_dir: str | None, train: bool, test: bool, guests: tuple[Task, ...] = ()) -> TaskRows:
+def read_task(
+    task: Task,
+    data_dir: str | None,
+    train: bool,
+    test: bool,
+    guests: tuple[Task, ...] = (),
+    spare_test: bool = False,
+) -> TaskRows:
     """Reads what a run needs of a task.
 
     Args:
@@ -75,6 +82,7 @@ def read_task(task: Task, data_dir: str | None, train: bool, test: bool, guests:
         train: whether the training split is wanted.
         test: whether the test splits are.
         guests: tasks that only test, by this task's model.
+        spare_test: whether a test split that is missing is warned of, and left out.
 
     Raises:
         ValueError: for a split that is missing or cannot be used.
@@ -93,13 +101,15 @@ def read_task(task: Task, data_dir: str | None, train: bool, test: bool, guests:
                 raise
             logger.warning(f"{task.title} is not judged on {name}: {error}")  # MNLI without its mismatched half
     if test:
-        rows.test = {name: load_split(task, name, data_dir) for name in task.test_splits}
-        for guest in guests:
-            (name,) = guest.test_splits
+        wanted = [(task, name, name) for name in task.test_splits]
+        wanted += [(guest, name, guest.name) for guest in guests for name in guest.test_splits]
+        for owner, name, key in wanted:
             try:
-                rows.test[guest.name] = load_split(guest, name, data_dir)
+                rows.test[key] = load_split(owner, name, data_dir)
             except ValueError as error:
-                logger.warning(f"{guest.title} is left out: {error}")
+                if owner is task and not spare_test:
+                    raise
+                logger.warning(f"{owner.title}, {name} is not predicted: {error}")
     return rows
 
 

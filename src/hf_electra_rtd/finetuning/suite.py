@@ -216,6 +216,7 @@ def _read_all(suite: Suite) -> list[tuple[Task, TaskRows]]:
                 train=not suite.task_args.evaluate_only,
                 test=suite.task_args.predict,
                 guests=guests,
+                spare_test=len(suite.tasks) > 1,
             )
         except ValueError as error:
             if len(suite.tasks) == 1:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from hf_electra_rtd.finetuning.published import published_for
-from hf_electra_rtd.finetuning.results import make_markdown, make_table, summarize
 from hf_electra_rtd.publishing.along_pretraining import plot_along_pretraining
+from hf_electra_rtd.publishing.published import published_for
+from hf_electra_rtd.publishing.results import make_markdown, make_table, summarize
 from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord
 from hf_electra_rtd.training.cli import run_as_script
 

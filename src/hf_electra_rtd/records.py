@@ -156,6 +156,8 @@ class EvaluationRecord:
         versions: of Python and the packages.
         predictions: for each split that was predicted, the name of its file beside the record.
         curves: the log, a dict a line, each with `step`.
+        dataset: the task as the Hub knows it: `title`; `id` of the dataset there, null where it is on no Hub;
+            `config`; `splits`, from the names of splits here to those there; empty in records from before it was kept.
         schema_version: of this format.
     """
 
@@ -181,6 +183,7 @@ class EvaluationRecord:
     versions: dict[str, str]
     predictions: dict[str, str] = field(default_factory=dict)
     curves: list[dict[str, Any]] = field(default_factory=list)
+    dataset: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
@@ -203,7 +206,7 @@ class EvaluationRecord:
         path, values = _read(path, EVALUATION_FILE)
         if values.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(f"{path} is not an evaluation record of version {SCHEMA_VERSION}.")
-        _check_fields(cls, path, values)
+        _check_fields(cls, path, {"dataset": {}, **values})
         return cls(**values)
 
 

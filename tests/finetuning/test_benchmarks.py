@@ -93,3 +93,19 @@ def test_only_test_rows_may_lack_a_label(task):
         if getattr(layout.to_example, "may_lack_label", False):
             assert split in task.test_splits
             assert split not in task.dev_splits
+
+
+def test_a_record_names_the_dataset_as_the_hub_knows_it():
+    assert get_task("glue", "mnli").describe_dataset() == {
+        "title": "MNLI",
+        "id": "nyu-mll/glue",
+        "config": "mnli",
+        "splits": {
+            "train": "train",
+            "dev_matched": "validation_matched",
+            "dev_mismatched": "validation_mismatched",
+            "test_matched": "test_matched",
+            "test_mismatched": "test_mismatched",
+        },
+    }
+    assert get_task("clue", "cluener2020").describe_dataset()["id"] is None

@@ -293,6 +293,7 @@ def run_seed(job: Job, loop: Loop, seed: int, directory: Path) -> Outcome:
         versions=collect_versions(),
         predictions={name: f"predictions_{name}.jsonl" for name in predictions},
         curves=trained.log,
+        dataset=job.task.describe_dataset(),
     )
     if args.process_index == 0:
         _save(job, model, predictions, record.predictions, directory)

@@ -40,10 +40,10 @@ from hf_electra_rtd.finetuning.job import (
     run_seed,
 )
 from hf_electra_rtd.finetuning.own import OwnTask, make_own_task
-from hf_electra_rtd.finetuning.published import published_for
-from hf_electra_rtd.finetuning.results import make_table, summarize, write_results
 from hf_electra_rtd.finetuning.submission import write_submission, zip_submission
 from hf_electra_rtd.finetuning.tasks import Task
+from hf_electra_rtd.publishing.published import published_for
+from hf_electra_rtd.publishing.results import make_table, summarize, write_results
 from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord
 from hf_electra_rtd.training.cli import parse_arguments
 from hf_electra_rtd.training.progress import format_duration

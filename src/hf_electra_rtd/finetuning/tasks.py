@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from hf_electra_rtd.finetuning.layouts import DatasetLayout, FileLayout
 
@@ -61,3 +61,10 @@ class Task:
     double_unordered: bool = False
     label_scale: float = 1.0
     unanswerable: bool = False
+
+    def describe_dataset(self) -> dict[str, Any]:
+        """For a record: the task as the Hub knows it, as in [`EvaluationRecord`]."""
+        layout = self.dataset
+        if layout is None:
+            return {"title": self.title, "id": None, "config": None, "splits": {}}
+        return {"title": self.title, "id": layout.path, "config": layout.config, "splits": dict(layout.splits)}

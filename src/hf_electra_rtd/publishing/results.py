@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_electra_rtd.finetuning.published import BENCHMARK_TASKS, PublishedRow
+from hf_electra_rtd.publishing.published import MAIN_METRICS, PublishedRow
 from hf_electra_rtd.records import EvaluationRecord, write_whole
 
 
@@ -242,7 +242,7 @@ def _make_grid(results: Sequence[TaskResult], published: Sequence[PublishedRow])
     models = _by_model(results)
     ours = {result.task: result for result in results}  # of any model
     rows = [row for row in (_comparable(row, ours) for row in published) if row.scores]
-    tasks = [task for task in BENCHMARK_TASKS.get(benchmarks[0], ()) if task in ours]
+    tasks = [task for task in MAIN_METRICS.get(benchmarks[0], {}) if task in ours]
     tasks += [task for task in ours if task not in tasks]
     of_all = [set(_main_scores(of_model, "median")) for of_model in models.values()] + [
         set(row.scores) for row in rows[:1]

@@ -6,16 +6,45 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hf_electra_rtd.finetuning.benchmarks import BENCHMARKS
 
-
-# Columns of the tables, in order: what can be trained on.
-BENCHMARK_TASKS: Mapping[str, tuple[str, ...]] = {
-    benchmark: tuple(task.name for task in tasks if task.train_split is not None)
-    for benchmark, tasks in BENCHMARKS.items()
+# Columns of the tables, in order, each with the metric that stands in them: what can be trained on.
+MAIN_METRICS: Mapping[str, Mapping[str, str]] = {
+    "glue": {
+        "cola": "matthews",
+        "sst2": "accuracy",
+        "mrpc": "accuracy",
+        "stsb": "spearman",
+        "qqp": "accuracy",
+        "mnli": "accuracy",
+        "qnli": "accuracy",
+        "rte": "accuracy",
+        "wnli": "accuracy",
+    },
+    "clue": {
+        "afqmc": "accuracy",
+        "tnews": "accuracy",
+        "iflytek": "accuracy",
+        "cmnli": "accuracy",
+        "ocnli": "accuracy",
+        "cluewsc2020": "accuracy",
+        "csl": "accuracy",
+        "cmrc2018": "f1",
+        "drcd": "f1",
+        "c3": "accuracy",
+        "chid": "accuracy",
+        "cluener2020": "macro_f1",
+    },
+    "more": {
+        "chnsenticorp": "accuracy",
+        "lcqmc": "accuracy",
+        "bq": "accuracy",
+        "xnli": "accuracy",
+        "squad1": "f1",
+        "squad2": "f1",
+        "conll2000": "f1",
+    },
 }
-
-_MAIN_METRICS: Mapping[str, str] = {task.name: task.main_metric for tasks in BENCHMARKS.values() for task in tasks}
+_BY_TASK = {task: metric for metrics in MAIN_METRICS.values() for task, metric in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -36,7 +65,7 @@ class PublishedRow:
 
     def metric(self, task: str) -> str:
         """What the score of a task is of, by its name in a task's metrics."""
-        return self.metrics[task] if task in self.metrics else _MAIN_METRICS[task]
+        return self.metrics[task] if task in self.metrics else _BY_TASK[task]
 
 
 def _glue(line: str) -> dict[str, float]:
@@ -211,7 +240,7 @@ def published_for(benchmark: str, size: str) -> list[PublishedRow]:
         Rows with scores on at least one of the tasks, each with these scores alone; what one's own are to be compared
         with comes first.
     """
-    tasks = BENCHMARK_TASKS.get(benchmark, ())
+    tasks = MAIN_METRICS.get(benchmark, {})
     rows = []
     for row in _PUBLISHED.get(size, ()):
         scores = {task: row.scores[task] for task in tasks if task in row.scores}

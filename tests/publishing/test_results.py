@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hf_electra_rtd.finetuning.published import PublishedRow, published_for
-from hf_electra_rtd.finetuning.results import average, make_markdown, make_table, summarize, write_results
+from hf_electra_rtd.publishing.published import PublishedRow, published_for
+from hf_electra_rtd.publishing.results import average, make_markdown, make_table, summarize, write_results
 from hf_electra_rtd.records import EvaluationRecord
 
 

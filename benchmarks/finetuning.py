@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraForPreTraining
+from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.configuration_electra_rtd import SIZES
@@ -104,6 +105,7 @@ def rows_per_second(job: Job, contestant: str, seed: int) -> tuple[float, float]
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parse(argv)
+    transformers_logging.disable_progress_bar()  # one for every model that is read
     asked = ("task_name", "size", "batch_size", "max_length", "steps", "rounds")
     config = {"device": "cuda" if torch.cuda.is_available() else "cpu"}
     report = reporting.describe_run("finetuning", config | {name: getattr(options, name) for name in asked})

@@ -14,6 +14,7 @@ from hf_electra_rtd.records import (
     utc_now,
     write_whole,
 )
+from tests.publishing.card_records import run_record
 
 
 def make_record(**changes):
@@ -23,22 +24,13 @@ def make_record(**changes):
         for i in range(10)
     ]  # fmt: skip
     curves += [{"step": 50, **{f"eval_{name}": 0.6 for name in ("generator_loss", "discriminator_auc")}}]
-    return PretrainingRecord(
+    return run_record(
         **{
             "command": "pretrain.py",
             "started": utc_now(),
             "finished": utc_now(),
-            "arguments": {"training": {"seed": 42}},
-            "model": {"objective": "rtd", "model_type": "electra_rtd"},
-            "parameters": {"generator": 10, "discriminator": 20, "total": 25},
-            "data": {"train": {"num_rows": 3}},
             "hardware": collect_hardware(),
             "versions": collect_versions(),
-            "steps": 100,
-            "rows": 3200,
-            "tokens": 409600,
-            "train_seconds": 12.5,
-            "flops": {"model": 1e12, "paper": 1.2e12},
             "curves": curves,
             "metrics": {"eval_discriminator_auc": 0.75},
             **changes,
@@ -54,11 +46,12 @@ def test_a_record_survives_its_file(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == [RECORD_FILE]
 
 
-def test_a_record_from_before_there_were_fractions_is_read(tmp_path):
+@pytest.mark.parametrize("field", ["fractions", "emissions"])
+def test_a_record_from_before_there_was_a_field_is_read(tmp_path, field):
     record = make_record()
     path = record.save(tmp_path)
     values = json.loads(path.read_text())
-    del values["fractions"]
+    del values[field]
     path.write_text(json.dumps(values))
     assert PretrainingRecord.load(path) == record
 
@@ -76,7 +69,8 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
         ({"curves": {}}, "field 'curves' is a dict"),
         ({"more": 1}, "field 'more' is not known"),
         ({"tokens": ...}, "field 'tokens' is missing"),
-        ({"schema_version": 99}, "not a run record of version 1"),
+        ({"schema_version": 99}, "of version 99, and this package reads version 1: upgrade it"),
+        ({"schema_version": "1"}, "not a run record of version 1"),
     ],
 )
 def test_a_record_that_does_not_fit_is_refused_by_field(tmp_path, change, message):
@@ -85,6 +79,77 @@ def test_a_record_that_does_not_fit_is_refused_by_field(tmp_path, change, messag
     path.write_text(json.dumps({key: value for key, value in values.items() if value is not ...}))
     with pytest.raises(ValueError, match=message):
         PretrainingRecord.load(path)
+
+
+def changed(values, path, value):
+    """The same values, but for one, by its path of keys and indices; `...` takes it out."""
+    *parents, last = path
+    inner = values
+    for key in parents:
+        inner = inner[key]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return values
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("data", "train", "sources", 0, "name"), ..., r"'data\.train\.sources\[0\]\.name' is missing"),
+        (("data", "train", "sources"), {}, r"'data\.train\.sources' is \{\}, not a list"),
+        (("data", "train"), None, r"'data\.train' is null, not a group of fields"),
+        (("flops", "model"), "much", r"'flops\.model' is \"much\", not a number"),
+        (("flops", "model"), True, r"'flops\.model' is true, not a number"),
+        (("arguments", "training", "learning_rate"), ..., r"'arguments\.training\.learning_rate' is missing"),
+        (("arguments", "training", "bf16"), 0, r"'arguments\.training\.bf16' is 0, not a truth value"),
+        (("model", "discriminator_config", "hidden_size"), 12.5, r"hidden_size' is 12\.5, not a whole number"),
+        (("model", "generator_config"), 3, r"'model\.generator_config' is 3, not a group of fields"),
+        (("hardware", "processor"), None, r"'hardware\.processor' is null, not a text"),
+        (("hardware", "accelerators"), ["G", 1], r"'hardware\.accelerators\[1\]' is 1, not a text"),
+        (("metrics", "eval_discriminator_auc"), "good", r"'metrics\.eval_discriminator_auc' is \"good\""),
+        (("emissions",), {"kg_co2_eq": "some"}, r"'emissions\.kg_co2_eq' is \"some\", not a number"),
+    ],
+)
+def test_what_lies_deeper_in_a_record_is_refused_by_its_path(tmp_path, path, value, message):
+    file = make_record().save(tmp_path)
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), path, value)))
+    with pytest.raises(ValueError, match=rf"run_record\.json: field .*{message}"):
+        PretrainingRecord.load(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("model", "generator_config"), None),
+        (("data", "held_out"), ...),
+        (("arguments", "data", "data_license"), None),
+        (("metrics", "eval_discriminator_auc"), None),
+        (("emissions",), {"kg_co2_eq": 0.5, "country": None}),
+    ],
+)
+def test_what_not_every_run_has_may_be_missing(tmp_path, path, value):
+    file = make_record().save(tmp_path)
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), path, value)))
+    PretrainingRecord.load(file)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("model", "name_or_path"), ..., r"'model\.name_or_path' is missing"),
+        (("metrics", "dev", "accuracy"), "high", r"'metrics\.dev\.accuracy' is \"high\", not a number"),
+        (("metrics", "dev"), 0.5, r"'metrics\.dev' is 0\.5, not a group of fields"),
+        (("model", "from_scratch"), "no", r"'model\.from_scratch' is \"no\", not a truth value"),
+        (("dataset",), {"splits": {"dev": 1}}, r"'dataset\.splits\.dev' is 1, not a text"),
+    ],
+)
+def test_what_lies_deeper_in_an_evaluation_record_is_refused_by_its_path(tmp_path, path, value, message):
+    file = make_evaluation().save(tmp_path)
+    file.write_text(json.dumps(changed(json.loads(file.read_text()), path, value)))
+    with pytest.raises(ValueError, match=rf"evaluation_record\.json: field .*{message}"):
+        EvaluationRecord.load(file)
 
 
 def make_evaluation(**changes):

@@ -55,6 +55,8 @@ class PretrainingRecord:
         metrics: held-out metrics at the end; empty without held-out rows.
         fractions: the towers that were exported on the way, a [`FractionRecord`] each, by step; empty in records from
             before there were any.
+        emissions: `kg_co2_eq`, `energy_kwh`, `country` and `source`, all as codecarbon measured them; empty where
+            nothing was measured.
         schema_version: of this format.
     """
 
@@ -75,7 +77,19 @@ class PretrainingRecord:
     curves: list[dict[str, Any]]
     metrics: dict[str, float] = field(default_factory=dict)
     fractions: list[dict[str, Any]] = field(default_factory=list)
+    emissions: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+
+    def check(self, name: str = "The record") -> None:
+        """Refuses a record without what every run leaves, at any depth.
+
+        Args:
+            name: of the record, in errors.
+
+        Raises:
+            ValueError: for fields missing or of the wrong type, by their dotted path.
+        """
+        _check_nested(dataclasses.asdict(self), _PRETRAINING_FIELDS, name)
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes `run_record.json`, whole or not at all, and returns its path. Numbers that are not finite become
@@ -90,10 +104,11 @@ class PretrainingRecord:
             ValueError: for a record of another version, or with fields missing, unknown or of the wrong type, by name.
         """
         path, values = _read(path, RECORD_FILE)
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"{path} is not a run record of version {SCHEMA_VERSION}.")
-        _check_fields(cls, path, {"fractions": [], **values})
-        return cls(**values)
+        _check_version(values, path, "a run record")
+        _check_fields(cls, path, {"fractions": [], "emissions": {}, **values})
+        record = cls(**values)
+        record.check(str(path))
+        return record
 
 
 @dataclass
@@ -186,6 +201,17 @@ class EvaluationRecord:
     dataset: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
+    def check(self, name: str = "The record") -> None:
+        """Refuses a record without what every run leaves, at any depth.
+
+        Args:
+            name: of the record, in errors.
+
+        Raises:
+            ValueError: for fields missing or of the wrong type, by their dotted path.
+        """
+        _check_nested(dataclasses.asdict(self), _EVALUATION_FIELDS, name)
+
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes `evaluation_record.json`, whole or not at all, and returns its path. Numbers that are not finite
         become null."""
@@ -204,10 +230,11 @@ class EvaluationRecord:
             ValueError: for a record of another version, or with fields missing, unknown or of the wrong type, by name.
         """
         path, values = _read(path, EVALUATION_FILE)
-        if values.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(f"{path} is not an evaluation record of version {SCHEMA_VERSION}.")
+        _check_version(values, path, "an evaluation record")
         _check_fields(cls, path, {"dataset": {}, **values})
-        return cls(**values)
+        record = cls(**values)
+        record.check(str(path))
+        return record
 
 
 def _write(record: PretrainingRecord | FractionRecord | EvaluationRecord, path: Path) -> Path:
@@ -224,6 +251,17 @@ def _read(path: str | os.PathLike[str], name: str) -> tuple[Path, dict[str, Any]
     if not isinstance(values, dict):
         raise ValueError(f"{path} is no record: it does not hold fields.")
     return path, values
+
+
+def _check_version(values: dict[str, Any], path: Path, what: str) -> None:
+    version = values.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise ValueError(
+            f"{path} is {what} of version {version}, and this package reads version {SCHEMA_VERSION}: upgrade it "
+            "(pip install --upgrade hf-electra-rtd)."
+        )
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"{path} is not {what} of version {SCHEMA_VERSION}.")
 
 
 def _check_fields(cls: type, path: Path, values: dict[str, Any]) -> None:
@@ -243,6 +281,130 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
     "dict": (dict,),
     "list": (list,),
 }
+
+
+# What lies deeper in records, by dotted path: `[]` is every item of a list, `*` every entry of a dict, and what ends
+# in `?` may be missing or null. A type is its name in `_NESTED_TYPES`.
+_TOWER = {
+    "vocab_size": "whole number",
+    "embedding_size": "whole number",
+    "hidden_size": "whole number",
+    "num_hidden_layers": "whole number",
+    "num_attention_heads": "whole number",
+    "intermediate_size": "whole number",
+    "max_position_embeddings": "whole number",
+    "hidden_dropout_prob": "number",
+    "attention_probs_dropout_prob": "number",
+    "initializer_range": "number",
+}
+_MACHINE = {"hardware.processor": "text", "hardware.cpu_cores": "whole number", "hardware.accelerators[]": "text"}
+_PRETRAINING_FIELDS: dict[str, str] = {
+    "arguments.model.size": "text",
+    "arguments.model.model_config?": "text",
+    "arguments.data.data_license?": "text",
+    "arguments.data.held_out_share?": "number",
+    "arguments.data.drop_duplicates?": "text",
+    "arguments.training.learning_rate": "number",
+    "arguments.training.lr_scheduler_type": "text",
+    "arguments.training.warmup_steps": "number",
+    "arguments.training.weight_decay": "number",
+    "arguments.training.adam_beta1": "number",
+    "arguments.training.adam_beta2": "number",
+    "arguments.training.adam_epsilon": "number",
+    "arguments.training.max_grad_norm": "number",
+    "arguments.training.bf16": "truth value",
+    "arguments.training.fp16": "truth value",
+    "arguments.training.seed": "whole number",
+    "arguments.training.mask_probability": "number",
+    "arguments.training.keep_probability": "number",
+    "arguments.training.masking": "text",
+    "arguments.training.bias_correction": "truth value",
+    "model.objective": "text",
+    "model.sharing": "text",
+    "model.generator": "text",
+    "model.generator_weight": "number",
+    "model.discriminator_weight": "number",
+    "model.temperature": "number",
+    **{f"model.discriminator_config.{name}": kind for name, kind in _TOWER.items()},
+    **{f"model.generator_config?.{name}": kind for name, kind in _TOWER.items()},
+    "parameters.discriminator": "whole number",
+    "parameters.total": "whole number",
+    "data.train.row_length": "whole number",
+    "data.train.packing": "text",
+    "data.train.tokenizer_hash": "text",
+    "data.train.num_rows": "whole number",
+    "data.train.num_tokens": "whole number",
+    "data.train.sha256": "text",
+    "data.train.statistics.documents": "whole number",
+    "data.train.statistics.corpus_tokens": "whole number",
+    "data.train.statistics.unknown_tokens": "whole number",
+    "data.train.sources[].name": "text",
+    "data.train.sources[].sha256?": "text",
+    "data.train.sources[].weight?": "number",
+    "data.train.sources[].num_documents?": "whole number",
+    "data.held_out?.num_rows": "whole number",
+    "data.held_out?.num_tokens": "whole number",
+    **_MACHINE,
+    "versions.*": "text",
+    "flops.model": "number",
+    "flops.paper": "number",
+    "metrics.*?": "number",
+    "fractions[].step": "whole number",
+    "emissions.kg_co2_eq?": "number",
+    "emissions.energy_kwh?": "number",
+    "emissions.country?": "text",
+    "emissions.source?": "text",
+}
+_EVALUATION_FIELDS: dict[str, str] = {
+    "model.name_or_path": "text",
+    "model.head": "text",
+    "model.from_scratch": "truth value",
+    "model.peft?": "text",
+    "metrics.*.*?": "number",
+    **_MACHINE,
+    "versions.*": "text",
+    "predictions.*": "text",
+    "dataset.title?": "text",
+    "dataset.id?": "text",
+    "dataset.config?": "text",
+    "dataset.splits?.*": "text",
+}
+_NESTED_TYPES: dict[str, tuple[type, ...]] = {
+    "text": (str,),
+    "whole number": (int,),
+    "number": (int, float),
+    "truth value": (bool,),
+}
+
+
+def _check_nested(values: Any, table: dict[str, str], name: str) -> None:
+    for path, kind in table.items():
+        _check_path(values, path.replace("[]", ".[]").split("."), kind, name, "")
+
+
+def _check_path(value: Any, parts: list[str], kind: str, name: str, path: str) -> None:
+    """Checks what lies under a value by the parts of a path that are left; `path` is how far it has come."""
+    if not parts:
+        is_truth = isinstance(value, bool)
+        if not isinstance(value, _NESTED_TYPES[kind]) or is_truth != (kind == "truth value"):
+            raise ValueError(f"{name}: field {path!r} is {json.dumps(value, default=str)[:80]}, not a {kind}.")
+        return
+    part, optional = parts[0].removesuffix("?"), parts[0].endswith("?")
+    if part == "[]" and isinstance(value, list):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif part == "[]" or not isinstance(value, dict):
+        what = "list" if part == "[]" else "group of fields"
+        raise ValueError(f"{name}: field {path!r} is {json.dumps(value, default=str)[:80]}, not a {what}.")
+    elif part == "*":
+        items = [(f"{path}.{key}", item) for key, item in value.items()]
+    else:
+        inner = f"{path}.{part}".removeprefix(".")
+        if part not in value and not optional:
+            raise ValueError(f"{name}: field {inner!r} is missing.")
+        items = [(inner, value.get(part))]
+    for inner, item in items:
+        if item is not None or not optional:
+            _check_path(item, parts[1:], kind, name, inner)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,228 @@
+"""Cards of what pre-training leaves: towers and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from hf_electra_rtd.publishing.cards import examples, pretraining_facts
+from hf_electra_rtd.publishing.cards.details import Details
+from hf_electra_rtd.publishing.cards.metadata import PACKAGE, make_metadata
+from hf_electra_rtd.publishing.cards.rendering import facts, large, link, listed, percent, plain, render_card
+from hf_electra_rtd.publishing.cards.scores import along_table, name_models, score_tables
+from hf_electra_rtd.publishing.curves import CURVES_FILE
+from hf_electra_rtd.records import EvaluationRecord, FractionRecord, PretrainingRecord
+
+
+Tower = Literal["generator", "discriminator"]
+
+
+def tower_card(
+    record: PretrainingRecord,
+    tower: Tower,
+    repo_id: str,
+    details: Details,
+    *,
+    related: Mapping[str, str] = {},
+    evaluations: Sequence[EvaluationRecord] = (),
+    compared: Sequence[EvaluationRecord] = (),
+    fraction: FractionRecord | None = None,
+    fraction_evaluations: Mapping[int, Sequence[EvaluationRecord]] = {},
+) -> str:
+    """The card of one tower, as the text of its README.md, which `training_curves.png` lies beside.
+
+    Args:
+        record: of the run.
+        tower: which one. The main tower is called `discriminator` whatever its objective.
+        repo_id: of the tower on the Hub.
+        details: what no record knows.
+        related: Hub ids of the other models of the run, by `generator`, `discriminator` or `pair`.
+        evaluations: fine-tuning runs of this tower.
+        compared: such runs of others, from random weights for instance, to stand beside them.
+        fraction: where the tower was exported on the way.
+        fraction_evaluations: from step to the fine-tuning runs of the tower that was exported there.
+
+    Raises:
+        ValueError: for a record that lacks what a card needs, by field; for a generator that there is not; for a
+            record that holds what must not be published.
+    """
+    _check(record, [*evaluations, *compared, *(run for runs in fraction_evaluations.values() for run in runs)])
+    if tower == "generator" and not pretraining_facts.has_generator(record):
+        raise ValueError(
+            f"There is no generator: the objective is {record.model['objective']!r} with generator="
+            f"{record.model['generator']!r}. Make the card of the discriminator, which is the main tower."
+        )
+    if fraction is not None and fraction.step == record.steps:
+        fraction = None
+    kind = "detector" if tower == "discriminator" and pretraining_facts.is_detector(record) else "masked_lm"
+    step = record.steps if fraction is None else fraction.step
+    tokens = record.tokens * step / record.steps
+    revision = None if fraction is None else f"step-{fraction.step}"
+    language = details.languages[0]
+    own, others = name_models(evaluations, compared, repo_id)
+    if kind == "detector":
+        loading = [
+            ("Which tokens were replaced:", examples.detection_example(repo_id, revision, language)),
+            ("As an encoder to fine-tune:", examples.head_example(repo_id, revision, language)),
+        ]
+    else:
+        loading = [("", examples.filling_example(repo_id, revision, language))]
+        if tower == "discriminator":
+            loading.append(("As an encoder to fine-tune:", examples.head_example(repo_id, revision, language)))
+    data = make_metadata(
+        repo_id,
+        details,
+        tags=_tags(record, tower if kind == "detector" or tower == "generator" else "masked-lm"),
+        library="transformers",
+        pipeline=None if kind == "detector" else "fill-mask",
+        datasets=details.datasets,
+        evaluations=evaluations,
+        trained=record,
+    )
+    return render_card(
+        data,
+        "tower",
+        kind=kind,
+        tower=tower,
+        summary=_tower_summary(record, tower, kind, details, tokens),
+        key_facts=_tower_facts(record, tower, details, tokens, related),
+        loading=loading,
+        revision=None
+        if fraction is None
+        else f"This is the tower at step {step:,} of {record.steps:,} ({percent(step / record.steps, 2)} of the run), "
+        f"after {large(tokens)} tokens.",
+        scores=score_tables(own, others, pretraining_facts.published_size(record)) if own else "",
+        along=along_table(fraction_evaluations, record.tokens / record.steps) if fraction_evaluations else "",
+        **_run_sections(record, repo_id, details, fraction),
+    )
+
+
+def pair_card(record: PretrainingRecord, repo_id: str, details: Details, related: Mapping[str, str] = {}) -> str:
+    """The card of a pair, as the text of its README.md, which `training_curves.png` lies beside.
+
+    Args:
+        record, repo_id, details, related: as for [`tower_card`].
+
+    Raises:
+        ValueError: likewise.
+    """
+    _check(record, ())
+    data = make_metadata(
+        repo_id,
+        details,
+        tags=_tags(record),
+        library=PACKAGE,
+        pipeline=None,
+        datasets=details.datasets,
+        trained=record,
+    )
+    towers = ["generator", "discriminator"] if pretraining_facts.has_generator(record) else ["discriminator"]
+    rows = [(name, pretraining_facts.shape(pretraining_facts.config_of(record, name))) for name in towers]
+    rows += [("parameters", _parameters(record, towers)), *_common_facts(record, details, record.tokens, related)]
+    return render_card(
+        data,
+        "pair",
+        summary=f"All of an ELECTRA pre-training run{_of_size(record)}, to go on training: {listed(towers)} with what "
+        f"they share. {_training_sentence(record, details, record.tokens)}",
+        key_facts=facts(rows),
+        towers=towers,
+        related={name: link(related[name]) for name in towers if name in related},
+        example=examples.pair_example(repo_id),
+        package=PACKAGE,
+        **_run_sections(record, repo_id, details, None),
+    )
+
+
+def _check(record: PretrainingRecord, evaluations: Sequence[EvaluationRecord]) -> None:
+    record.check("The run's record")
+    for run in evaluations:
+        run.check(f"The record of {run.task}, seed {run.seed}")
+
+
+def _tags(record: PretrainingRecord, *roles: str) -> list[str]:
+    learnt = ["replaced-token-detection"] if pretraining_facts.is_detector(record) else []
+    return [*learnt, "pretraining", *roles]
+
+
+def _run_sections(
+    record: PretrainingRecord, repo_id: str, details: Details, fraction: FractionRecord | None
+) -> dict[str, Any]:
+    """What every card of a run tells."""
+    step = record.steps if fraction is None else fraction.step
+    tokens = record.tokens * step / record.steps
+    return {
+        "title": repo_id.rpartition("/")[2],
+        "data": pretraining_facts.data_section(record),
+        "recipe": pretraining_facts.recipe_table(record),
+        "compute": pretraining_facts.compute_table(record, fraction),
+        "held_out": pretraining_facts.held_out_section(record, step),
+        "picture": CURVES_FILE,
+        "limits": pretraining_facts.limits(record, tokens),
+        "deviations": pretraining_facts.deviations(record),
+        "versions": pretraining_facts.versions(record),
+        "command": pretraining_facts.shown_command(record.command),
+        "citation": pretraining_facts.citation(details.authors, repo_id),
+    }
+
+
+def _of_size(record: PretrainingRecord) -> str:
+    size = pretraining_facts.named_size(record)
+    return "" if size is None else f" of size `{size}`"
+
+
+def _training_sentence(record: PretrainingRecord, details: Details, tokens: float) -> str:
+    languages = pretraining_facts.text_languages(details.languages)
+    start = pretraining_facts.started_from(record)
+    begin = (
+        "Trained from random weights" if not start else f"Training went on from {listed([plain(s) for s in start])}"
+    )
+    return (
+        f"{begin} on {large(tokens)} tokens of {languages} text, by "
+        f"{pretraining_facts.OBJECTIVES[record.model['objective']]} (`{record.model['objective']}`; "
+        "[the ELECTRA paper](https://arxiv.org/abs/2003.10555))."
+    )
+
+
+def _tower_summary(record: PretrainingRecord, tower: Tower, kind: str, details: Details, tokens: float) -> str:
+    role = kind if tower == "discriminator" else tower
+    what = "An ELECTRA encoder" if role == "masked_lm" else f"The {tower} of an ELECTRA pair"
+    return f"{what}{_of_size(record)}: {_ROLES[role]}. {_training_sentence(record, details, tokens)}"
+
+
+_ROLES = {
+    "detector": "a text encoder to fine-tune",
+    "masked_lm": "a text encoder to fine-tune, with the head of a masked language model",
+    "generator": "a small masked language model, which the discriminator learnt from",
+}
+
+
+def _tower_facts(
+    record: PretrainingRecord, tower: Tower, details: Details, tokens: float, related: Mapping[str, str]
+) -> str:
+    config = pretraining_facts.config_of(record, tower)
+    rows = [
+        ("parameters", f"{record.parameters[tower]:,}"),
+        ("architecture", f"`electra`: {pretraining_facts.shape(config)}"),
+        ("vocabulary", f"{config['vocab_size']:,} tokens"),
+        *_common_facts(record, details, tokens, {name: other for name, other in related.items() if name != tower}),
+    ]
+    return facts(rows)
+
+
+def _common_facts(
+    record: PretrainingRecord, details: Details, tokens: float, related: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    licence = details.license if details.license != "other" else f"[{details.license_name}]({details.license_link})"
+    names = {"generator": "its generator", "discriminator": "its discriminator", "pair": "the pair, to go on training"}
+    return [
+        ("pre-trained on", f"{large(tokens)} tokens, rows of {record.data['train']['row_length']}"),
+        ("languages", ", ".join(details.languages)),
+        ("licence of the weights", licence),
+        *((names[role], link(other)) for role, other in related.items()),
+    ]
+
+
+def _parameters(record: PretrainingRecord, towers: Sequence[str]) -> str:
+    counts = [f"{name} {record.parameters[name]:,}" for name in towers]
+    together = f", together {record.parameters['total']:,}" if len(towers) > 1 else ""
+    return ", ".join(counts) + together

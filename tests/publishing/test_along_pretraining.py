@@ -87,6 +87,12 @@ def test_every_task_has_a_panel_with_its_own_runs(tmp_path, drawn):
     ]  # fmt: skip
 
 
+def test_a_task_that_was_tried_on_one_tower_alone_has_no_panel_beside_others(tmp_path, drawn):
+    towers = [(10, [make_run("rte", 0.5)]), (20, [make_run("rte", 0.6), make_run("cola", 0.1)])]
+    plot_along_pretraining(towers, [], tmp_path)
+    assert [axis.get_title(loc="left") for axis in drawn[0].axes] == ["rte"]
+
+
 def test_runs_without_a_finite_score_are_told_in_the_title(tmp_path, drawn):
     towers = [(10, [make_run("stsb", None), make_run("stsb", 0.5)]), (20, [make_run("stsb", None)])]
     plot_along_pretraining(towers, [], tmp_path)

@@ -24,7 +24,8 @@ def plot_along_pretraining(
 ) -> Path:
     """Draws `along_pretraining.png`: a panel a task, its main metric, on the first split that was judged, against the
     progress of pre-training on a logarithmic axis. Every run is a point, the median of a tower's runs lies on a line,
-    and that of runs from random weights is a horizontal line over a band from their worst to their best.
+    and that of runs from random weights is a horizontal line over a band from their worst to their best. Where some
+    tasks were tried on several towers, those tried on one are left out.
 
     Args:
         towers: for each tower, the fraction or the step at which it was exported, and its fine-tuning runs.
@@ -48,6 +49,10 @@ def plot_along_pretraining(
     tasks = list(dict.fromkeys(run.task for _, run in runs if run.score() is not None))
     if not tasks:
         raise ValueError("There is nothing to draw: no fine-tuning run has a finite score.")
+
+    # A task of which one tower alone was tried shows nothing along a pre-training, unless that is all there is.
+    followed = [task for task in tasks if len({step for step, run in runs if run.task == task}) > 1]
+    tasks = followed or tasks
 
     columns = min(COLUMNS, len(tasks))
     rows = math.ceil(len(tasks) / columns)

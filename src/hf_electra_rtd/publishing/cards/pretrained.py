@@ -92,9 +92,18 @@ def tower_card(
         else f"This is the tower at step {step:,} of {record.steps:,} ({percent(step / record.steps, 2)} of the run), "
         f"after {large(tokens)} tokens.",
         scores=score_tables(own, others, pretraining_facts.published_size(record)) if own else "",
-        along=along_table(fraction_evaluations, record.tokens / record.steps) if fraction_evaluations else "",
+        along=along_table(_with_the_last(fraction_evaluations, evaluations, record), record.tokens / record.steps),
         **_run_sections(record, repo_id, details, fraction),
     )
+
+
+def _with_the_last(
+    fractions: Mapping[int, Sequence[EvaluationRecord]],
+    final: Sequence[EvaluationRecord],
+    record: PretrainingRecord,
+) -> dict[int, Sequence[EvaluationRecord]]:
+    """Fine-tunings of towers along the run, and of the one at its end."""
+    return {**fractions, **({record.steps: final} if fractions and final else {})}
 
 
 def pair_card(record: PretrainingRecord, repo_id: str, details: Details, related: Mapping[str, str] = {}) -> str:

@@ -13,7 +13,10 @@ from hf_electra_rtd.records import EvaluationRecord
 
 
 # Share of the most frequent label in the development set, counted in the official files.
-_MAJORITY = {"mrpc": 279 / 408, "rte": 146 / 277, "sst2": 444 / 872, "qnli": 2761 / 5463, "wnli": 40 / 71}
+_MAJORITY = {
+    **{"mrpc": 279 / 408, "rte": 146 / 277, "sst2": 444 / 872, "qnli": 2761 / 5463, "wnli": 40 / 71},
+    **{"afqmc": 2978 / 4316, "tnews": 1089 / 10_000, "ocnli": 1103 / 3000, "cluewsc2020": 193 / 304},
+}
 
 
 def name_models(
@@ -63,16 +66,23 @@ def score_tables(own: Sequence[EvaluationRecord], compared: Sequence[EvaluationR
 
 
 def along_table(towers: Mapping[int, Sequence[EvaluationRecord]], tokens_per_step: float) -> str:
-    """A table of the main metric's median by step of pre-training.
+    """A table of the main metric's median by step of pre-training, of the tasks that more than one tower was tried on;
+    empty where there are none.
 
     Args:
         towers: from step to the runs of the tower that was exported there.
         tokens_per_step: real tokens in a step.
     """
     tasks = {(r.benchmark, r.task): r for step in sorted(towers) for r in towers[step]}
+    tried = [{(run.benchmark, run.task) for run in runs} for runs in towers.values()]
+    tasks = {task: run for task, run in tasks.items() if sum(task in of_tower for of_tower in tried) > 1}
+    if not tasks:
+        return ""
     header = ["step", "tokens seen", *(f"{task} ({metric_name(r.main_metric)})" for (_, task), r in tasks.items())]
     rows = []
     for step in sorted(towers):
+        if not any((run.benchmark, run.task) in tasks for run in towers[step]):
+            continue
         results = {
             (result.benchmark, result.task): result for result in summarize(name_models(towers[step], (), "")[0])
         }

@@ -38,6 +38,7 @@ def main(argv: list[str]) -> int:
             run.held_out,
             processing_class=run.tokenizer,
             data_collator=run.collator,
+            publication=run.publication,
             callbacks=[stop],
         )
         trainer.train(resume_from_checkpoint=run.checkpoint)

@@ -55,6 +55,7 @@ OPTIONS = {
     *("exact_loss_normalization", "checkpoint_fractions"),
     *("logging_steps", "logging_first_step", "logging_strategy", "eval_strategy", "eval_steps", "eval_delay"),
     *("save_strategy", "save_steps", "save_total_limit", "resume_from_checkpoint", "disable_tqdm"),
+    *("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push"),
 }
 
 
@@ -197,6 +198,8 @@ class Loop:
         with self.clock.paused():
             how_far = self.fractions[step], step, self.clock.seconds
             export_fraction(run.model, self.model, self.accelerator, run.tokenizer, run.args, *how_far)
+            if run.publication is not None:
+                run.publication.after_fraction(*how_far, self.state.log_history)
 
     def save(self) -> None:
         self.health.check_weights(self.state.global_step, self.model)
@@ -213,6 +216,10 @@ class Loop:
             accelerator.save_state(str(checkpoint))
             if is_main:
                 run.model.config.save_pretrained(checkpoint)
+        if run.publication is not None:
+            with self.clock.paused():
+                towers, step = (run.model, self.model, accelerator), self.state.global_step
+                run.publication.after_save(*towers, step, self.clock.seconds, self.state.log_history)
         if is_main:
             remove_old_checkpoints(run.args.output_dir, run.args.save_total_limit, self.state.global_step)
 

@@ -6,6 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
+import pytest
+
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -72,9 +74,13 @@ def test_the_readmes_commands_and_then_its_python_run(tmp_path, corpus, monkeypa
         script = importlib.import_module(Path(path).stem)
         monkeypatch.setattr(sys, "argv", [path])
         # A reader rehearses before the run, which has been made here.
-        elsewhere = ["--output_dir", "rehearsed"] if "--dry_run" in flags else []
-        more = {"examples/detect.py": [], "examples/prepare_corpus.py": PREPARATION}
+        elsewhere = ["--output_dir", "rehearsed"] if "--dry_run" in flags and "publish" not in path else []
+        more = {"examples/detect.py": [], "examples/prepare_corpus.py": PREPARATION, "examples/publish.py": []}
         more["examples/finetune.py"] = FINE_TUNING if "--train_file" in flags else [*FINE_TUNING, "--data_dir", "glue"]
+        if "--resume" in flags:  # nothing was published, so nothing can wait
+            with pytest.raises(ValueError, match="Nothing waits"):
+                script.main(flags)
+            continue
         assert not script.main([*flags, *more.get(path, training), *elsewhere]), command
 
     namespace = {}

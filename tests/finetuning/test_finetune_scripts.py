@@ -192,7 +192,7 @@ def test_a_model_that_was_not_fine_tuned_is_not_judged(encoder, own_files, tmp_p
         (["--merge_adapter", "True"], "--peft"),
         (["--layer_decay", "1.5"], "at most 1"),
         (["--size", "huge"], "tiny, small, base, large"),
-        (["--push_to_hub", "True"], "push_to_hub"),
+        (["--push_to_hub", "True"], "needs hub_model_id"),
         (["--task_kind", "guessing"], "tagging"),
     ],
 )

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from hf_electra_rtd.publishing.privacy import find_private
+from hf_electra_rtd.publishing.published import published_for
+from hf_electra_rtd.publishing.results import make_markdown, summarize
+from hf_electra_rtd.publishing.runs import read_evaluations
 from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord, PretrainingRecord
 
 
@@ -52,3 +55,11 @@ def test_committed_records_can_be_read_and_tell_nothing_of_a_machine(path):
     assert not find_private(path.read_text(encoding="utf-8"))
     if path.name == EVALUATION_FILE:
         assert EvaluationRecord.load(path).dataset["title"]
+
+
+@pytest.mark.parametrize("model", ["tiny-english", "tiny-chinese"])
+def test_the_tables_of_the_readme_are_made_from_the_same_records(model):
+    evaluations = CARDS / model / "evaluations"
+    records = read_evaluations([evaluations / "final", evaluations / "compared"])
+    table = make_markdown(summarize(records), published_for(records[0].benchmark, "tiny"))
+    assert table.rstrip() in (CARDS.parent / "README.md").read_text(encoding="utf-8")

@@ -103,7 +103,10 @@ def test_the_recipes_are_those_of_table_6(size):
     ("options", "message"),
     [
         ({"hub_token": "hf_secret"}, "written into the run's files"),
-        ({"push_to_hub": True}, "upload the prepared text"),
+        ({"push_to_hub": True}, "needs hub_model_id"),
+        ({"push_to_hub": True, "hub_model_id": "electra"}, "ORG/NAME"),
+        ({"push_to_hub": True, "hub_model_id": "a/b", "hub_strategy": "checkpoint"}, "state of the optimiser"),
+        ({"push_to_hub": True, "hub_model_id": "a/b", "hub_revision": "dev"}, "step-N"),
         ({"mask_probability": 1.0}, r"mask_probability is 1\.0"),
     ],
 )

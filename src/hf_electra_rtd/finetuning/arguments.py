@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 
 from transformers import TrainingArguments
 
-from hf_electra_rtd.training.arguments import refuse_hub_options, settle_by_device
+from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
 
 
 HEADS = ("transformers", "paper")
@@ -200,6 +200,6 @@ class FineTuningArguments(TrainingArguments):
             value = getattr(self, name)
             if (value or defaults[name] is True) and value != defaults[name]:
                 raise ValueError(f"--{name} has no place in fine-tuning: {instead}.")
-        refuse_hub_options(self, "every seed's directory: push a model when the run is over")
+        check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()

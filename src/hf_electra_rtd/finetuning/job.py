@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import logging
 import shutil
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from hf_electra_rtd.finetuning.recipe import Recipe, recipe_for
 from hf_electra_rtd.finetuning.submission import write_predictions
 from hf_electra_rtd.finetuning.tasks import Task
 from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.publishing.identity import hash_model
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, utc_now
 from hf_electra_rtd.towers import save_tokenizer
 
@@ -374,12 +374,7 @@ def _fingerprint(encoder: Encoder, adapters: str | None, from_scratch: bool) -> 
     directory = Path(encoder.name)
     if not directory.is_dir():
         return {"revision": getattr(encoder.config, "_commit_hash", None)}
-    files = [directory / "config.json", *([] if from_scratch else sorted(directory.glob("*.safetensors")))]
-    files += [] if adapters is None else sorted(Path(adapters).glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.read_bytes())
-    return {"sha256": digest.hexdigest()}
+    return {"sha256": hash_model(directory, weights=not from_scratch, adapters=adapters)}
 
 
 def _describe_evaluation(args: FineTuningArguments, task_args: TaskArguments) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.finetuning.adapters import MERGED_DIRECTORY
@@ -40,8 +41,11 @@ from hf_electra_rtd.finetuning.job import (
     run_seed,
 )
 from hf_electra_rtd.finetuning.own import OwnTask, make_own_task
+from hf_electra_rtd.finetuning.publication import ModelPublication
 from hf_electra_rtd.finetuning.submission import write_submission, zip_submission
 from hf_electra_rtd.finetuning.tasks import Task
+from hf_electra_rtd.publishing.arguments import CardArguments, FineTunedArguments
+from hf_electra_rtd.publishing.delivery import print_deliveries
 from hf_electra_rtd.publishing.published import published_for
 from hf_electra_rtd.publishing.results import make_table, summarize, write_results
 from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord
@@ -68,6 +72,7 @@ class Suite:
         command: what was typed, without the directory that the script lies in.
         records: of the runs that are done, in this session or before.
         failures: what went wrong, by task.
+        publication: what becomes of the models on the Hub; None for nothing.
     """
 
     tasks: list[Task]
@@ -77,6 +82,7 @@ class Suite:
     command: str
     records: list[EvaluationRecord] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
+    publication: ModelPublication | None = None
 
     @property
     def directory(self) -> Path:
@@ -97,8 +103,9 @@ def start_suite(argv: Sequence[str], description: str | None, defaults: dict[str
         ValueError: for flags that cannot be used.
         SystemExit: by `--help`, or for an unknown flag.
     """
-    task_args, adapter_args, own_args, args = parse_arguments(
-        (TaskArguments, AdapterArguments, OwnTaskArguments, FineTuningArguments),
+    groups = (TaskArguments, AdapterArguments, OwnTaskArguments, CardArguments, FineTunedArguments)
+    task_args, adapter_args, own_args, card_args, fine_tuned_args, args = parse_arguments(
+        (*groups, FineTuningArguments),
         argv,
         description=description,
         defaults=defaults,
@@ -119,7 +126,27 @@ def start_suite(argv: Sequence[str], description: str | None, defaults: dict[str
         names = expand_task_names(task_args.benchmark, task_args.task_name)
         tasks = [get_task(task_args.benchmark, name) for name in names]
     command = shlex.join([Path(sys.argv[0]).name, *argv])
-    return Suite(tasks, task_args, adapter_args, args, command)
+    suite = Suite(tasks, task_args, adapter_args, args, command)
+    if args.push_to_hub:
+        if task_args.evaluate_only or task_args.keep_models == "none":
+            raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
+        if adapter_args.peft is not None and fine_tuned_args.base_model is None and _is_here(task_args):
+            raise ValueError(
+                "Adapters are published with the Hub id of the model that they belong to, and this one is a "
+                "directory: publish it first, and give its id with --base_model."
+            )
+        args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
+        private = args.hub_private_repo is not False
+        suite.publication = ModelPublication(
+            str(args.hub_model_id), suite.directory, card_args, fine_tuned_args, private
+        )
+        if suite.is_main:
+            suite.publication.check(tasks)
+    return suite
+
+
+def _is_here(args: TaskArguments) -> bool:
+    return Path(str(args.model_name_or_path)).is_dir()
 
 
 def _own_task(own: OwnTaskArguments, args: TaskArguments) -> OwnTask:
@@ -192,12 +219,21 @@ def run_suite(suite: Suite, loop: Loop) -> int:
                 if suite.args.world_size > 1 or len(suite.tasks) == 1:
                     raise  # the other processes would wait for this one
                 _note_failure(suite, task, error)
+            else:
+                if suite.is_main and suite.publication is not None and suite.args.hub_strategy != HubStrategy.END:
+                    suite.publication.publish(task)
     except KeyboardInterrupt:
         if suite.is_main:
             logger.warning("Interrupted. The same command goes on with what is missing.")
         status = INTERRUPTED
     if suite.is_main and suite.records:
         _show(suite, source)
+    if suite.is_main and suite.publication is not None:
+        if suite.args.hub_strategy == HubStrategy.END and status == 0:
+            for task in suite.tasks:
+                if task.title not in suite.failures:
+                    suite.publication.publish(task)
+        print_deliveries(suite.publication.deliveries, str(suite.directory))
     if suite.is_main:
         for name, reason in suite.failures.items():
             logger.error(f"{name} failed: {reason}")

@@ -139,7 +139,7 @@ class Publisher:
         if private and not there.private:
             raise HubError(
                 f"{repo_id} is public already, and this shall be private. Choose another --repo_prefix, make it "
-                "private in its settings, or publish without --private.",
+                "private in its settings, or say --private False (in training, --hub_private_repo False).",
                 False,
             )
         others = sorted(there.files.keys() - set(_OF_NOBODY))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.trainer_utils import HubStrategy
 
 from hf_electra_rtd.configuration_electra_rtd import SIZES
 from hf_electra_rtd.data.collator import check_masking
@@ -147,7 +148,7 @@ class RTDTrainingArguments(TrainingArguments):
                 raise ValueError(
                     f"checkpoint_fractions holds {fraction:g}: give shares of the run, above 0, at most 1."
                 )
-        refuse_hub_options(self, "the prepared text with the model: push the towers when the run is over")
+        check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
 
@@ -166,22 +167,31 @@ class RTDTrainingArguments(TrainingArguments):
         return cls(output_dir=output_dir, **{**get_recipe(size), **overrides})
 
 
-def refuse_hub_options(args: TrainingArguments, what: str) -> None:
-    """Refuses the Trainer's own way to the Hub.
-
-    Args:
-        args: of a run.
-        what: `push_to_hub` would upload, and what to do instead.
+def check_hub_options(args: TrainingArguments) -> None:
+    """Makes sure that a run may publish as it is asked to.
 
     Raises:
-        ValueError: for `hub_token` or `push_to_hub`.
+        ValueError: for `hub_token`, for `push_to_hub` without the repositories' name or with a strategy that uploads
+            checkpoints, and for `hub_revision`.
     """
     if args.hub_token is not None:
         raise ValueError(
             "hub_token would be written into the run's files: set HF_TOKEN, or log in with `hf auth login`."
         )
-    if args.push_to_hub:
-        raise ValueError(f"push_to_hub would upload {what}.")
+    if not args.push_to_hub:
+        return
+    if args.hub_model_id is None or args.hub_model_id.count("/") != 1:
+        raise ValueError(
+            "push_to_hub needs hub_model_id, the beginning of the repositories' names: ORG/NAME gives "
+            "ORG/NAME-discriminator and ORG/NAME-generator, or ORG/NAME-mrpc for a fine-tuned model."
+        )
+    if HubStrategy(args.hub_strategy) not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+        raise ValueError(
+            f"hub_strategy {HubStrategy(args.hub_strategy).value!r} would upload the state of the optimiser: take "
+            "'every_save', which publishes the towers at each checkpoint, or 'end'."
+        )
+    if args.hub_revision is not None:
+        raise ValueError("hub_revision: towers go to `main`, and those at fractions of the run to branches `step-N`.")
 
 
 def settle_by_device(args: TrainingArguments) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.curves import CURVES_FILE, plot_curves
+from hf_electra_rtd.publishing.outbox import DIRECTORY as OUTBOX_DIRECTORY
 from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.checkpoints import (
@@ -20,6 +21,7 @@ from hf_electra_rtd.training.checkpoints import (
     unfinished,
 )
 from hf_electra_rtd.training.disk import check_output_dir
+from hf_electra_rtd.training.emissions import EMISSIONS_FILE
 from hf_electra_rtd.training.fractions import FRACTIONS_DIRECTORY
 
 
@@ -78,9 +80,9 @@ def is_finished(output_dir: str) -> bool:
 def remove_run(output_dir: str) -> None:
     """Removes what a run leaves; the prepared text and the tokenizer, which a new one has made its own, stay."""
     directory = Path(output_dir)
-    for name in (RECORD_FILE, CURVES_FILE, "model.safetensors"):
+    for name in (RECORD_FILE, CURVES_FILE, EMISSIONS_FILE, "model.safetensors"):
         (directory / name).unlink(missing_ok=True)
-    parts = ("generator", "discriminator", FRACTIONS_DIRECTORY)
+    parts = ("generator", "discriminator", FRACTIONS_DIRECTORY, OUTBOX_DIRECTORY)
     for path in (*list_checkpoints(directory), *(directory / name for name in parts)):
         if path.exists():
             remove_directory(path)

@@ -6,11 +6,13 @@ with `RTDTrainer` and with bare `accelerate`, are these three steps.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,22 @@ from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.stream import RowStream
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.records import count_cores, utc_now
+from hf_electra_rtd.publishing.arguments import CardArguments, TowerArguments
+from hf_electra_rtd.publishing.delivery import print_deliveries
+from hf_electra_rtd.records import PretrainingRecord, count_cores, utc_now
 from hf_electra_rtd.training.arguments import RECIPES, RTDTrainingArguments, refuse_other_options
 from hf_electra_rtd.training.checkpoints import list_checkpoints, read_state, remove_unfinished
 from hf_electra_rtd.training.cli import parse_arguments
 from hf_electra_rtd.training.disk import DirectoryLock, check_output_dir, estimate_disk
+from hf_electra_rtd.training.emissions import read_emissions
 from hf_electra_rtd.training.fractions import FRACTIONS_DIRECTORY, read_fractions, warn_of_missed_fractions
 from hf_electra_rtd.training.inputs import DataArguments, get_rows, get_tokenizer
 from hf_electra_rtd.training.outputs import is_finished, prepare_output_dir, remove_run, save_outputs
 from hf_electra_rtd.training.pair import ModelArguments, build_model
+from hf_electra_rtd.training.publication import RunPublication
 from hf_electra_rtd.training.rehearsal import print_rehearsal, rehearse
 from hf_electra_rtd.training.showcase import judge_rows, pick_sentence, print_showcase
-from hf_electra_rtd.training.stream import fit_stream, held_out_stream, make_collator
+from hf_electra_rtd.training.stream import fit_stream, held_out_stream, make_collator, rows_per_step
 from hf_electra_rtd.training.summary import make_record, print_summary
 
 
@@ -66,6 +72,7 @@ class Run:
         collator: masks both.
         model: the pair, as it begins.
         lock: keeps other processes out of the run's directory as long as it lives; None where it needs none.
+        publication: what goes to the Hub along the run; None where nothing does.
     """
 
     argv: list[str]
@@ -81,6 +88,7 @@ class Run:
     collator: DataCollatorForRTD
     model: ElectraForRTDPretraining
     lock: DirectoryLock | None
+    publication: RunPublication | None = None
 
     @property
     def command(self) -> str:
@@ -115,8 +123,8 @@ def start_run(
         SystemExit: by `--help`, or for an unknown flag.
     """
     started = utc_now()
-    run_args, model_args, data_args, args = parse_arguments(
-        (RunArguments, ModelArguments, DataArguments, RTDTrainingArguments),
+    run_args, model_args, data_args, card_args, tower_args, args = parse_arguments(
+        (RunArguments, ModelArguments, DataArguments, CardArguments, TowerArguments, RTDTrainingArguments),
         argv,
         description=description,
         defaults=defaults,
@@ -168,8 +176,16 @@ def start_run(
         model=model,
         lock=lock,
     )
+    if args.push_to_hub:
+        # Before the loop prepares the model, which may leave each process a share of its parameters.
+        whole = _make_record(run, model, args.max_steps, 0.0, [], {})
+        run.publication = RunPublication(
+            args, card_args, tower_args, tokenizer, whole.model, partial(_record_so_far, run, whole)
+        )
     if is_main and not run_args.dry_run:
         _check_room(run)
+        if run.publication is not None:
+            run.publication.check()
         if checkpoint is not None:
             warn_of_missed_fractions(args, args.max_steps, read_state(checkpoint).global_step)
         # The last act before the loop: a mistake found until here has cost nothing.
@@ -239,9 +255,52 @@ def finish_run(
     Raises:
         CheckpointError: if anything could not be written.
     """
+    record = _make_record(run, model, steps, train_seconds, curves, metrics)
+    try:
+        record = dataclasses.replace(record, emissions=read_emissions(str(run.args.output_dir)))
+    except ValueError as error:
+        logger.warning(f"The record says nothing of emissions: {error}")
+    save_outputs(model, run.tokenizer, record, str(run.args.output_dir))
+    if run.held_out is not None:
+        rows = run.held_out.__getitems__(list(range(min(NUM_SHOWN_ROWS, len(run.held_out)))))
+        print_showcase([pick_sentence(row) for row in judge_rows(model, run.collator, rows)])
+    print_summary(record, str(run.args.output_dir))
+    if run.publication is not None:
+        print_deliveries(run.publication.finish(), str(run.args.output_dir))
+
+
+def _record_so_far(
+    run: Run, whole: PretrainingRecord, steps: int, train_seconds: float, curves: list[dict[str, Any]]
+) -> PretrainingRecord:
+    """The record of a run that goes on, from what it would be of the whole run."""
+    share = steps / run.args.max_steps
+    return dataclasses.replace(
+        whole,
+        finished=utc_now(),
+        steps=steps,
+        rows=steps * rows_per_step(run.args),
+        tokens=round(whole.tokens * share),
+        train_seconds=train_seconds,
+        flops={name: flops * share for name, flops in whole.flops.items()},
+        curves=curves,
+        metrics=evaluation_at(steps, curves) or {},
+        fractions=[
+            asdict(fraction) for fraction in read_fractions(run.args, run.args.max_steps) if fraction.step <= steps
+        ],
+    )
+
+
+def _make_record(
+    run: Run,
+    model: ElectraForRTDPretraining,
+    steps: int,
+    train_seconds: float,
+    curves: list[dict[str, Any]],
+    metrics: dict[str, float],
+) -> PretrainingRecord:
     held_out = None if run.held_out is None else run.held_out.rows
     assert held_out is None or isinstance(held_out, BlockFile)
-    record = make_record(
+    return make_record(
         command=run.command,
         started=run.started,
         arguments={
@@ -259,11 +318,6 @@ def finish_run(
         metrics=metrics,
         fractions=read_fractions(run.args, run.args.max_steps),
     )
-    save_outputs(model, run.tokenizer, record, str(run.args.output_dir))
-    if run.held_out is not None:
-        rows = run.held_out.__getitems__(list(range(min(NUM_SHOWN_ROWS, len(run.held_out)))))
-        print_showcase([pick_sentence(row) for row in judge_rows(model, run.collator, rows)])
-    print_summary(record, str(run.args.output_dir))
 
 
 def say_how_to_resume(run: Run, step: int) -> None:

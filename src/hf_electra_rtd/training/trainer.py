@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,10 @@ from hf_electra_rtd.training.sharding import keep_tied_tensors_together
 from hf_electra_rtd.training.stream import describe_stream, fit_stream, held_out_stream, make_collator
 
 
+if TYPE_CHECKING:
+    from hf_electra_rtd.training.publication import RunPublication
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -59,13 +63,14 @@ class RTDTrainer(Trainer):
         processing_class: the tokenizer.
         data_collator: by default a seeded [`DataCollatorForRTD`] with the masking of `args`. With another one, the
             datasets are left as they are.
+        publication: for `args.push_to_hub`: what becomes of the towers along the run.
         **kwargs: the Trainer's. A `compute_metrics` takes the place of our held-out metrics. Its `predictions` are
             (logits, replaced_labels), or, where the main tower predicts tokens, (replaced_labels, predictions): see
             [`ElectraRTDOutput`]. Its `label_ids` are the batch's `labels`, (B, K) as [`DataCollatorForRTD`] makes
             them; `label_names=["labels", "masked_positions"]` in `args` gives (labels, masked_positions).
 
     Raises:
-        ValueError: if the rows do not fill one optimiser step.
+        ValueError: if the rows do not fill one optimiser step, or for `push_to_hub` without a publication.
         DivergedError: by `train`, when the loss or a weight is no longer finite; checkpoints stay as they were.
     """
 
@@ -80,8 +85,15 @@ class RTDTrainer(Trainer):
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         data_collator: Any = None,
+        publication: RunPublication | None = None,
         **kwargs: Any,
     ) -> None:
+        if args.push_to_hub and publication is None:
+            raise ValueError(
+                "push_to_hub needs a publication, which knows what cards say (licence, languages): train with "
+                "examples/pretrain.py, give RTDTrainer a RunPublication, or publish the run with examples/publish.py."
+            )
+        self.publication = publication
         if args.n_gpu > 1:
             raise ValueError(
                 f"One process drives {args.n_gpu} GPUs: launch one process a GPU (`accelerate launch --num_processes "
@@ -312,6 +324,16 @@ class RTDTrainer(Trainer):
             finally:
                 self._staging = None
             self._name_best_checkpoint(Path(run_directory))
+        if self.publication is not None:
+            with self.stopwatch.paused():
+                self.publication.after_save(
+                    self.model,
+                    self.model_wrapped,
+                    self.accelerator,
+                    self.state.global_step,
+                    self.train_seconds,
+                    self.state.log_history,
+                )
         if args.should_save:
             newest, best = self.state.global_step, self.state.best_model_checkpoint
             remove_old_checkpoints(run_directory, self._checkpoints_to_keep, newest, best)
@@ -333,6 +355,26 @@ class RTDTrainer(Trainer):
                     step,
                     self.train_seconds,
                 )
+                if self.publication is not None:
+                    self.publication.after_fraction(fraction, step, self.train_seconds, self.state.log_history)
+
+    # The parent's ways to the Hub lead whole directories there: the publication goes its own.
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        pass
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Publishes nothing: that is the publication's, at checkpoints and when the run is over.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.publication is None:
+            raise ValueError("Publish the run with examples/publish.py: the parent would upload its whole directory.")
+        logger.info("The towers go to the Hub at checkpoints and when the run is over, and not on this call.")
 
     def _get_output_dir(self, trial: Any) -> str:
         # The parent writes a checkpoint where this says: beside its final place.

@@ -239,6 +239,19 @@ def test_a_tower_on_the_way_is_told_by_what_it_had_seen():
     assert at_end == tower_card(run_record(), "discriminator", REPO, DETAILS)
 
 
+def test_a_card_that_is_made_while_the_run_goes_on_says_how_far_it_is():
+    whole = run_record(training={"max_steps": 7300})
+    begun = run_record(training={"max_steps": 7300}, steps=1825, rows=29200, tokens=3_737_600)
+    fraction = FractionRecord(0.25, 1825, 29200, 998.0)
+    for card in (tower_card(begun, "discriminator", REPO, DETAILS), pair_card(begun, REPO, DETAILS)):
+        assert "step 1,825 of 7,300 (25.00 % of the run), after 3.738 million tokens" in card
+        assert "The run went on when this was written" in card
+    on_its_branch = tower_card(begun, "discriminator", REPO, DETAILS, fraction=fraction)
+    assert "step 1,825 of 7,300" in on_its_branch
+    assert 'revision="step-1825"' in on_its_branch
+    assert "of 7,300 (" not in tower_card(whole, "discriminator", REPO, DETAILS)
+
+
 def test_results_along_the_run_have_a_row_a_step():
     along = {1825: runs(scores=(0.6, 0.7, 0.65)), 913: runs(scores=(0.5,))}
     body = tower_card(run_record(), "discriminator", REPO, DETAILS, fraction_evaluations=along)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from hf_electra_rtd.finetuning.tasks import Task
 from hf_electra_rtd.publishing.arguments import CardArguments, FineTunedArguments
-from hf_electra_rtd.publishing.delivery import Delivery, deliver
+from hf_electra_rtd.publishing.delivery import BackgroundDelivery, Delivery
 from hf_electra_rtd.publishing.hub import Publisher
 from hf_electra_rtd.publishing.hub_errors import HubError
 from hf_electra_rtd.publishing.outbox import Outbox
-from hf_electra_rtd.publishing.runs import fine_tuned_repositories
+from hf_electra_rtd.publishing.runs import Planned, fine_tuned_repositories
 
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class ModelPublication:
         self.prefix, self.directory, self.card_args = prefix, directory, card_args
         self.base_model, self.private = fine_tuned_args.base_model, private
         self.publisher = Publisher() if publisher is None else publisher
-        self.deliveries: list[Delivery] = []
+        self._background: BackgroundDelivery | None = None
 
     def check(self, tasks: list[Task]) -> None:
         """Looks, before anything is trained, whether the models may be published.
@@ -60,18 +60,30 @@ class ModelPublication:
                 return
 
     def publish(self, task: Task) -> None:
-        """Publishes the model of a task that is done. Whatever happens, the other tasks go on."""
-        try:
-            details = self.card_args.details(_languages(task))
-            planned = fine_tuned_repositories(
-                self.directory / task.name, self.prefix, details, self.base_model, self.card_args.eval_results
-            )
+        """Publishes the model of a task that is done, in the background: the other tasks go on, whatever happens."""
+        if self._background is None:
             outbox = Outbox(self.directory)
-            self.deliveries += deliver(planned, self.publisher, outbox, self.private, self.card_args.force)
-        except Exception as error:  # whatever it is: the results are written
-            logger.error(
-                f"{task.title} is done, but was not published: {error}", exc_info=not isinstance(error, ValueError)
-            )
+            self._background = BackgroundDelivery(self.publisher, outbox, self.private, self.card_args.force)
+        self._background.submit(lambda: self._plan(task), keep=True)
+
+    def finish(self) -> list[Delivery]:
+        """Waits for what is on its way.
+
+        Returns:
+            What became of each repository.
+        """
+        if self._background is None:
+            return []
+        if self._background.is_busy:
+            logger.info("Waiting for what is on its way to the Hub ...")
+        self._background.wait()
+        return self._background.deliveries
+
+    def _plan(self, task: Task) -> list[Planned]:
+        details = self.card_args.details(_languages(task))
+        return fine_tuned_repositories(
+            self.directory / task.name, self.prefix, details, self.base_model, self.card_args.eval_results
+        )
 
 
 def _languages(task: Task) -> tuple[str, ...]:

@@ -233,7 +233,7 @@ def run_suite(suite: Suite, loop: Loop) -> int:
             for task in suite.tasks:
                 if task.title not in suite.failures:
                     suite.publication.publish(task)
-        print_deliveries(suite.publication.deliveries, str(suite.directory))
+        print_deliveries(suite.publication.finish(), str(suite.directory))
     if suite.is_main:
         for name, reason in suite.failures.items():
             logger.error(f"{name} failed: {reason}")

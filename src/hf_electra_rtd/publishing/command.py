@@ -131,7 +131,13 @@ def resume(args: PublishArguments) -> int:
     if not outbox.pending():
         raise ValueError(f"Nothing waits in {args.run}: everything was sent, or nothing was published from there.")
     deliveries: list[Any] = [
-        Delivery(sent.kept.repo_id, sent.kept.revision, sent.pushed, None if sent.error is None else str(sent.error))
+        Delivery(
+            sent.kept.repo_id,
+            sent.kept.revision,
+            sent.pushed,
+            None if sent.error is None else str(sent.error),
+            kept=sent.pushed is None,
+        )
         for sent in outbox.send(Publisher())
     ]
     print_deliveries(deliveries, str(args.run))

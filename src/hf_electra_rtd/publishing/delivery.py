@@ -30,12 +30,14 @@ class Delivery:
         revision: the branch; None is `main`.
         pushed: where it lies now; None where it did not get through.
         error: what happened and what to do; None where it got through.
+        kept: whether it waits in the outbox.
     """
 
     repo_id: str
     revision: str | None
     pushed: Pushed | None
     error: str | None
+    kept: bool = False
 
 
 def deliver(
@@ -52,7 +54,7 @@ def deliver(
     """
     deliveries = []
     for repository in (plan.repository for plan in planned):
-        pushed, message = None, None
+        pushed, message, kept = None, None, False
         try:
             pushed = publisher.push(repository, private, force)
             if outbox is not None:
@@ -61,16 +63,18 @@ def deliver(
             message = str(error)
             logger.error(message)
             if outbox is not None:
-                _keep(outbox, repository, message, private, force)
-        deliveries.append(Delivery(repository.repo_id, repository.revision, pushed, message))
+                kept = _keep(outbox, repository, message, private, force)
+        deliveries.append(Delivery(repository.repo_id, repository.revision, pushed, message, kept))
     return deliveries
 
 
-def _keep(outbox: Outbox, repository: Repository, reason: str, private: bool, force: bool) -> None:
+def _keep(outbox: Outbox, repository: Repository, reason: str, private: bool, force: bool) -> bool:
     try:
         outbox.keep(repository, reason, private=private, force=force)
     except OSError as error:
         logger.error(f"{repository.repo_id} cannot be kept either ({error}): publish the run again with publish.py.")
+        return False
+    return True
 
 
 def print_deliveries(deliveries: Iterable[Delivery], directory: str) -> None:
@@ -87,8 +91,9 @@ def print_deliveries(deliveries: Iterable[Delivery], directory: str) -> None:
     table = Table("repository", "branch", "", title="On the Hub", title_justify="left", box=None, padding=(0, 2))
     kept = False
     for delivery in deliveries:
+        kept = kept or delivery.kept
         if delivery.pushed is None:
-            kept, told = True, f"[red]not sent:[/red] {escape(str(delivery.error))}"
+            told = f"[red]not sent:[/red] {escape(str(delivery.error))}"
         else:
             what = "private" if delivery.pushed.private else "public"
             told = f"{delivery.pushed.url} ({what}{'' if delivery.pushed.changed else ', as it was'})"
@@ -116,11 +121,15 @@ class BackgroundDelivery:
 
     Args:
         publisher, outbox, private, force: as for `deliver`.
+
+    Attributes:
+        deliveries: what became of each repository, in order.
     """
 
     def __init__(self, publisher: Publisher, outbox: Outbox, private: bool, force: bool) -> None:
         self._publisher, self._outbox, self._private, self._force = publisher, outbox, private, force
         self._tasks: queue.Queue[_Task] = queue.Queue()
+        self.deliveries: list[Delivery] = []
         # A daemon: a run that is killed does not wait for the Hub.
         threading.Thread(target=self._work, name="publishing", daemon=True).start()
 
@@ -152,7 +161,8 @@ class BackgroundDelivery:
         while True:
             task = self._tasks.get()
             try:
-                deliver(task.plan(), self._publisher, self._outbox if task.keep else None, self._private, self._force)
+                outbox = self._outbox if task.keep else None
+                self.deliveries += deliver(task.plan(), self._publisher, outbox, self._private, self._force)
             except Exception as error:  # whatever it is: the run is worth more
                 logger.error(f"Publishing failed, and the run goes on: {error}", exc_info=True)
             finally:

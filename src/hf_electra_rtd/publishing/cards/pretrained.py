@@ -52,8 +52,8 @@ def tower_card(
             f"There is no generator: the objective is {record.model['objective']!r} with generator="
             f"{record.model['generator']!r}. Make the card of the discriminator, which is the main tower."
         )
-    if fraction is not None and fraction.step == record.steps:
-        fraction = None
+    if fraction is not None and fraction.step == record.steps == _planned_steps(record):
+        fraction = None  # the end of the run, which lies on `main`, too
     kind = "detector" if tower == "discriminator" and pretraining_facts.is_detector(record) else "masked_lm"
     step = record.steps if fraction is None else fraction.step
     tokens = record.tokens * step / record.steps
@@ -87,10 +87,6 @@ def tower_card(
         summary=_tower_summary(record, tower, kind, details, tokens),
         key_facts=_tower_facts(record, tower, details, tokens, related),
         loading=loading,
-        revision=None
-        if fraction is None
-        else f"This is the tower at step {step:,} of {record.steps:,} ({percent(step / record.steps, 2)} of the run), "
-        f"after {large(tokens)} tokens.",
         scores=score_tables(own, others, pretraining_facts.published_size(record)) if own else "",
         along=along_table(_with_the_last(fraction_evaluations, evaluations, record), record.tokens / record.steps),
         **_run_sections(record, repo_id, details, fraction),
@@ -153,6 +149,25 @@ def _tags(record: PretrainingRecord, *roles: str) -> list[str]:
     return [*learnt, "pretraining", *roles]
 
 
+def _planned_steps(record: PretrainingRecord) -> int:
+    """Of the whole run; a record that is made while it goes on has fewer."""
+    return max(record.steps, record.arguments["training"].get("max_steps") or 0)
+
+
+def _how_far(record: PretrainingRecord, fraction: FractionRecord | None) -> str:
+    """What is said of a model that is not the end of its run; empty of one that is."""
+    step, planned = record.steps if fraction is None else fraction.step, _planned_steps(record)
+    if step == planned:
+        return ""
+    tokens = record.tokens * step / record.steps
+    share = percent(step / planned, 2)
+    what = f"**This is step {step:,} of {planned:,} ({share} of the run), after {large(tokens)} tokens.**"
+    if step == record.steps:
+        return f"{what} The run went on when this was written; what stands below is of the run so far."
+    of_what = "the whole run" if record.steps == planned else f"the run until step {record.steps:,}"
+    return f"{what} Where nothing else is said, what stands below is of {of_what}."
+
+
 def _run_sections(
     record: PretrainingRecord, repo_id: str, details: Details, fraction: FractionRecord | None
 ) -> dict[str, Any]:
@@ -161,6 +176,7 @@ def _run_sections(
     tokens = record.tokens * step / record.steps
     return {
         "title": repo_id.rpartition("/")[2],
+        "how_far": _how_far(record, fraction),
         "data": pretraining_facts.data_section(record),
         "recipe": pretraining_facts.recipe_table(record),
         "compute": pretraining_facts.compute_table(record, fraction),

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     groups = (PublishArguments, CardArguments, TowerArguments, FineTunedArguments)
     args, card_args, tower_args, fine_tuned_args = parse_arguments(groups, argv, description=__doc__)
     if args.resume:
-        return resume(args)
+        return resume(args, card_args)
     planned = plan(args, card_args, tower_args, fine_tuned_args)
     if args.dry_run:
         show(planned, args)

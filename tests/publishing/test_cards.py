@@ -27,14 +27,30 @@ def parts(card):
     return yaml.safe_load(front_matter), body
 
 
+def continued(objective="rtd", **described):
+    """A run that went on from published towers."""
+    record = run_record(objective)
+    record.arguments["model"] |= {"generator": "org/old-generator", "discriminator": "org/old", **described}
+    return record
+
+
+def unfinished(size="tiny", planned=7300):
+    """A quarter of a run."""
+    return run_record(size=size, training={"max_steps": planned}, steps=1825, rows=29200, tokens=3_737_600)
+
+
 def every_card():
     for objective in OBJECTIVES:
         for size in ("tiny", "small"):
             record = run_record(objective, size)
             yield tower_card(record, "discriminator", REPO, DETAILS, evaluations=runs())
             yield pair_card(record, REPO, DETAILS, {"discriminator": "org/d"})
+            yield tower_card(continued(objective), "discriminator", REPO, DETAILS)
             if objective != "mlm":
                 yield tower_card(record, "generator", REPO, DETAILS, related={"pair": "org/pair"})
+    fraction = FractionRecord(0.25, 1825, 29200, 998.0)
+    yield tower_card(run_record(), "discriminator", REPO, DETAILS, fraction=fraction)
+    yield tower_card(unfinished(), "generator", REPO, DETAILS)
     uniform = run_record(model={"generator": "uniform", "generator_config": None})
     yield tower_card(uniform, "discriminator", REPO, DETAILS)
     yield tower_card(run_record(metrics={}, curves=[]), "discriminator", REPO, DETAILS)
@@ -90,6 +106,16 @@ def test_code_is_python_that_loads_the_model_by_its_id(cards):
             assert f'"{REPO}"' in block
 
 
+def test_code_is_formatted(cards, tmp_path):
+    pytest.importorskip("ruff", reason="ruff is of the extra `quality`")
+    blocks = {block for card in cards for block in re.findall(r"```python\n(.*?)```", card, re.DOTALL)}
+    for number, block in enumerate(sorted(blocks)):
+        (tmp_path / f"{number}.py").write_text(block, encoding="utf-8")
+    ruff = [sys.executable, "-m", "ruff", "format", "--diff", "--no-cache", "--isolated", "--line-length", "119"]
+    checked = subprocess.run([*ruff, tmp_path], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
 def test_metadata_of_towers():
     record = run_record()
     discriminator, _ = parts(tower_card(record, "discriminator", REPO, DETAILS))
@@ -107,10 +133,62 @@ def test_metadata_of_towers():
 @pytest.mark.parametrize("objective", ["replace_mlm", "all_tokens_mlm", "mlm"])
 def test_a_main_tower_that_predicts_tokens_is_called_so(objective):
     metadata, body = parts(tower_card(run_record(objective), "discriminator", REPO, DETAILS))
-    assert metadata["pipeline_tag"] == "fill-mask"
     assert not {"replaced-token-detection", "discriminator"} & set(metadata["tags"])
-    assert "AutoModelForMaskedLM" in body
+    assert "AutoModelForSequenceClassification" in body
     assert "AutoModelForPreTraining" not in body
+
+
+def test_only_what_was_trained_on_masks_is_offered_to_fill_them():
+    for objective in OBJECTIVES:
+        metadata, body = parts(tower_card(run_record(objective), "discriminator", REPO, DETAILS))
+        fills = objective == "mlm"
+        assert (metadata.get("pipeline_tag") == "fill-mask") == fills
+        assert ("AutoModelForMaskedLM" in body) == ("and for filling masks" in body) == fills
+        assert ("masked-lm" in metadata["tags"]) == fills
+        assert ("saw no [MASK] in this run" in body) == (objective in ("replace_mlm", "all_tokens_mlm"))
+        if objective != "mlm":
+            metadata, body = parts(tower_card(run_record(objective), "generator", REPO, DETAILS))
+            assert metadata["pipeline_tag"] == "fill-mask"
+            assert "AutoModelForMaskedLM" in body
+            assert "AutoModelForSequenceClassification" not in body
+
+
+def test_a_generator_is_told_by_what_its_main_tower_does():
+    related = {"discriminator": "org/main"}
+    for objective in ("replace_mlm", "all_tokens_mlm"):
+        body = tower_card(run_record(objective), "generator", REPO, DETAILS, related=related)
+        told = body[: body.index("## How to use it")]
+        assert "discriminator" not in told
+        assert "Take the main tower" in told
+        assert "its main tower | [org/main]" in told
+    body = tower_card(run_record(), "generator", REPO, DETAILS, related=related)
+    assert "the replacements that its discriminator learns to find" in body
+    assert "its discriminator | [org/main]" in body
+
+
+def test_a_generator_is_called_small_only_where_it_is_smaller():
+    same = run_record(model={"sharing": "all", "generator_config": tower()})
+    larger = run_record(model={"generator_config": tower(hidden_size=32, num_hidden_layers=8)})
+    for record, smaller in ((run_record(), True), (same, False), (larger, False)):
+        body = tower_card(record, "generator", REPO, DETAILS)
+        assert ("smaller and weaker than its discriminator by design" in body) == smaller
+        assert ("a small masked language model" in body) == smaller
+        assert ("The generator is no smaller than the discriminator." in body) == (not smaller)
+        assert ("a small generator exchanged" in tower_card(record, "discriminator", REPO, DETAILS)) == smaller
+    uniform = run_record(model={"generator": "uniform", "generator_config": None})
+    assert "tokens that were exchanged at random" in tower_card(uniform, "discriminator", REPO, DETAILS)
+
+
+def test_a_pair_without_a_generator_has_one_tower():
+    lone = pair_card(run_record("mlm"), REPO, DETAILS, {"discriminator": "org/main"})
+    assert "both towers" not in lone
+    assert "the main tower with its head" in lone
+    assert "take the main tower, which `transformers` loads without this package, from [org/main]" in lone
+    assert "discriminator" not in lone[: lone.index("## Training data")].partition("# electra-tiny")[2]
+    both = pair_card(run_record(), REPO, DETAILS)
+    assert "to look at both towers at work" in both
+    assert "generator and discriminator with what they share" in both
+    assert "take the discriminator, which `transformers` loads without this package." in both
 
 
 def test_there_is_no_card_of_a_generator_that_there_is_not():
@@ -226,6 +304,73 @@ def test_a_run_with_the_papers_recipe_is_not_said_to_differ_from_it():
     assert "steps: 7,300, not 1,000,000" in tower_card(run_record(size="small"), "discriminator", REPO, DETAILS)
 
 
+@pytest.mark.parametrize(
+    ("described", "start"),
+    [
+        ({}, "org/old-generator and org/old"),
+        ({"generator": None, "discriminator": None, "two_stage_from": "org/first"}, "org/first"),
+    ],
+)
+def test_a_run_that_went_on_is_told_by_what_it_added(described, start):
+    record = continued(size="small", **described)
+    for card in (tower_card(record, "discriminator", REPO, DETAILS), pair_card(record, REPO, DETAILS)):
+        assert (
+            f"In this run it has seen 14.95 million tokens (0.33 passes over its text), on top of what {start}" in card
+        )
+        assert f"Training went on from {start}, not from random weights." in card
+        assert "| pre-trained on, in this run | 14.95 million tokens" in card
+        for words in (
+            *("times as many", "much weaker", "no named size", "not in the paper", "It has seen"),
+            *("standard deviation", "normal distribution", "are untrained"),
+        ):
+            assert words not in card
+    body = tower_card(record, "discriminator", REPO, DETAILS, evaluations=runs())
+    assert "of a model of this size" not in body
+
+
+def test_a_tower_that_was_added_to_another_is_said_to_be_new():
+    for left_out, objective, new in (
+        ({"generator": None}, "rtd", "generator"),
+        ({"discriminator": None}, "rtd", "discriminator"),
+        ({"discriminator": None}, "replace_mlm", "main tower"),
+    ):
+        body = tower_card(continued(objective, **left_out), "generator", REPO, DETAILS)
+        assert f"had seen. The {new} began from random weights." in body
+    assert "began from" not in tower_card(continued(), "discriminator", REPO, DETAILS)
+    alone = continued("mlm", generator=None)
+    assert "began from" not in tower_card(alone, "discriminator", REPO, DETAILS)
+
+
+def test_an_architecture_of_ones_own_is_said_to_be_none_of_the_papers():
+    record = run_record()
+    record.arguments["model"]["model_config"] = "mine.json"
+    body = tower_card(record, "discriminator", REPO, DETAILS)
+    assert "The architecture is of no named size of the paper." in body
+    assert "The architecture is not in the paper." in body
+    assert "times as many" in body
+
+
+def test_an_unfinished_run_is_not_measured_by_what_it_has_not_done_yet():
+    whole = run_record(size="small", training={"max_steps": 7300})
+    fraction = FractionRecord(0.25, 1825, 29200, 998.0)
+    for card in (
+        tower_card(unfinished("small", planned=1_000_000), "discriminator", REPO, DETAILS),
+        pair_card(unfinished("small", planned=1_000_000), REPO, DETAILS),
+    ):
+        assert "That is 0.18 % of its run: expect less of it than of the run's end." in card
+        assert "| steps | 1,825 of 1,000,000 |" in card
+        for words in ("steps: 1,825", "not 1,000,000", "much weaker", "times as many"):
+            assert words not in card
+    on_the_way = tower_card(whole, "discriminator", REPO, DETAILS, fraction=fraction)
+    assert "It has seen 3.738 million tokens (0.0825 passes over its text). That is 25.00 % of its run" in on_the_way
+    assert "much weaker" not in on_the_way
+    short = tower_card(unfinished("small"), "discriminator", REPO, DETAILS)
+    assert "steps: 7,300, not 1,000,000" in short  # the plan differs, too
+    ended = tower_card(whole, "discriminator", REPO, DETAILS)
+    assert "much weaker" in ended
+    assert "| steps | 7,300 |" in ended
+
+
 def test_a_tower_on_the_way_is_told_by_what_it_had_seen():
     fraction = FractionRecord(0.25, 1825, 29200, 998.0)
     body = tower_card(run_record(), "discriminator", REPO, DETAILS, fraction=fraction)
@@ -301,9 +446,62 @@ def test_adapters_are_loaded_with_their_base():
 
 def test_a_head_of_this_package_is_loaded_with_it():
     run = evaluation_record(model={"architecture": "PaperElectraForSequenceClassification", "head": "paper"})
+    for adapter in (False, True):
+        metadata, body = parts(fine_tuned_card([run], run, REPO, DETAILS, "org/base", adapter))
+        assert metadata["library_name"] == "hf-electra-rtd"
+        assert "pipeline_tag" not in metadata
+        assert body.index("with a freshly drawn\nhead") < body.index("```python")
+    stock = evaluation_record()
+    assert "freshly drawn" not in fine_tuned_card([stock], stock, REPO, DETAILS, None, False)
     body = fine_tuned_card([run], run, REPO, DETAILS, None, False)
     assert "pip install hf-electra-rtd" in body
     assert "from hf_electra_rtd.finetuning.heads import PaperElectraForSequenceClassification" in body
+
+
+@pytest.mark.parametrize(
+    ("architecture", "electra"),
+    [
+        ("ElectraForSequenceClassification", True),
+        ("PaperElectraForSequenceClassification", True),
+        ("BertForSequenceClassification", False),
+    ],
+)
+def test_only_an_electra_is_called_one(architecture, electra):
+    run = evaluation_record(model={"architecture": architecture})
+    metadata, body = parts(fine_tuned_card([run], run, REPO, DETAILS, "org/base", False))
+    assert ("electra" in metadata["tags"]) == electra
+    assert "hf-electra-rtd" in metadata["tags"]
+    assert ("An ELECTRA model that classifies" in body) == electra
+    assert ("\nA model that classifies" in body) != electra
+    assert ("@inproceedings{clark2020electra" in body) == electra
+
+
+def test_a_model_from_random_weights_has_no_base_model():
+    run = evaluation_record(model={"from_scratch": True})
+    metadata, body = parts(fine_tuned_card([run], run, REPO, DETAILS, "org/base", False))
+    assert not {"base_model", "base_model_relation"} & set(metadata)
+    base = "[org/base](https://huggingface.co/org/base)"
+    assert f"the architecture of {base} with random weights, trained on MRPC" in body
+    assert f"| architecture of | {base} |" in body
+    assert "fine-tuned from" not in body
+    assert "its base model's text" not in body
+
+
+@pytest.mark.parametrize(
+    ("of_the_task", "of_the_details", "told"),
+    [
+        ("German", ("de",), ["de"]),
+        ("", ("de", "fr"), ["de", "fr"]),
+        ("en", ("de",), ["de"]),
+        ("de", ("en", "de"), ["de"]),
+    ],
+)
+def test_languages_are_codes_that_the_details_have(of_the_task, of_the_details, told):
+    run = evaluation_record(language=of_the_task, benchmark="own")
+    details = Details("mit", of_the_details)
+    metadata, body = parts(fine_tuned_card([run], run, REPO, details, None, False))
+    assert metadata["language"] == told
+    assert "Der Koch kochte das Essen." in body
 
 
 def test_runs_that_do_not_belong_together_are_refused():

@@ -1,4 +1,6 @@
+import dataclasses
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -6,12 +8,16 @@ import textwrap
 
 import pytest
 from huggingface_hub import HfApi, constants
+from huggingface_hub.utils import get_session
 from transformers import ElectraConfig, ElectraForPreTraining
 
 from hf_electra_rtd.publishing.hub import CARD_TAG, Publisher
 from hf_electra_rtd.publishing.hub_errors import HubError
+from hf_electra_rtd.publishing.privacy import without_local_paths
 from hf_electra_rtd.publishing.repositories import Repository, RepositoryFile, model_files
+from hf_electra_rtd.records import EVALUATION_FILE, RECORD_FILE, PretrainingRecord
 from hf_electra_rtd.towers import save_tokenizer
+from tests.publishing.card_records import evaluation_record, run_record
 from tests.publishing.fake_hub import TOKEN
 
 
@@ -167,6 +173,78 @@ def test_what_somebody_else_put_there_is_not_written_over_without_force(fake_hub
     assert fake_hub.log(REPO) == ["by hand", "initial commit"]
     publisher.push(repository(), force=True)
     assert ours(fake_hub) == {**FILES, "pytorch_model.bin": b"x"}
+
+
+def test_with_force_nothing_of_somebody_else_goes_though_it_is_named_as_ours(fake_hub, publisher):
+    theirs = {"README.md": b"# Theirs\n", "vocab.json": b"{}", "model.safetensors.index.json": b"{}"}
+    fake_hub.add(REPO, theirs)
+    publisher.push(repository(), force=True)
+    assert ours(fake_hub) == {**theirs, **FILES}
+
+
+def of_run(record):
+    """A repository with a record among its files."""
+    name = RECORD_FILE if isinstance(record, PretrainingRecord) else EVALUATION_FILE
+    return repository({name: json.dumps(without_local_paths(dataclasses.asdict(record))).encode()})
+
+
+RUN = run_record(training={"max_steps": 7300})
+TUNED = evaluation_record(model={"sha256": "5a5a"})
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (RUN, RUN),
+        # A session more: resumed elsewhere, later, with another library, half way or at the end.
+        (RUN, dataclasses.replace(RUN, started="2027", command="pretrain.py --resume_from_checkpoint latest")),
+        (RUN, dataclasses.replace(RUN, versions={}, steps=10, curves=[], metrics={}, model=RUN.model | {"x": 1})),
+        (TUNED, TUNED),
+        (TUNED, dataclasses.replace(TUNED, seed=43, started="2027", metrics={"dev": {"accuracy": 0.9}})),
+    ],
+)
+def test_the_same_run_is_published_again(fake_hub, publisher, first, then):
+    publisher.push(of_run(first))
+    publisher.push(of_run(then))
+    assert ours(fake_hub) == contents(of_run(then))
+
+
+def contents(given):
+    return {file.path_in_repo: file.read() for file in given.files}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "said"),
+    [
+        (RUN, run_record(training={"max_steps": 7300, "seed": 7}), "seed 42, here 7"),
+        (RUN, run_record(training={"max_steps": 100}), "max_steps 7300, here 100"),
+        (RUN, run_record(training={"max_steps": 7300, "learning_rate": 1e-3}), "learning_rate 0.0005, here 0.001"),
+        (RUN, run_record("electric", training={"max_steps": 7300}), "objective rtd, here electric"),
+        (RUN, dataclasses.replace(RUN, parameters={"total": 5}), "parameters"),
+        (RUN, dataclasses.replace(RUN, data={"train": {"sha256": "0"}}), r"rows (sha256) 6aa990, here 0"),
+        (RUN, TUNED, "it holds run_record.json"),
+        (TUNED, evaluation_record("rte", model={"sha256": "5a5a"}), "task mrpc, here rte"),
+        (TUNED, evaluation_record(model={"sha256": "6b6b"}), "fine-tuned model 5a5a, here 6b6b"),
+        (TUNED, evaluation_record(), "fine-tuned model 5a5a, here runs/tiny"),
+    ],
+)
+def test_another_run_of_ours_is_not_written_over_without_force(fake_hub, publisher, first, then, said):
+    publisher.push(of_run(first))
+    error = refusal(publisher, of_run(then))
+    assert f"{REPO} holds another run" in str(error)
+    assert said in str(error)
+    assert "Choose another --repo_prefix" in str(error)
+    assert "--force" in str(error)
+    assert not error.retryable
+    assert ours(fake_hub) == contents(of_run(first))
+    publisher.push(of_run(then), force=True)
+    assert ours(fake_hub) == contents(of_run(then))
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"model": 1}', b"\xff"])
+def test_a_record_that_cannot_be_read_counts_as_another_run(fake_hub, publisher, content):
+    fake_hub.add(REPO, {"README.md": CARD, RECORD_FILE: content})
+    assert "holds another run (run_record.json cannot be read)" in str(refusal(publisher, of_run(RUN)))
 
 
 def test_a_repository_that_was_made_but_is_empty_is_written_to(fake_hub, publisher):
@@ -397,10 +475,43 @@ def test_no_network_is_told(fake_hub, waits):
     assert waits == [1, 4, 16]
 
 
-def test_a_hub_that_says_nothing_is_not_waited_for(fake_hub):
-    fake_hub.fail("whoami", delay=1)
+@pytest.mark.parametrize(
+    "request_pattern",
+    [
+        "whoami",
+        f"GET /api/models/{REPO}/revision/",
+        "repos/create",
+        "/commits/",
+        "/branch/",
+        "validate-yaml",
+        "/preupload/",
+        "/info/lfs/",
+        "PUT /large-objects",
+        COMMIT,
+        "/refs",
+        "/tag/",
+    ],
+)
+def test_a_hub_that_says_nothing_is_not_waited_for(fake_hub, request_pattern):
+    fake_hub.lfs_from = 1000
+    fake_hub.fail(request_pattern, times=99, delay=2)
     hasty = Publisher(HfApi(endpoint=fake_hub.endpoint, token=TOKEN), pauses=(), answer_seconds=0.1)
-    assert "cannot be reached, or the connection broke" in str(refusal(hasty, repository()))
+    error = refusal(hasty, repository(revision="step-5", tag="v1"))
+    assert "the connection broke" in str(error) or "the upload failed" in str(error)
+    assert error.retryable
+
+
+def test_another_runs_record_is_not_waited_for_without_limit(fake_hub, publisher):
+    publisher.push(of_run(RUN))
+    fake_hub.fail("/resolve/", delay=2)
+    hasty = Publisher(HfApi(endpoint=fake_hub.endpoint, token=TOKEN), pauses=(), answer_seconds=0.1)
+    assert "the connection broke" in str(refusal(hasty, of_run(RUN)))
+
+
+def test_the_limit_is_lifted_afterwards(fake_hub, publisher):
+    before = list(get_session().event_hooks["request"])
+    publisher.push(repository())
+    assert get_session().event_hooks["request"] == before
 
 
 def test_somebody_else_who_pushes_at_the_same_time_is_not_written_over(fake_hub, publisher, monkeypatch):

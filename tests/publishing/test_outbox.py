@@ -152,6 +152,29 @@ def test_an_item_that_cannot_be_read_is_warned_about_and_stays(fake_hub, publish
     assert broken.path.exists()
 
 
+@pytest.mark.parametrize(
+    "change", [{"repo_id": "nobody"}, {"files": [{"path_in_repo": "README.md"}]}, {"files": [{}]}, {"files": [3]}]
+)
+def test_an_item_whose_manifest_says_what_cannot_be_holds_no_other_up(fake_hub, publisher, outbox, weights, change):
+    broken = outbox.keep(repository(weights, "maria/a"), "no network")
+    manifest = json.loads((broken.path / "manifest.json").read_text())
+    (broken.path / "manifest.json").write_text(json.dumps({**manifest, **change}))
+    outbox.keep(repository(weights, "maria/b"), "no network")
+    first, second = outbox.send(publisher)
+    assert second.pushed.repo_id == "maria/b"
+    assert str(broken.path) in str(first.error)
+    assert "Publish the run again" in str(first.error)
+    assert [item.path for item in outbox.pending()] == [broken.path]
+
+
+def test_what_is_said_when_it_is_sent_counts_instead_of_what_was_kept(fake_hub, publisher, outbox, weights):
+    fake_hub.add("maria/electra", {"README.md": b"theirs"}, private=False)
+    outbox.keep(repository(weights), "no network", private=True)
+    assert "is public already" in str(outbox.send(publisher)[0].error)
+    assert "holds something else" in str(outbox.send(publisher, private=False)[0].error)
+    assert outbox.send(publisher, private=False, force=True)[0].error is None
+
+
 def test_no_token_is_kept(fake_hub, outbox, weights, tmp_path):
     fake_hub.fail("commit", status=403, body={"error": f"no right for {TOKEN}"})
     publisher = Publisher(HfApi(endpoint=fake_hub.endpoint, token=TOKEN), pauses=())

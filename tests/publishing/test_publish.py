@@ -10,9 +10,12 @@ import shutil
 import pytest
 from huggingface_hub import ModelCard
 
+from hf_electra_rtd.publishing.cards import Details
+from hf_electra_rtd.publishing.hub import Publisher
 from hf_electra_rtd.publishing.outbox import DIRECTORY, Outbox
 from hf_electra_rtd.publishing.privacy import find_private
-from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord
+from hf_electra_rtd.publishing.runs import towers_at_fraction
+from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord, PretrainingRecord
 from tests.publishing.conftest import log_in, nowhere
 from tests.publishing.fake_hub import TOKEN
 
@@ -151,6 +154,58 @@ def test_a_repository_that_holds_something_else_is_refused_before_any_upload(run
     assert b"licen" in hub.files(GENERATOR)["README.md"]
 
 
+def test_another_run_is_refused_before_any_upload(runs, hub):
+    path = runs / "tiny/run_record.json"
+    assert send(runs / "tiny", "--parts", "generator") == 0
+    there, sent = everything(hub), hub.asked("^(POST|PUT|DELETE) ")
+    record = json.loads(path.read_text())
+    record["arguments"]["training"]["seed"] = 7
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=rf"{GENERATOR} holds another run \(seed 42, here 7\).*--force"):
+        send(runs / "tiny")
+    assert (everything(hub), hub.asked("^(POST|PUT|DELETE) ")) == (there, sent)
+    assert send(runs / "tiny", "--force") == 0
+    assert json.loads(hub.files(GENERATOR)["run_record.json"])["arguments"]["training"]["seed"] == 7
+
+
+def test_an_unforeseen_error_keeps_its_repository_and_holds_no_other_up(runs, hub, monkeypatch, caplog, capsys):
+    push = Publisher.push
+
+    def defective(self, repository, *arguments):
+        if repository.repo_id == DISCRIMINATOR:
+            raise KeyError("a defect")
+        return push(self, repository, *arguments)
+
+    monkeypatch.setattr(Publisher, "push", defective)
+    assert send(runs / "tiny", "--revisions", "False") == 1
+    assert set(everything(hub)) == {(GENERATOR, "main")}
+    assert "Traceback" in caplog.text
+    assert "an unforeseen error (KeyError: 'a defect')" in " ".join(capsys.readouterr().out.split())
+    assert [item.repo_id for item in Outbox(runs / "tiny").pending()] == [DISCRIMINATOR]
+
+
+def test_force_and_private_count_when_what_was_kept_is_sent(runs, hub):
+    hub.fail(".", status=500, times=float("inf"))
+    assert send(runs / "tiny", "--parts", "generator", "--revisions", "False") == 1
+    hub.failures.clear()
+    hub.add(GENERATOR, {"README.md": b"# A cat\n", "cat.png": b"meow"}, private=False)
+    resume = ["--run", str(runs / "tiny"), "--resume"]
+    for flags in ([], ["--force"], ["--private", "False"], ["--private", "True", "--force"]):
+        assert publish.main([*resume, *flags]) == 1
+    assert publish.main([*resume, "--force", "--private", "False"]) == 0
+    assert b"mit" in hub.files(GENERATOR)["README.md"]
+    assert hub.files(GENERATOR)["cat.png"] == b"meow"
+
+
+def test_without_generator_there_is_no_generator_on_the_way_but_the_rest_is_published(runs):
+    record = PretrainingRecord.load(runs / "tiny")
+    alone = dataclasses.replace(record, model={**record.model, "objective": "mlm", "generator_config": None})
+    halfway, details = runs / "tiny/fractions/50", Details("mit", ("en",))
+    assert towers_at_fraction(halfway, alone, PREFIX, details, ["generator", "pair"]) == []
+    both = towers_at_fraction(halfway, record, PREFIX, details, ["generator", "pair"])
+    assert [(item.repository.repo_id, item.repository.revision) for item in both] == [(GENERATOR, "step-2")]
+
+
 def test_who_may_not_write_there_is_told_before_any_upload(runs, hub, monkeypatch, waits):
     with pytest.raises(ValueError, match="maria may only read in museum"):
         send(runs / "tiny", prefix="museum/tiny")
@@ -174,6 +229,19 @@ def test_evaluations_find_their_tower_by_its_weights(runs, hub):
     final = EvaluationRecord.load(runs / "tuned/reviews/seed_42")
     half = EvaluationRecord.load(runs / "halfway/reviews/seed_42")
     assert final.model["sha256"] != half.model["sha256"]
+
+
+def test_evaluations_of_the_published_discriminator_find_it_by_its_id(runs, hub):
+    for path in (runs / "tuned").rglob(EVALUATION_FILE):
+        record = EvaluationRecord.load(path)
+        model = {name: value for name, value in record.model.items() if name != "sha256"}
+        model |= {"name_or_path": DISCRIMINATOR, "revision": "0" * 40}
+        dataclasses.replace(record, model=model).save(path.parent)
+    with pytest.raises(ValueError, match=f"are of {DISCRIMINATOR}.*--compared"):
+        send(runs / "tiny", "--evaluations", str(runs / "tuned"), prefix="lab/another")
+    assert send(runs / "tiny", "--evaluations", str(runs / "tuned")) == 0
+    assert "reviews" in hub.files(DISCRIMINATOR)["README.md"].decode()
+    assert "reviews" not in hub.files(DISCRIMINATOR, "step-2")["README.md"].decode()
 
 
 def test_a_strangers_evaluations_are_refused_by_name_and_can_be_compared(runs, hub):
@@ -208,6 +276,16 @@ def test_one_task_of_several_can_be_published(runs, hub, below):
     kept.rename(runs / "tuned/reviews/seed_42/model")
     assert send(runs / "tuned" / below, "--base_model", DISCRIMINATOR) == 0
     assert set(everything(hub)) == {(f"{PREFIX}-reviews", "main")}
+
+
+def test_two_models_of_one_name_are_refused_by_directory(runs, hub):
+    below = runs / "several"
+    for name in ("base", "small"):
+        shutil.copytree(runs / "tuned", below / name)
+    with pytest.raises(ValueError, match=rf"{below}/base/reviews and {below}/small/reviews .* {PREFIX}-reviews"):
+        send(below, "--base_model", DISCRIMINATOR)
+    assert hub.requests == []
+    assert send(below / "small", "--base_model", DISCRIMINATOR) == 0
 
 
 def test_adapters_need_their_base_model(runs, hub):

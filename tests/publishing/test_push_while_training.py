@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from huggingface_hub import ModelCard
+from safetensors import SafetensorError
 
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.curves import CURVES_FILE
 from hf_electra_rtd.publishing.outbox import Outbox
 from hf_electra_rtd.records import PretrainingRecord
@@ -175,7 +178,7 @@ def test_what_only_people_know_must_be_said_before_training(lacking, flags, tmp_
     at = PUSHING.index(lacking)
     with pytest.raises(ValueError, match=lacking.lstrip("-")):
         pretrain.main([*flags, *PUSHING[:at], *PUSHING[at + 2 :]])
-    assert not list((tmp_path / "run").glob("checkpoint-*"))
+    assert not (tmp_path / "run/blocks").exists(), "not even the text was prepared"
 
 
 @LOOPS
@@ -264,6 +267,69 @@ def test_a_defect_in_publishing_does_not_stop_the_run(flags, finished, tmp_path,
     assert weights(tmp_path / "run") == weights(finished / "tiny")
 
 
+@LOOPS
+def test_a_full_disk_does_not_stop_the_run(main, flags, tmp_path, hub, monkeypatch, caplog):
+    save = ElectraForRTDPretraining.save_towers
+
+    def full(self, directory, *arguments, **options):
+        save(self, directory, *arguments, **options)
+        if ".publish" in str(directory):
+            raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(ElectraForRTDPretraining, "save_towers", full)
+    assert main([*flags, *PUSHING]) == 0
+    assert "The towers at step 2 are not published: Error while serializing" in caplog.text
+    assert not list((tmp_path / "run/.publish").glob(".step-*"))
+    assert len(hub.log(DISCRIMINATOR)) == 2  # the end
+
+
+def test_a_defective_record_does_not_stop_the_run_at_a_fraction(flags, hub, monkeypatch, caplog):
+    from hf_electra_rtd.training.publication import RunPublication
+
+    after_fraction = RunPublication.after_fraction
+
+    def defective(self, *arguments):
+        def defect(*arguments):
+            raise KeyError("a defect")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "make_record", defect)
+            after_fraction(self, *arguments)
+
+    monkeypatch.setattr(RunPublication, "after_fraction", defective)
+    assert pretrain.main([*flags, *PUSHING]) == 0
+    assert "The towers at fraction 0.5 are not published" in caplog.text
+
+
+def test_what_a_process_that_ended_had_on_its_way_goes_when_the_run_goes_on(flags, tmp_path, hub):
+    left, another = tmp_path / "run/.publish/.step-2", tmp_path / "run/.publish/.000001-a.b"
+    for directory in (left, another):
+        directory.mkdir(parents=True)
+        (directory / "model.safetensors").write_bytes(b"half")
+    assert pretrain.main([*flags, *PUSHING, "--hub_strategy", "end"]) == 0
+    assert not left.exists()
+    assert another.exists()  # of an outbox, which looks after it
+
+
+# ---- Another run ----
+
+
+def test_another_run_is_refused_before_training_and_a_resumed_one_goes_on(flags, tmp_path, hub, monkeypatch):
+    flags = [*flags, *PUSHING, "--checkpoint_fractions", "1.0"]
+    assert pretrain.main(flags) == 0
+    there = everything(hub)
+    another = [str(tmp_path / "another") if flag == str(tmp_path / "run") else flag for flag in flags]
+    with pytest.raises(ValueError, match=rf"{DISCRIMINATOR} holds another run \(.*seed 42, here 7\).*--hub_model_id"):
+        pretrain.main([*another, "--seed", "7"])
+    assert not list((tmp_path / "another").glob("checkpoint-*"))
+    assert everything(hub) == there
+    shutil.rmtree(tmp_path / "run/checkpoint-4")
+    (tmp_path / "run/run_record.json").unlink()
+    monkeypatch.setattr("hf_electra_rtd.training.run.utc_now", lambda: "2030-01-01T00:00:00+00:00")
+    assert pretrain.main([*flags, "--resume_from_checkpoint", "latest"]) == 0
+    assert json.loads(hub.files(DISCRIMINATOR)["run_record.json"])["started"].startswith("2030")
+
+
 # ---- Emissions ----
 
 
@@ -350,6 +416,29 @@ def test_a_defect_in_publishing_does_not_stop_a_fine_tuning(tuning, tmp_path, hu
     assert finetune.main(tuning) == 0
     assert "a defect" in caplog.text
     assert (tmp_path / "tuned/results.json").exists()
+
+
+@pytest.mark.parametrize("ends", [RuntimeError, SystemExit])
+def test_what_is_on_its_way_is_waited_for_where_a_fine_tuning_ends_with_an_error(
+    ends, tuning, tmp_path, hub, monkeypatch, capsys
+):
+    from hf_electra_rtd.finetuning import suite
+
+    run_task, published = suite._run_task, []
+
+    def ending(given, loop, task, *more):
+        run_task(given, loop, task, *more)
+        given.publication.publish(task)
+        published.append(task)
+        raise ends("as where several processes train")
+
+    monkeypatch.setattr(suite, "_run_task", ending)
+    hub.fail("/commit/", delay=0.5)
+    with pytest.raises(ends):
+        finetune.main([*tuning, "--base_model", DISCRIMINATOR])
+    assert everything(hub).keys() == {(f"{PREFIX}-reviews", "main")}
+    assert len(hub.log(f"{PREFIX}-reviews")) == 2
+    assert "(private)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

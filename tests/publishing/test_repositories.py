@@ -171,6 +171,38 @@ def test_adapters_without_weights_are_refused(adapter):
         model_files(directory)
 
 
+LABELS = ["O", "/person/artist", "~/b c", "C:\\x", "file:///a/b"]
+
+
+def test_labels_stay_what_the_task_calls_them(checkpoint, adapter):
+    by_id = {str(index): label for index, label in enumerate(LABELS)}
+    labels = {"id2label": by_id, "label2id": {label: index for index, label in by_id.items()}}
+    (checkpoint / "config.json").write_text(json.dumps({**CONFIG, "_name_or_path": HOME_PATH, **labels}))
+    files = model_files(checkpoint).files
+    assert json.loads(files[0].read()) == {**CONFIG, **labels}
+    assert Repository("maria/electra", files, "m").files == files
+    directory = adapter("lab/small")
+    described = {"head": "paper", "labels": LABELS}
+    (directory / "fine_tuned_for.json").write_text(json.dumps(described))
+    files = model_files(directory).files
+    assert json.loads(contents(model_files(directory))["fine_tuned_for.json"]) == described
+    assert Repository("maria/electra", files, "m").files == files
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("config.json", {**CONFIG, "id2label": {"0": f"/a/{TOKEN}"}}),
+        ("config.json", {**CONFIG, "label2id": {TOKEN: 0}}),
+        ("fine_tuned_for.json", {"head": "paper", "labels": [TOKEN]}),
+    ],
+)
+def test_a_label_is_no_place_for_a_token(checkpoint, name, config):
+    (checkpoint / name).write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=rf"{name} holds what must not be published: hf_aB\.\.\. \(a token\)"):
+        model_files(checkpoint)
+
+
 # ---- Repositories ----
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hf_electra_rtd import PretrainingRecord, RTDTrainingArguments
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.training.arguments import refuse_other_options
+from hf_electra_rtd.training.disk import estimate_disk
 from hf_electra_rtd.training.run import evaluation_at
 from tests.conftest import VOCABULARY, tiny_config
 
@@ -57,6 +58,23 @@ def test_a_run_that_would_fill_the_disk_does_not_begin(tmp_path, flags, script, 
     with pytest.raises(ValueError, match=r"not enough room.*1,000 bytes\) are free"):
         script.main(flags)
     assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+def test_room_is_left_for_what_is_on_its_way_to_the_hub(tmp_path, tokenizer):
+    model = ElectraForRTDPretraining(tiny_config(vocab_size=len(tokenizer)))
+    options = {"use_cpu": True, "save_steps": 2, "max_steps": 6, "hub_model_id": "lab/tiny"}
+
+    def need(**more):
+        return estimate_disk(model, tokenizer, RTDTrainingArguments(str(tmp_path), **{**options, **more}), 6)
+
+    model.save_pretrained(tmp_path / "snapshot")
+    model.save_towers(tmp_path / "snapshot", tokenizer)
+    written = sum(path.stat().st_size for path in (tmp_path / "snapshot").rglob("*") if path.is_file())
+    pushing = need(push_to_hub=True)
+    assert written <= pushing.snapshot <= 1.5 * written
+    assert pushing.total == need().total + pushing.snapshot
+    for more in ({}, {"push_to_hub": True, "hub_strategy": "end"}, {"push_to_hub": True, "save_strategy": "no"}):
+        assert need(**more).snapshot == 0
 
 
 @SCRIPTS

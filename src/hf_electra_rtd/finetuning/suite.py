@@ -211,29 +211,33 @@ def run_suite(suite: Suite, loop: Loop) -> int:
     if suite.task_args.overwrite_output_dir:
         _on_main(suite, lambda: _remove_results(suite))
     status = 0
+    publication = suite.publication if suite.is_main else None
+    at_the_end = suite.args.hub_strategy == HubStrategy.END
     try:
-        for number, (task, rows) in enumerate(ready, start=1):
-            try:
-                _run_task(suite, loop, task, rows, source, f"{number} of {len(ready)}")
-            except Exception as error:
-                if suite.args.world_size > 1 or len(suite.tasks) == 1:
-                    raise  # the other processes would wait for this one
-                _note_failure(suite, task, error)
-            else:
-                if suite.is_main and suite.publication is not None and suite.args.hub_strategy != HubStrategy.END:
-                    suite.publication.publish(task)
-    except KeyboardInterrupt:
-        if suite.is_main:
-            logger.warning("Interrupted. The same command goes on with what is missing.")
-        status = INTERRUPTED
-    if suite.is_main and suite.records:
-        _show(suite, source)
-    if suite.is_main and suite.publication is not None:
-        if suite.args.hub_strategy == HubStrategy.END and status == 0:
+        try:
+            for number, (task, rows) in enumerate(ready, start=1):
+                try:
+                    _run_task(suite, loop, task, rows, source, f"{number} of {len(ready)}")
+                except Exception as error:
+                    if suite.args.world_size > 1 or len(suite.tasks) == 1:
+                        raise  # the other processes would wait for this one
+                    _note_failure(suite, task, error)
+                else:
+                    if publication is not None and not at_the_end:
+                        publication.publish(task)
+        except KeyboardInterrupt:
+            if suite.is_main:
+                logger.warning("Interrupted. The same command goes on with what is missing.")
+            status = INTERRUPTED
+        if suite.is_main and suite.records:
+            _show(suite, source)
+        if publication is not None and at_the_end and status == 0:
             for task in suite.tasks:
                 if task.title not in suite.failures:
-                    suite.publication.publish(task)
-        print_deliveries(suite.publication.finish(), str(suite.directory))
+                    publication.publish(task)
+    finally:  # also where a task ended it all: the tasks before it may still be on their way
+        if publication is not None:
+            print_deliveries(publication.finish(), str(suite.directory))
     if suite.is_main:
         for name, reason in suite.failures.items():
             logger.error(f"{name} failed: {reason}")

@@ -29,7 +29,11 @@ class CardArguments:
         },
     )
     force: bool = field(
-        default=False, metadata={"help": "Publish into a repository that holds something else, which stays there."}
+        default=False,
+        metadata={
+            "help": "Publish into a repository that holds something else, or another run: replaces the model and card "
+            "that lie there; other files stay."
+        },
     )
 
     def details(self, languages: tuple[str, ...] = ()) -> Details:
@@ -97,8 +101,12 @@ class PublishArguments:
         default=None, metadata={"help": "output_dirs of fine-tunings of other models, to stand beside."}
     )
     revisions: bool = field(default=True, metadata={"help": "Towers at fractions of the run as branches step-N."})
-    private: bool = field(
-        default=True, metadata={"help": "New repositories are private; whoever published makes them public."}
+    private: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Whether new repositories are private, for whoever published to make public; they are, by default "
+            "(with --resume, by default as they were to be)."
+        },
     )
     dry_run: bool = field(
         default=False, metadata={"help": "List every file with its size, render the cards to look at, upload nothing."}

@@ -23,6 +23,7 @@ from hf_electra_rtd.publishing.runs import (
     read_evaluations,
     sort_evaluations,
 )
+from hf_electra_rtd.publishing.same_run import run_of
 from hf_electra_rtd.records import EVALUATION_FILE, RECORD_FILE
 
 
@@ -61,7 +62,9 @@ def plan(
         prefix,
         card_args.details(),
         tower_args.parts,
-        sort_evaluations(directory, read_evaluations(args.evaluations or ()), read_evaluations(args.compared or ())),
+        sort_evaluations(
+            directory, read_evaluations(args.evaluations or ()), read_evaluations(args.compared or ()), prefix
+        ),
         args.revisions,
         card_args.eval_results,
     )
@@ -105,21 +108,22 @@ def publish(planned: Sequence[Planned], args: PublishArguments, card_args: CardA
     Raises:
         ValueError: if any of them may not be published; nothing is uploaded then.
     """
-    publisher = Publisher()
-    for repo_id in dict.fromkeys(item.repository.repo_id for item in planned):
+    publisher, private = Publisher(), args.private is not False
+    # `main` stands for all branches of its repository: the run's record lies there.
+    for repository in (item.repository for item in planned if item.repository.revision is None):
         try:
-            publisher.check(repo_id, args.private, card_args.force)
+            publisher.check(repository.repo_id, private, card_args.force, run_of(repository))
         except HubError as error:
             if not error.retryable:
                 raise ValueError(str(error)) from None
             break  # the Hub cannot be asked: the pushes say so, and what they would send is kept
-    deliveries = deliver(planned, publisher, Outbox(str(args.run)), args.private, card_args.force)
+    deliveries = deliver(planned, publisher, Outbox(str(args.run)), private, card_args.force)
     print_deliveries(deliveries, str(args.run))
     return _status(deliveries)
 
 
-def resume(args: PublishArguments) -> int:
-    """Sends what was kept.
+def resume(args: PublishArguments, card_args: CardArguments) -> int:
+    """Sends what was kept, as it was to be sent; `--private` and `--force` given now count instead.
 
     Returns:
         The exit status: 0, or 1 where something did not get through again.
@@ -138,7 +142,7 @@ def resume(args: PublishArguments) -> int:
             None if sent.error is None else str(sent.error),
             kept=sent.pushed is None,
         )
-        for sent in outbox.send(Publisher())
+        for sent in outbox.send(Publisher(), args.private, card_args.force)
     ]
     print_deliveries(deliveries, str(args.run))
     return _status(deliveries)

@@ -62,9 +62,12 @@ def deliver(
         except HubError as error:
             message = str(error)
             logger.error(message)
-            if outbox is not None:
-                kept = _keep(outbox, repository, message, private, force)
-        deliveries.append(Delivery(repository.repo_id, repository.revision, pushed, message, kept))
+        except Exception as error:  # whatever it is: the others are worth more
+            message = f"{repository.repo_id}: an unforeseen error ({type(error).__name__}: {error})"
+            logger.exception(message)
+        if pushed is None and message is not None and outbox is not None:
+            kept = _keep(outbox, repository, message, private, force)
+        deliveries.append(Delivery(repository.repo_id, repository.revision, pushed, None if pushed else message, kept))
     return deliveries
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_url
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import get_session
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from hf_electra_rtd.publishing.hub_access import refuse_without_rights
 from hf_electra_rtd.publishing.hub_errors import RESUME, HubError, asked_to_wait, explain, is_transient
 from hf_electra_rtd.publishing.repositories import Repository, RepositoryFile, is_written_here
+from hf_electra_rtd.publishing.same_run import RECORD_FILES, difference, run_of
 
 
 logger = logging.getLogger(__name__)
@@ -116,20 +118,24 @@ class Publisher:
         self._answer_seconds = answer_seconds
         self._sleep = sleep
 
-    def check(self, repo_id: str, private: bool | None = None, force: bool = False) -> RemoteState | None:
+    def check(
+        self, repo_id: str, private: bool | None = None, force: bool = False, run: Mapping[str, Any] | None = None
+    ) -> RemoteState | None:
         """Looks whether a push may begin; writes nothing.
 
         Args:
             repo_id: of the repository, `owner/name`.
             private: True where nothing may become public: a public repository is refused.
-            force: whether a repository that holds something else may be written to.
+            force: whether a repository that holds something else, or another run, may be written to.
+            run: that shall lie there, as `hf_electra_rtd.publishing.same_run` tells it; None where that is not known,
+                or does not matter.
 
         Returns:
             What lies on the main branch, or None where there is no such repository.
 
         Raises:
             HubError: if nobody is logged in, the token may not write there, the repository is public where it shall
-                not be, holds something else, or the Hub cannot be asked.
+                not be, holds something else or another run, or the Hub cannot be asked.
         """
         identity = self._try(repo_id, lambda: self._api.whoami(cache=True))
         refuse_without_rights(identity, repo_id)
@@ -146,23 +152,37 @@ class Publisher:
         if others and not there.is_ours and not force:
             raise HubError(
                 f"{repo_id} holds something else (its card has no tag {CARD_TAG}): {_listed(others)}. Choose another "
-                "--repo_prefix, or write over it with --force.",
+                "--repo_prefix, or replace the model and card that lie there with --force; other files stay.",
                 False,
             )
+        if there.is_ours and run is not None and not force:
+            self._refuse_another_run(repo_id, there, run)
         return there
+
+    def _refuse_another_run(self, repo_id: str, there: RemoteState, run: Mapping[str, Any]) -> None:
+        for name in sorted(RECORD_FILES.keys() & there.files.keys()):
+            content = self._try(repo_id, partial(self._read, repo_id, name, there.commit))
+            if differing := difference(run, name, content):
+                raise HubError(
+                    f"{repo_id} holds another run ({differing}). Choose another --repo_prefix (in training, "
+                    "--hub_model_id), or replace it with --force.",
+                    False,
+                )
 
     def push(self, repository: Repository, private: bool | None = None, force: bool = False) -> Pushed:
         """Makes a branch of a repository hold exactly these files and what others put there, in one commit, and reads
         it back.
 
-        Files that this package wrote there before and that are not among these (such as shards of larger weights) go
-        in the same commit. A branch other than `main` starts at the repository's first commit, so that it holds
-        one state of a model and nothing else. The Hub checks the card's metadata before anything is sent.
+        Where the card says that this package made the repository, files of the names that it writes and that are not
+        among these (such as shards of larger weights) go in the same commit; elsewhere, nothing goes. A branch other
+        than `main` starts at the repository's first commit, so that it holds one state of a model and nothing else.
+        The Hub checks the card's metadata before anything is sent.
 
         Args:
             repository: what shall lie there.
             private: whether a new repository is private (None: it is); True refuses a public one.
-            force: whether a repository that holds something else may be written to.
+            force: whether a repository that holds something else, or another run, may be written to: its model and
+                card are replaced.
 
         Returns:
             Where it lies.
@@ -171,7 +191,7 @@ class Publisher:
             HubError: says what happened and what to do. The branch is as it was before, or whole.
         """
         repo_id, branch = repository.repo_id, repository.revision or MAIN
-        if self.check(repo_id, private, force) is None:
+        if self.check(repo_id, private, force, run_of(repository)) is None:
             self._create(repo_id, private)
         if branch != MAIN:
             self._try(repo_id, lambda: self._begin_branch(repo_id, branch))
@@ -230,6 +250,13 @@ class Publisher:
         assert info.sha is not None, "asked for a revision, the Hub tells its commit"
         return RemoteState(info.sha, bool(info.private), CARD_TAG in tags, files)
 
+    def _read(self, repo_id: str, path_in_repo: str, commit: str) -> bytes:
+        """A small file, without the cache that a download would go through."""
+        url = hf_hub_url(repo_id, path_in_repo, revision=commit, endpoint=self._api.endpoint)
+        answer = get_session().get(url, headers=build_hf_headers(token=self._api.token), follow_redirects=True)
+        hf_raise_for_status(answer)
+        return answer.content
+
     def _state(self, repo_id: str, revision: str) -> RemoteState:
         state = self._find(repo_id, revision)
         if state is None:
@@ -271,7 +298,7 @@ class Publisher:
     def _compare(self, repository: Repository, commit: str) -> None:
         """Reads back what a commit holds."""
         there = self._try(repository.repo_id, lambda: self._state(repository.repo_id, commit))
-        if differing := sorted(operation.path_in_repo for operation in _difference(repository, there)):
+        if differing := sorted(file.path_in_repo for file in _changed(repository, there)):
             raise HubError(
                 f"{repository.repo_id} does not hold what was sent: {_listed(differing)} at {commit[:8]} differ from "
                 f"the files here, which may have changed meanwhile. Send them again: {RESUME}.",
@@ -298,28 +325,38 @@ class Publisher:
 def _difference(repository: Repository, there: RemoteState) -> list[Any]:
     """The operations that make a branch hold a repository; empty where it does."""
     wanted = {file.path_in_repo for file in repository.files}
-    stale = sorted(path for path in there.files if path not in wanted and is_written_here(path))
-    changed = [
+    ours = there.files if there.is_ours else ()
+    stale = sorted(path for path in ours if path not in wanted and is_written_here(path))
+    return [
+        *(CommitOperationDelete(path, is_folder=False) for path in stale),
+        *(CommitOperationAdd(file.path_in_repo, file.content) for file in _changed(repository, there)),
+    ]
+
+
+def _changed(repository: Repository, there: RemoteState) -> list[RepositoryFile]:
+    """The files that do not lie there as they are here."""
+    return [
         file
         for file in repository.files
         if file.path_in_repo not in there.files or not there.files[file.path_in_repo].holds(file)
-    ]
-    return [
-        *(CommitOperationDelete(path, is_folder=False) for path in stale),
-        *(CommitOperationAdd(file.path_in_repo, file.content) for file in changed),
     ]
 
 
 @contextmanager
 def _limiting_silence(seconds: float) -> Iterator[None]:
     """Lets the library's connections, which would wait for ever, break after a while without a byte."""
-    session = get_session()
-    before = session.timeout
-    session.timeout = seconds
+
+    def limit(request: Any) -> None:
+        # Not by the session's own limit: `model_info` and what has pages pass None with each request, which beats it.
+        limits = request.extensions["timeout"]  # in seconds, by phase: connect, read, write, pool
+        request.extensions["timeout"] = {phase: seconds if given is None else given for phase, given in limits.items()}
+
+    hooks = get_session().event_hooks["request"]
+    hooks.append(limit)
     try:
         yield
     finally:
-        session.timeout = before
+        hooks.remove(limit)
 
 
 def _listed(names: Sequence[str], most: int = 10) -> str:

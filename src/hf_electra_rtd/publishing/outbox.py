@@ -63,8 +63,18 @@ class Kept:
         """What is to be pushed.
 
         Raises:
-            HubError: if a file is gone or is not what it was; names it.
+            HubError: if a file is gone or is not what it was, by name, or the manifest says what cannot be.
         """
+        try:
+            return self._repository()
+        except (ValueError, KeyError, TypeError) as error:
+            raise HubError(
+                f"{self.repo_id}: what was kept in {self.path} cannot be read ({type(error).__name__}: {error}). "
+                "Publish the run again, and remove that directory.",
+                False,
+            ) from None
+
+    def _repository(self) -> Repository:
         files, wrong = [], []
         for index, described in enumerate(self.files):
             path = self.path / _FILES / str(index)
@@ -162,11 +172,13 @@ class Outbox:
                 logger.warning(str(error))
         return found
 
-    def send(self, publisher: Publisher) -> list[Sent]:
+    def send(self, publisher: Publisher, private: bool | None = None, force: bool = False) -> list[Sent]:
         """Pushes what waits, in order. What gets through goes; the rest stays, each with its error.
 
         Args:
             publisher: to push with.
+            private: as for [`Publisher.push`]; None is as each was kept.
+            force: True pushes all with force; False is as each was kept.
 
         Returns:
             What became of each.
@@ -175,7 +187,9 @@ class Outbox:
         sent = []
         for kept in self.pending():
             try:
-                pushed = publisher.push(kept.repository(), kept.private, kept.force)
+                pushed = publisher.push(
+                    kept.repository(), kept.private if private is None else private, kept.force or force
+                )
             except HubError as error:
                 logger.warning(f"Not sent, and kept in {kept.path}: {error}")
                 sent.append(Sent(kept, None, error))

@@ -24,6 +24,7 @@ WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 ADAPTER_CONFIG_FILE = "adapter_config.json"
 ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
+_ADAPTED_FILE = "fine_tuned_for.json"  # head and labels, beside adapters
 
 # Files that say something in words, from which local paths are removed.
 _CONFIGURATIONS = (
@@ -31,8 +32,9 @@ _CONFIGURATIONS = (
     "generation_config.json",
     "tokenizer_config.json",
     ADAPTER_CONFIG_FILE,
-    "fine_tuned_for.json",  # head and labels, beside adapters
+    _ADAPTED_FILE,
 )
+_LABELS = {CONFIG_FILE: ("id2label", "label2id"), _ADAPTED_FILE: ("labels",)}
 # Vocabularies: pieces of text, given away exactly as they are. A path in one is a word of the corpus.
 _VOCABULARIES = (
     "tokenizer.json",
@@ -234,12 +236,18 @@ def _weights(directory: Path, entries: Iterable[str]) -> Sequence[str]:
 def _scrubbed(path: Path, base_model: str | None) -> Path | bytes:
     """A configuration without the places of this machine; the file itself where there are none in it."""
     before = _read_json(path)
-    after = without_local_paths(_without_origins(before))
+    labels = _labels(path.name, before)
+    after = without_local_paths(_without_origins(before)) | labels
     if path.name == ADAPTER_CONFIG_FILE:
         after["base_model_name_or_path"] = base_model or _base_on_the_hub(path, before)
     if after == before:
         return path
     return (json.dumps(after, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _labels(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """What a configuration says in the words of its task: `/person/artist` is a label there, and no path."""
+    return {key: config[key] for key in _LABELS.get(name, ()) if key in config}
 
 
 def _without_origins(value: Any) -> Any:
@@ -276,6 +284,13 @@ def _refuse_private(file: RepositoryFile) -> None:
             return
         described = {key: value for key, value in _parse(text, _place(file)).items() if key not in _VOCABULARY_KEYS}
         text = json.dumps(described, ensure_ascii=False, indent=1)
+    elif name in _LABELS:
+        config = _parse(text, _place(file))
+        labels = _labels(name, config)
+        others = {key: value for key, value in config.items() if key not in labels}
+        # Without slashes, nothing in a label is a path; a token still is one.
+        told = re.sub(r"[/\\]", " ", json.dumps(labels, ensure_ascii=False, indent=1))
+        text = f"{json.dumps(others, ensure_ascii=False, indent=1)}\n{told}"
     if found := find_private(text):
         raise ValueError(
             f"{_place(file)} holds what must not be published: {', '.join(found)}. Remove it, and publish again."

@@ -99,14 +99,19 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> list[Eval
 
 
 def sort_evaluations(
-    directory: str | os.PathLike[str], records: Iterable[EvaluationRecord], compared: Iterable[EvaluationRecord] = ()
+    directory: str | os.PathLike[str],
+    records: Iterable[EvaluationRecord],
+    compared: Iterable[EvaluationRecord] = (),
+    prefix: str | None = None,
 ) -> Evaluations:
-    """Finds the tower of each result, by the hash of its weights.
+    """Finds the tower of each result, by the hash of its weights, or by its id on the Hub.
 
     Args:
         directory: of the pre-training run.
         records: of its discriminator, at the end or on the way; those of random weights are there to be compared.
         compared: of other models.
+        prefix: as for `pretraining_repositories`: results of a model that was loaded from the discriminator's
+            repository there are of the end of the run, whose weights lie on `main`. None: by their hashes alone.
 
     Raises:
         ValueError: for a result of a model that is not of this run.
@@ -120,6 +125,8 @@ def sort_evaluations(
         hash_model(fraction / DISCRIMINATOR): FractionRecord.load(fraction).step for fraction in _fractions(directory)
     }
     final = hash_model(directory / DISCRIMINATOR)
+    published = prefix and repository_ids(prefix, PretrainingRecord.load(directory).model, [DISCRIMINATOR])
+    final_id = published[DISCRIMINATOR] if published else None
     finals: list[EvaluationRecord] = []
     fractions: dict[int, list[EvaluationRecord]] = {}
     for record in records:
@@ -127,7 +134,8 @@ def sort_evaluations(
         # The last of the fractions is the same tower as the final one, and counts as both.
         if digest in steps:
             fractions.setdefault(steps[digest], []).append(record)
-        if digest == final:
+        by_id = final_id is not None and _hub_id(record) == final_id and not record.model.get("from_scratch")
+        if digest == final or by_id:
             finals.append(record)
         elif record.model.get("from_scratch"):
             beside.append(record)
@@ -221,9 +229,10 @@ def towers_at_fraction(
     """
     directory = Path(directory)
     fraction = FractionRecord.load(directory)
-    if not (towers := [part for part in parts if part != PAIR]):
+    if set(parts) == {PAIR}:
         return []
-    related = repository_ids(prefix, record.model, towers)
+    ids = repository_ids(prefix, record.model, parts)
+    related: dict[Part, str] = {part: repo_id for part, repo_id in ids.items() if part != PAIR}
     results = {} if evaluations is None else {DISCRIMINATOR: evaluations.fractions.get(fraction.step, ())}
     files = {CURVES_FILE: _picture(directory.parent.parent, record)}
     planned = []
@@ -264,9 +273,10 @@ def fine_tuned_repositories(
         eval_results: whether results are written as `.eval_results/*.yaml`, too.
 
     Raises:
-        ValueError: for what cannot be published, or where no model was kept.
+        ValueError: for what cannot be published, where no model was kept, or where two tasks below have one name.
     """
     planned = []
+    places: dict[str, Path] = {}
     paths = sorted(Path(directory).resolve().rglob(EVALUATION_FILE))
     by_task: dict[Path, list[Path]] = {}
     for path in paths:
@@ -276,6 +286,13 @@ def fine_tuned_repositories(
         kept = [run for run in runs if (run / _MODEL).is_dir()]
         if not kept:
             continue
+        repo_id = f"{prefix}-{task.name}"
+        if repo_id in places:
+            raise ValueError(
+                f"{places[repo_id]} and {task} would both be published as {repo_id}: give the directory of one of "
+                "them with --run, and another --repo_prefix to each."
+            )
+        places[repo_id] = task
         best = max(kept, key=lambda run: _score(records[run]))
         record = records[best]
         base = base_model or _hub_id(record)
@@ -289,7 +306,7 @@ def fine_tuned_repositories(
         card = fine_tuned_card(
             list(records.values()),
             record,
-            f"{prefix}-{task.name}",
+            repo_id,
             details,
             base_model=base,
             adapter=adapter,
@@ -297,7 +314,7 @@ def fine_tuned_repositories(
         files = {EVALUATION_FILE: _as_json(record)}
         if eval_results:
             files |= {path: text.encode() for path, text in eval_results_files(list(records.values())).items()}
-        planned.append(_plan(f"{prefix}-{task.name}", model_files(model, base), card, files))
+        planned.append(_plan(repo_id, model_files(model, base), card, files))
     if not planned:
         raise ValueError(
             f"There is no fine-tuned model in {directory}: "

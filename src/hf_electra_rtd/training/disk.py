@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from transformers.trainer_utils import HubStrategy
 
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
@@ -27,17 +28,18 @@ _SMALL_FILES = 25_000  # configuration, generator states, schedule
 @dataclass(frozen=True)
 class DiskNeed:
     """What a run writes, in bytes: `checkpoint` (one), `num_checkpoints` (that lie there at once, the one being
-    written included), `final` (the pair and both towers), and `fractions` (all towers that are exported on the
-    way)."""
+    written included), `final` (the pair and both towers), `fractions` (all towers that are exported on the way), and
+    `snapshot` (what is on its way to the Hub, the pair included)."""
 
     checkpoint: int
     num_checkpoints: int
     final: int
     fractions: int = 0
+    snapshot: int = 0
 
     @property
     def total(self) -> int:
-        return self.checkpoint * self.num_checkpoints + self.final + self.fractions
+        return self.checkpoint * self.num_checkpoints + self.final + self.fractions + self.snapshot
 
 
 def estimate_disk(
@@ -66,7 +68,9 @@ def estimate_disk(
     written_models = [model, *model.towers.values()]
     final = sum(map(_weights_file, written_models)) + len(written_models) * words + _SMALL_FILES
     towers = sum(map(_weights_file, model.towers.values())) + len(model.towers) * words + _SMALL_FILES
-    return DiskNeed(checkpoint, kept, final, towers * len(fraction_steps(args.checkpoint_fractions, num_steps)))
+    fractions = towers * len(fraction_steps(args.checkpoint_fractions, num_steps))
+    snapshots = args.push_to_hub and written > 0 and args.hub_strategy == HubStrategy.EVERY_SAVE
+    return DiskNeed(checkpoint, kept, final, fractions, final if snapshots else 0)
 
 
 def _in_steps(interval: float, num_steps: int) -> int:

@@ -13,6 +13,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from hf_electra_rtd.publishing.runs import (
     repository_ids,
     towers_at_fraction,
 )
-from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.publishing.same_run import identify_run
+from hf_electra_rtd.records import RECORD_FILE, PretrainingRecord
 from hf_electra_rtd.towers import save_tokenizer
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.fractions import fraction_directory
@@ -43,6 +45,7 @@ from hf_electra_rtd.training.sharding import gather_pair
 
 logger = logging.getLogger(__name__)
 
+_SNAPSHOT = ".step-"  # begins, hidden from the outbox, what is on its way
 RecordMaker = Callable[[int, float, list[dict[str, Any]]], PretrainingRecord]
 
 
@@ -86,14 +89,18 @@ class RunPublication:
         self._delivered.set()
 
     def check(self) -> None:
-        """Looks, before anything is trained, whether the run may publish.
+        """Looks, before anything is trained, whether the run may publish, and clears away what a process that ended
+        before had on its way. For the main process.
 
         Raises:
             ValueError: if it may not; where the Hub cannot be asked now, that is only a warning.
         """
+        for snapshot in (Path(str(self.args.output_dir)) / DIRECTORY).glob(f"{_SNAPSHOT}*"):
+            shutil.rmtree(snapshot)
+        run = identify_run(RECORD_FILE, asdict(self.make_record(0, 0.0, [])))
         for repo_id in self.repositories.values():
             try:
-                self.publisher.check(repo_id, self.private, self.force)
+                self.publisher.check(repo_id, self.private, self.force, run)
             except HubError as error:
                 if not error.retryable:
                     raise ValueError(str(error)) from None
@@ -122,8 +129,7 @@ class RunPublication:
         whole = gather_pair(pair, prepared, accelerator)
         if not self.is_main or not (self._delivered.is_set() or self.args.hub_always_push):
             return
-        # Hidden: the outbox takes what is left of a run that was killed for its own, and removes it in time.
-        snapshot = Path(str(self.args.output_dir)) / DIRECTORY / f".step-{step}"
+        snapshot = Path(str(self.args.output_dir)) / DIRECTORY / f"{_SNAPSHOT}{step}"
         try:
             record = self.make_record(step, train_seconds, list(log))
             shutil.rmtree(snapshot, ignore_errors=True)
@@ -133,8 +139,9 @@ class RunPublication:
                 whole.save_pretrained(snapshot)
                 save_tokenizer(self.tokenizer, snapshot)
             record.save(snapshot)
-        except (OSError, ValueError) as error:
-            logger.error(f"The towers at step {step:,} are not published: {error}")
+        except Exception as error:  # whatever it is, a full disk above all: the run is worth more
+            logger.error(f"The towers at step {step:,} are not published: {error}", exc_info=_is_unforeseen(error))
+            shutil.rmtree(snapshot, ignore_errors=True)
             return
         self._delivered = self._deliveries.submit(lambda: self._plan(snapshot), keep=False, temporary=snapshot)
 
@@ -151,8 +158,10 @@ class RunPublication:
         directory = fraction_directory(str(self.args.output_dir), fraction)
         try:
             record = self.make_record(step, train_seconds, list(log))
-        except ValueError as error:
-            logger.error(f"The towers at fraction {fraction:g} are not published: {error}")
+        except Exception as error:  # as above
+            logger.error(
+                f"The towers at fraction {fraction:g} are not published: {error}", exc_info=_is_unforeseen(error)
+            )
             return
         self._deliveries.submit(
             lambda: towers_at_fraction(directory, record, self.prefix, self.details, self.parts), keep=False
@@ -172,9 +181,7 @@ class RunPublication:
             planned = self._plan(Path(str(self.args.output_dir)))
             return deliver(planned, self.publisher, self.outbox, self.private, self.force)
         except Exception as error:  # whatever it is: the run is over, and all of it is written
-            logger.error(
-                f"The run is whole, but was not published: {error}", exc_info=not isinstance(error, ValueError)
-            )
+            logger.error(f"The run is whole, but was not published: {error}", exc_info=_is_unforeseen(error))
             return []
 
     @property
@@ -185,3 +192,8 @@ class RunPublication:
 
     def _plan(self, directory: Path) -> list[Planned]:
         return pretraining_repositories(directory, self.prefix, self.details, self.parts)
+
+
+def _is_unforeseen(error: Exception) -> bool:
+    """Whether an error says too little to people, so that they need to see where it came from."""
+    return not isinstance(error, (OSError, ValueError))

@@ -132,6 +132,8 @@ def start_run(
     )
     if options is not None:
         refuse_other_options(args, options)
+    if args.push_to_hub:
+        card_args.details()  # refuses what cards cannot say, before the text is prepared
     is_main = args.process_index == 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hf_electra_rtd.records import EvaluationRecord
 
 
@@ -50,13 +52,15 @@ for token, probability in zip(tokens, probabilities):
 def head_example(repo_id: str, revision: str | None, language: str) -> str:
     """The encoder with a new head, and one loss."""
     first, second, _ = _SENTENCES.get(language, _SENTENCES["en"])
+    arguments = _source(repo_id, revision).replace(", ", ",\n    ") + ","  # one a line
     return f"""\
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained({_source(repo_id, revision)})
 model = AutoModelForSequenceClassification.from_pretrained(
-    {_source(repo_id, revision)}, num_labels=2  # with a new head
+    {arguments}
+    num_labels=2,  # with a new head
 )
 
 texts = ["{first}", "{second}"]{_note(language)}
@@ -95,7 +99,9 @@ model = ElectraForRTDPretraining.from_pretrained("{repo_id}")
 model.save_towers("towers", tokenizer)  # each a checkpoint that transformers loads without this package"""
 
 
-def fine_tuned_example(record: EvaluationRecord, repo_id: str, base_model: str | None, adapter: bool) -> str:
+def fine_tuned_example(
+    record: EvaluationRecord, repo_id: str, base_model: str | None, adapter: bool, language: str
+) -> str:
     """A fine-tuned model and an answer of it.
 
     Args:
@@ -103,6 +109,7 @@ def fine_tuned_example(record: EvaluationRecord, repo_id: str, base_model: str |
         repo_id: of the model, or of the adapters.
         base_model: that adapters belong to.
         adapter: whether these are adapters.
+        language: code, of the sentences.
     """
     architecture = record.model.get("architecture", "")
     name = f"AutoModelFor{_STOCK[record.kind]}"
@@ -125,7 +132,7 @@ def fine_tuned_example(record: EvaluationRecord, repo_id: str, base_model: str |
         f'tokenizer = AutoTokenizer.from_pretrained("{repo_id}")',
         loading,
         "",
-        *_answer(record),
+        *_answer(record, language),
     ]
     return "\n".join(lines)
 
@@ -135,21 +142,21 @@ def needs_this_package(record: EvaluationRecord) -> bool:
     return record.model.get("architecture", "") in _OWN_HEADS
 
 
-def _answer(record: EvaluationRecord) -> list[str]:
-    first, second, _ = _SENTENCES.get(record.language, _SENTENCES["en"])
-    labels = list(record.arguments.get("labels") or ())
+def _answer(record: EvaluationRecord, language: str) -> list[str]:
+    first, second, _ = _SENTENCES.get(language, _SENTENCES["en"])
+    labels = json.dumps(list(record.arguments.get("labels") or ()), ensure_ascii=False)
     ask = ["with torch.no_grad():", "    output = model(**inputs)"]
     if record.kind in ("classification", "regression"):
         texts = f'"{first}"' if record.task in _ONE_TEXT or record.benchmark == "own" else f'"{first}", "{second}"'
         inputs = f'inputs = tokenizer({texts}, truncation=True, return_tensors="pt")'
         if record.kind == "regression":
             return [inputs, *ask, "print(output.logits[0, 0].item())"]
-        return [inputs, *ask, f"labels = {labels!r}", "print(labels[output.logits[0].argmax()])"]
+        return [inputs, *ask, f"labels = {labels}", "print(labels[output.logits[0].argmax()])"]
     if record.kind == "tagging":
         return [
             f'inputs = tokenizer("{first}", truncation=True, return_tensors="pt")',
             *ask,
-            f"labels = {labels!r}",
+            f"labels = {labels}",
             'for token, label in zip(inputs["input_ids"][0], output.logits[0].argmax(-1)):',
             "    print(tokenizer.decode([int(token)]), labels[int(label)])",
         ]
@@ -168,7 +175,8 @@ def _answer(record: EvaluationRecord) -> list[str]:
     else:
         spans = "begin, end = int(output.start_logits[0].argmax()), int(output.end_logits[0].argmax())"
     return [
-        f'inputs = tokenizer("{second}", "{first}", truncation="only_second", return_tensors="pt")',
+        f'question, text = "{second}", "{first}"',
+        'inputs = tokenizer(question, text, truncation="only_second", return_tensors="pt")',
         *ask,
         spans,
         'print(tokenizer.decode(inputs["input_ids"][0, begin : end + 1]))',

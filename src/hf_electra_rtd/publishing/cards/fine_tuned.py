@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_electra_rtd.publishing.cards import examples, pretraining_facts
 from hf_electra_rtd.publishing.cards.details import Details
-from hf_electra_rtd.publishing.cards.metadata import PIPELINES, make_metadata, metric_name, revision
+from hf_electra_rtd.publishing.cards.metadata import ELECTRA, PACKAGE, PIPELINES, make_metadata, metric_name, revision
 from hf_electra_rtd.publishing.cards.rendering import code, duration, facts, link, plain, render_card
 from hf_electra_rtd.publishing.cards.scores import own_scores, task_cautions
 from hf_electra_rtd.publishing.privacy import without_local_paths
@@ -31,8 +31,9 @@ def fine_tuned_card(
         records: the runs of all seeds of one task.
         published: the one whose weights these are, out of `records`.
         repo_id: of the model on the Hub.
-        details: what no record knows; its languages are those of the model where the task has none.
-        base_model: Hub id of what was fine-tuned; None where it is on no Hub.
+        details: what no record knows; of several languages, the card names the task's alone where it is among them.
+        base_model: Hub id of what was fine-tuned, or whose architecture was trained from random weights; None where it
+            is on no Hub.
         adapter: whether these are adapters, which need the base model to be loaded.
 
     Raises:
@@ -52,17 +53,20 @@ def fine_tuned_card(
     if adapter and base_model is None:
         raise ValueError("Adapters need their base model: publish it first, and give its Hub id.")
     dataset = published.dataset
+    own_head = examples.needs_this_package(published)
+    derived = None if published.model["from_scratch"] else base_model
+    languages = _languages(published, details)
     data = make_metadata(
         repo_id,
         details,
-        tags=["lora"] if adapter else [],
-        library="peft" if adapter else "transformers",
-        pipeline=PIPELINES[published.kind],
+        tags=[*([ELECTRA] if _is_electra(published) else []), PACKAGE, *(["lora"] if adapter else [])],
+        library=PACKAGE if own_head else "peft" if adapter else "transformers",
+        pipeline=None if own_head else PIPELINES[published.kind],
         datasets=[dataset["id"]] if dataset.get("id") else [],
         evaluations=runs,
-        base_model=base_model,
-        relation=None if base_model is None else "adapter" if adapter else "finetune",
-        languages=[published.language] if published.language else [],
+        base_model=derived,
+        relation=None if derived is None else "adapter" if adapter else "finetune",
+        languages=languages,
     )
     return render_card(
         data,
@@ -70,8 +74,10 @@ def fine_tuned_card(
         title=repo_id.rpartition("/")[2],
         summary=_summary(runs, published, base_model, adapter),
         key_facts=_facts(published, details, base_model),
-        packages=_packages(published, adapter),
-        example=examples.fine_tuned_example(published, repo_id, base_model, adapter),
+        packages=_packages(adapter, own_head),
+        own_head=own_head,
+        package=PACKAGE,
+        example=examples.fine_tuned_example(published, repo_id, base_model, adapter, languages[0]),
         scale=_scale(published),
         scores=own_scores(runs, published),
         notes=_notes(runs, published),
@@ -80,8 +86,17 @@ def fine_tuned_card(
         limits=_limits(published),
         versions=pretraining_facts.versions(published),
         command=pretraining_facts.shown_command(published.command),
-        citation=pretraining_facts.citation(details.authors, repo_id),
+        citation=pretraining_facts.citation(details.authors, repo_id, _is_electra(published)),
     )
+
+
+def _languages(record: EvaluationRecord, details: Details) -> Sequence[str]:
+    """Codes: the task's where the details have it, as a record's language can be any text; otherwise theirs."""
+    return [record.language] if record.language in details.languages else details.languages
+
+
+def _is_electra(record: EvaluationRecord) -> bool:
+    return "Electra" in record.model.get("architecture", "")
 
 
 def _title(record: EvaluationRecord) -> str:
@@ -96,7 +111,7 @@ def _base(record: EvaluationRecord, base_model: str | None) -> str:
 
 
 def _summary(runs: Sequence[EvaluationRecord], record: EvaluationRecord, base_model: str | None, adapter: bool) -> str:
-    what = "LoRA adapters" if adapter else "An ELECTRA model"
+    what = "LoRA adapters" if adapter else "An ELECTRA model" if _is_electra(record) else "A model"
     base = _base(record, base_model)
     start = f"the architecture of {base} with random weights" if record.model["from_scratch"] else base
     kinds = {
@@ -107,8 +122,9 @@ def _summary(runs: Sequence[EvaluationRecord], record: EvaluationRecord, base_mo
         "tagging": "labels the words of a text",
     }
     one_of = "" if len(runs) == 1 else f" These are the weights of seed {record.seed}, one of {len(runs)} runs."
+    tuned = "trained" if record.model["from_scratch"] else "fine-tuned"
     verb = f"{what} for {start}, fine-tuned on {_title(record)}" if adapter else f"{what} that {kinds[record.kind]}"
-    rest = "." if adapter else f": {start}, fine-tuned on {_title(record)}."
+    rest = "." if adapter else f": {start}, {tuned} on {_title(record)}."
     return f"{verb}{rest}{one_of}"
 
 
@@ -120,7 +136,7 @@ def _facts(record: EvaluationRecord, details: Details, base_model: str | None) -
         rows.append(("dataset", f"[{dataset['id']}](https://huggingface.co/datasets/{dataset['id']}){config}"))
     if labels := record.arguments.get("labels"):
         rows.append(("labels", ", ".join(code(str(label)) for label in labels)))
-    rows.append(("fine-tuned from", _base(record, base_model)))
+    rows.append(("architecture of" if record.model["from_scratch"] else "fine-tuned from", _base(record, base_model)))
     if "parameters" in record.model:
         rows.append(("parameters", f"{record.model['parameters']:,}"))
         trained = record.model.get("trained_parameters", record.model["parameters"])
@@ -131,10 +147,9 @@ def _facts(record: EvaluationRecord, details: Details, base_model: str | None) -
     return facts(rows)
 
 
-def _packages(record: EvaluationRecord, adapter: bool) -> list[str]:
+def _packages(adapter: bool, own_head: bool) -> list[str]:
     """What `transformers` does not bring."""
-    packages = ["peft"] if adapter else []
-    return [*packages, "hf-electra-rtd"] if examples.needs_this_package(record) else packages
+    return [*(["peft"] if adapter else []), *([PACKAGE] if own_head else [])]
 
 
 def _scale(record: EvaluationRecord) -> str:
@@ -214,8 +229,8 @@ def _limits(record: EvaluationRecord) -> list[str]:
     told = [f"It knows {_title(record)} alone: on texts of another kind its scores can be much lower."]
     if length := record.arguments.get("max_length"):
         told.append(f"It was trained on texts of at most {length} tokens; longer ones were cut or split.")
+    text = "the task's data" if record.model["from_scratch"] else "its base model's text and of the task's data"
     told.append(
-        "It has the biases of its base model's text and of the task's data, and nothing was done against them. Look "
-        "at your own data before you rely on it."
+        f"It has the biases of {text}, and nothing was done against them. Look at your own data before you rely on it."
     )
     return told

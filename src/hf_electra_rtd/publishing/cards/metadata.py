@@ -13,7 +13,7 @@ from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 
 
 PACKAGE = "hf-electra-rtd"  # the pair's library, and a tag of all that comes from here
-TAGS = ("electra", PACKAGE)
+ELECTRA = "electra"  # a tag of models of this architecture
 
 # Tasks of the Hub (huggingface.js, packages/tasks) and the stock class of each kind of fine-tuning.
 PIPELINES = {
@@ -59,13 +59,13 @@ def make_metadata(
     Args:
         repo_id: of the model.
         details: licence and languages.
-        tags: beside those of every model.
+        tags: all of them.
         library: that loads the model.
         pipeline: the Hub's task, or None where the model answers none.
         datasets: ids.
         evaluations: for `model-index` and metrics.
-        base_model, relation: what the model was made from, and how: `finetune` or `adapter`.
-        languages: other than those of the details.
+        base_model, relation: what the model's weights were made from, and how: `finetune` or `adapter`.
+        languages: codes, where they are fewer than those of the details.
         trained: the record whose emissions are told.
     """
     results = model_index(evaluations)
@@ -81,7 +81,7 @@ def make_metadata(
         license=details.license,
         library_name=library,
         pipeline_tag=pipeline,
-        tags=[*TAGS, *tags],
+        tags=list(tags),
         datasets=list(dict.fromkeys(datasets)) or None,
         metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
         base_model=base_model,

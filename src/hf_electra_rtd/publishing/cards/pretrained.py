@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from hf_electra_rtd.publishing.cards import examples, pretraining_facts
 from hf_electra_rtd.publishing.cards.details import Details
-from hf_electra_rtd.publishing.cards.metadata import PACKAGE, make_metadata
+from hf_electra_rtd.publishing.cards.metadata import ELECTRA, PACKAGE, make_metadata
 from hf_electra_rtd.publishing.cards.rendering import facts, large, link, listed, percent, plain, render_card
 from hf_electra_rtd.publishing.cards.scores import along_table, name_models, score_tables
 from hf_electra_rtd.publishing.curves import CURVES_FILE
@@ -52,29 +52,28 @@ def tower_card(
             f"There is no generator: the objective is {record.model['objective']!r} with generator="
             f"{record.model['generator']!r}. Make the card of the discriminator, which is the main tower."
         )
-    if fraction is not None and fraction.step == record.steps == _planned_steps(record):
+    if fraction is not None and fraction.step == record.steps == pretraining_facts.planned_steps(record):
         fraction = None  # the end of the run, which lies on `main`, too
-    kind = "detector" if tower == "discriminator" and pretraining_facts.is_detector(record) else "masked_lm"
+    kind = _kind(record, tower)
     step = record.steps if fraction is None else fraction.step
     tokens = record.tokens * step / record.steps
     revision = None if fraction is None else f"step-{fraction.step}"
     language = details.languages[0]
     own, others = name_models(evaluations, compared, repo_id)
+    fills_masks = kind in ("generator", "masked_lm")
+    loading = []
     if kind == "detector":
-        loading = [
-            ("Which tokens were replaced:", examples.detection_example(repo_id, revision, language)),
-            ("As an encoder to fine-tune:", examples.head_example(repo_id, revision, language)),
-        ]
-    else:
-        loading = [("", examples.filling_example(repo_id, revision, language))]
-        if tower == "discriminator":
-            loading.append(("As an encoder to fine-tune:", examples.head_example(repo_id, revision, language)))
+        loading.append(("Which tokens were replaced:", examples.detection_example(repo_id, revision, language)))
+    if fills_masks:
+        loading.append(("What a masked token may have been:", examples.filling_example(repo_id, revision, language)))
+    if kind != "generator":
+        loading.append(("As an encoder to fine-tune:", examples.head_example(repo_id, revision, language)))
     data = make_metadata(
         repo_id,
         details,
-        tags=_tags(record, tower if kind == "detector" or tower == "generator" else "masked-lm"),
+        tags=_tags(record, *_ROLE_TAGS[kind]),
         library="transformers",
-        pipeline=None if kind == "detector" else "fill-mask",
+        pipeline="fill-mask" if fills_masks else None,
         datasets=details.datasets,
         evaluations=evaluations,
         trained=record,
@@ -83,8 +82,10 @@ def tower_card(
         data,
         "tower",
         kind=kind,
-        tower=tower,
-        summary=_tower_summary(record, tower, kind, details, tokens),
+        main_tower=pretraining_facts.main_tower(record),
+        smaller_generator=pretraining_facts.has_smaller_generator(record),
+        replaced=_replaced(record),
+        summary=_tower_summary(record, kind, details, tokens),
         key_facts=_tower_facts(record, tower, details, tokens, related),
         loading=loading,
         scores=score_tables(own, others, pretraining_facts.published_size(record)) if own else "",
@@ -122,20 +123,59 @@ def pair_card(record: PretrainingRecord, repo_id: str, details: Details, related
         trained=record,
     )
     towers = ["generator", "discriminator"] if pretraining_facts.has_generator(record) else ["discriminator"]
-    rows = [(name, pretraining_facts.shape(pretraining_facts.config_of(record, name))) for name in towers]
-    rows += [("parameters", _parameters(record, towers)), *_common_facts(record, details, record.tokens, related)]
+    main_tower = pretraining_facts.main_tower(record)
+    names = {"generator": "generator", "discriminator": main_tower}
+    rows = [(names[name], pretraining_facts.shape(pretraining_facts.config_of(record, name))) for name in towers]
+    rows += [
+        ("parameters", _parameters(record, names, towers)),
+        *_common_facts(record, details, record.tokens, related),
+    ]
     return render_card(
         data,
         "pair",
-        summary=f"All of an ELECTRA pre-training run{_of_size(record)}, to go on training: {listed(towers)} with what "
-        f"they share. {_training_sentence(record, details, record.tokens)}",
+        summary=f"All of an ELECTRA pre-training run{_of_size(record)}, to go on training: {_whole(record)}. "
+        f"{_training_sentence(record, details, record.tokens)}",
         key_facts=facts(rows),
-        towers=towers,
-        related={name: link(related[name]) for name in towers if name in related},
+        main_tower=main_tower,
+        has_generator=len(towers) > 1,
+        published_tower=link(related["discriminator"]) if "discriminator" in related else "",
         example=examples.pair_example(repo_id),
         package=PACKAGE,
         **_run_sections(record, repo_id, details, None),
     )
+
+
+def _kind(record: PretrainingRecord, tower: Tower) -> str:
+    """What a tower does: a key of `_ROLE_TAGS`."""
+    if tower == "generator":
+        return "generator"
+    if pretraining_facts.is_detector(record):
+        return "detector"
+    # With the other objectives the masks were filled before the main tower read the row.
+    return "masked_lm" if record.model["objective"] == "mlm" else "corrector"
+
+
+_ROLE_TAGS: dict[str, tuple[str, ...]] = {
+    "generator": ("generator",),
+    "detector": ("discriminator",),
+    "masked_lm": ("masked-lm",),
+    "corrector": (),
+}
+
+
+def _replaced(record: PretrainingRecord) -> str:
+    """How tokens were replaced, as the end of a sentence on these tokens."""
+    if not pretraining_facts.has_generator(record):
+        return "were exchanged at random"
+    return f"a {'small ' if pretraining_facts.has_smaller_generator(record) else ''}generator exchanged"
+
+
+def _whole(record: PretrainingRecord) -> str:
+    """What a pair holds."""
+    main_tower = pretraining_facts.main_tower(record)
+    if not pretraining_facts.has_generator(record):
+        return f"the {main_tower} with its head"
+    return f"generator and {main_tower} with what they share"
 
 
 def _check(record: PretrainingRecord, evaluations: Sequence[EvaluationRecord]) -> None:
@@ -146,17 +186,12 @@ def _check(record: PretrainingRecord, evaluations: Sequence[EvaluationRecord]) -
 
 def _tags(record: PretrainingRecord, *roles: str) -> list[str]:
     learnt = ["replaced-token-detection"] if pretraining_facts.is_detector(record) else []
-    return [*learnt, "pretraining", *roles]
-
-
-def _planned_steps(record: PretrainingRecord) -> int:
-    """Of the whole run; a record that is made while it goes on has fewer."""
-    return max(record.steps, record.arguments["training"].get("max_steps") or 0)
+    return [ELECTRA, PACKAGE, *learnt, "pretraining", *roles]
 
 
 def _how_far(record: PretrainingRecord, fraction: FractionRecord | None) -> str:
     """What is said of a model that is not the end of its run; empty of one that is."""
-    step, planned = record.steps if fraction is None else fraction.step, _planned_steps(record)
+    step, planned = record.steps if fraction is None else fraction.step, pretraining_facts.planned_steps(record)
     if step == planned:
         return ""
     tokens = record.tokens * step / record.steps
@@ -173,7 +208,6 @@ def _run_sections(
 ) -> dict[str, Any]:
     """What every card of a run tells."""
     step = record.steps if fraction is None else fraction.step
-    tokens = record.tokens * step / record.steps
     return {
         "title": repo_id.rpartition("/")[2],
         "how_far": _how_far(record, fraction),
@@ -182,7 +216,7 @@ def _run_sections(
         "compute": pretraining_facts.compute_table(record, fraction),
         "held_out": pretraining_facts.held_out_section(record, step),
         "picture": CURVES_FILE,
-        "limits": pretraining_facts.limits(record, tokens),
+        "limits": pretraining_facts.limits(record, step),
         "deviations": pretraining_facts.deviations(record),
         "versions": pretraining_facts.versions(record),
         "command": pretraining_facts.shown_command(record.command),
@@ -208,17 +242,19 @@ def _training_sentence(record: PretrainingRecord, details: Details, tokens: floa
     )
 
 
-def _tower_summary(record: PretrainingRecord, tower: Tower, kind: str, details: Details, tokens: float) -> str:
-    role = kind if tower == "discriminator" else tower
-    what = "An ELECTRA encoder" if role == "masked_lm" else f"The {tower} of an ELECTRA pair"
-    return f"{what}{_of_size(record)}: {_ROLES[role]}. {_training_sentence(record, details, tokens)}"
-
-
-_ROLES = {
-    "detector": "a text encoder to fine-tune",
-    "masked_lm": "a text encoder to fine-tune, with the head of a masked language model",
-    "generator": "a small masked language model, which the discriminator learnt from",
-}
+def _tower_summary(record: PretrainingRecord, kind: str, details: Details, tokens: float) -> str:
+    what = {"generator": "The generator of an ELECTRA pair", "detector": "The discriminator of an ELECTRA pair"}
+    small = "small " if pretraining_facts.has_smaller_generator(record) else ""
+    role = {
+        "detector": "a text encoder to fine-tune",
+        "masked_lm": "a text encoder to fine-tune, with the head of a masked language model",
+        "corrector": "a text encoder to fine-tune, with a head that predicts the original tokens of a corrupted text",
+        "generator": f"a {small}masked language model, which the {pretraining_facts.main_tower(record)} learnt from",
+    }
+    return (
+        f"{what.get(kind, 'An ELECTRA encoder')}{_of_size(record)}: {role[kind]}. "
+        f"{_training_sentence(record, details, tokens)}"
+    )
 
 
 def _tower_facts(
@@ -238,16 +274,21 @@ def _common_facts(
     record: PretrainingRecord, details: Details, tokens: float, related: Mapping[str, str]
 ) -> list[tuple[str, str]]:
     licence = details.license if details.license != "other" else f"[{details.license_name}]({details.license_link})"
-    names = {"generator": "its generator", "discriminator": "its discriminator", "pair": "the pair, to go on training"}
+    names = {
+        "generator": "its generator",
+        "discriminator": f"its {pretraining_facts.main_tower(record)}",
+        "pair": "the pair, to go on training",
+    }
+    trained = "pre-trained on, in this run" if pretraining_facts.started_from(record) else "pre-trained on"
     return [
-        ("pre-trained on", f"{large(tokens)} tokens, rows of {record.data['train']['row_length']}"),
+        (trained, f"{large(tokens)} tokens, rows of {record.data['train']['row_length']}"),
         ("languages", ", ".join(details.languages)),
         ("licence of the weights", licence),
         *((names[role], link(other)) for role, other in related.items()),
     ]
 
 
-def _parameters(record: PretrainingRecord, towers: Sequence[str]) -> str:
-    counts = [f"{name} {record.parameters[name]:,}" for name in towers]
+def _parameters(record: PretrainingRecord, names: Mapping[str, str], towers: Sequence[str]) -> str:
+    counts = [f"{names[name]} {record.parameters[name]:,}" for name in towers]
     together = f", together {record.parameters['total']:,}" if len(towers) > 1 else ""
     return ", ".join(counts) + together

@@ -78,6 +78,25 @@ def has_generator(record: PretrainingRecord) -> bool:
     return record.model.get("generator_config") is not None
 
 
+def has_smaller_generator(record: PretrainingRecord) -> bool:
+    """Whether the generator is a smaller network than the main tower, as the paper has it; false without one."""
+    if not has_generator(record):
+        return False
+    generator, main = config_of(record, "generator"), config_of(record, "discriminator")
+    pairs = [(generator[name], main[name]) for name in ("num_hidden_layers", "hidden_size", "intermediate_size")]
+    return all(its <= other for its, other in pairs) and any(its < other for its, other in pairs)
+
+
+def main_tower(record: PretrainingRecord) -> str:
+    """What the main tower is called: it discriminates with some objectives only."""
+    return "discriminator" if is_detector(record) else "main tower"
+
+
+def planned_steps(record: PretrainingRecord) -> int:
+    """Of the whole run; a record that is made while it goes on has fewer."""
+    return max(record.steps, record.arguments["training"].get("max_steps") or 0)
+
+
 def config_of(record: PretrainingRecord, tower: str) -> dict[str, Any]:
     """The configuration of a tower."""
     config: dict[str, Any] = record.model[f"{tower}_config"]
@@ -102,6 +121,15 @@ def started_from(record: PretrainingRecord) -> list[str]:
     described = record.arguments["model"]
     given = (described.get(name) for name in ("generator", "discriminator", "two_stage_from"))
     return list(dict.fromkeys(without_local_paths(name) for name in given if name))
+
+
+def _new_tower(record: PretrainingRecord) -> str | None:
+    """The tower that began from random weights where training went on from the other one alone."""
+    described = record.arguments["model"]
+    given = [name for name in ("generator", "discriminator") if described.get(name)]
+    if not has_generator(record) or len(given) != 1:
+        return None
+    return main_tower(record) if given == ["generator"] else "generator"
 
 
 def shape(config: dict[str, Any]) -> str:
@@ -181,6 +209,7 @@ def recipe_table(record: PretrainingRecord) -> str:
     model, args = record.model, record.arguments["training"]
     row_length = record.data["train"]["row_length"]
     masked = max(1, round(args["mask_probability"] * row_length))
+    planned = planned_steps(record)
     rows = [("objective", f"{OBJECTIVES[model['objective']]} (`{model['objective']}`)")]
     if has_generator(record):
         rows += [
@@ -201,7 +230,7 @@ def recipe_table(record: PretrainingRecord) -> str:
             f"{percent(args['keep_probability'], 0)} left as they are",
         ),
         ("batch", f"{record.rows / record.steps:,.0f} rows, {record.tokens / record.steps:,.0f} tokens a step"),
-        ("steps", f"{record.steps:,}"),
+        ("steps", f"{record.steps:,}" if planned == record.steps else f"{record.steps:,} of {planned:,}"),
         ("learning rate", f"{args['learning_rate']:g}, {_schedule(args)}"),
         (
             "optimiser",
@@ -296,33 +325,56 @@ def _judged(metrics: dict[str, float]) -> str:
     return " ".join(notes)
 
 
-def limits(record: PretrainingRecord, tokens: float) -> list[str]:
-    """What to expect of it, and what not."""
+def limits(record: PretrainingRecord, step: int) -> list[str]:
+    """What to expect of it after a step, and what not."""
     size, row_length = named_size(record), record.data["train"]["row_length"]
-    told = [
-        f"It has seen {large(tokens)} tokens ({passes(record) * tokens / record.tokens:.3g} passes over its text)."
-    ]
-    reference = size if size in _PAPER else "small"
-    theirs = _PAPER[reference]["rows"] * _PAPER[reference]["steps"] * _PAPER[reference]["length"]
-    if tokens < 0.5 * theirs:
-        told[0] += (
-            f" The published ELECTRA-{reference.capitalize()} has seen {large(theirs)}, {theirs / tokens:,.0f} times "
-            "as many: expect much weaker results, and use this model to learn and compare, not in a product."
-        )
+    start = started_from(record)
+    told = [_seen(record, step)]
     if size == "tiny":
         told.append("The size is ours, not the paper's: a model this small is for tests, tutorials and laptops.")
-    elif size is None:
+    elif size is None and not start:
         told.append("The architecture is of no named size of the paper.")
     positions = config_of(record, "discriminator")["max_position_embeddings"]
     if row_length < positions:
+        untrained = (
+            "this run did not train: how well it knows them depends on what it was before."
+            if start
+            else "are untrained: fine-tune with longer texts, or cut them."
+        )
         told.append(
             f"It was trained on rows of {row_length} tokens. It takes up to {positions}, but the positions from "
-            f"{row_length} on are untrained: fine-tune with longer texts, or cut them."
+            f"{row_length} on {untrained}"
         )
+    text = "its text and of the text that it had seen before" if start else "its text"
     told.append(
-        "It has the biases, errors and gaps of its text, and nothing was done against them; fine-tuned models inherit "
+        f"It has the biases, errors and gaps of {text}, and nothing was done against them; fine-tuned models inherit "
         "them. Look at your own data before you rely on it."
     )
+    return told
+
+
+def _seen(record: PretrainingRecord, step: int) -> str:
+    """How much text; compared with the published models where the run began from random weights and has ended, as
+    nothing else can be."""
+    tokens, planned = record.tokens * step / record.steps, planned_steps(record)
+    of_text = f"{large(tokens)} tokens ({passes(record) * tokens / record.tokens:.3g} passes over its text)"
+    start = started_from(record)
+    if start:
+        told = f"In this run it has seen {of_text}, on top of what {listed([plain(name) for name in start])} had seen."
+        if new := _new_tower(record):
+            told += f" The {new} began from random weights."
+    else:
+        told = f"It has seen {of_text}."
+    if step < planned:
+        return f"{told} That is {percent(step / planned, 2)} of its run: expect less of it than of the run's end."
+    size = named_size(record)
+    reference = size if size in _PAPER else "small"
+    theirs = _PAPER[reference]["rows"] * _PAPER[reference]["steps"] * _PAPER[reference]["length"]
+    if not start and tokens < 0.5 * theirs:
+        told += (
+            f" The published ELECTRA-{reference.capitalize()} has seen {large(theirs)}, {theirs / tokens:,.0f} times "
+            "as many: expect much weaker results, and use this model to learn and compare, not in a product."
+        )
     return told
 
 
@@ -330,8 +382,11 @@ def deviations(record: PretrainingRecord) -> list[str]:
     """Where the run differs from the paper and its code."""
     model, args, train = record.model, record.arguments["training"], record.data["train"]
     size, main = named_size(record), config_of(record, "discriminator")
+    start = started_from(record)
     told = []
-    if size not in _PAPER:
+    if start:
+        told.append(f"Training went on from {listed([plain(name) for name in start])}, not from random weights.")
+    elif size not in _PAPER:
         told.append(
             f"The {'size `tiny`' if size == 'tiny' else 'architecture'} is not in the paper"
             + (", nor is its recipe (learning rate, batch, steps)." if size == "tiny" else ".")
@@ -345,6 +400,8 @@ def deviations(record: PretrainingRecord) -> list[str]:
     if has_generator(record):
         if model["sharing"] != "embeddings":
             told.append(f"The towers share {_SHARING[model['sharing']]}, not their embeddings.")
+        if not has_smaller_generator(record):
+            told.append(f"The generator is no smaller than the {main_tower(record)}.")
         if is_detector(record) and model["discriminator_weight"] != 50:
             told.append(f"The discriminator's loss counts {model['discriminator_weight']:g} times, not 50.")
         if model["temperature"] != 1:
@@ -354,7 +411,7 @@ def deviations(record: PretrainingRecord) -> list[str]:
     if main["hidden_dropout_prob"] != 0.1 or main["attention_probs_dropout_prob"] != 0.1:
         hidden, attention = main["hidden_dropout_prob"], main["attention_probs_dropout_prob"]
         told.append(f"Dropout is {hidden:g} (of attention {attention:g}), not 0.1.")
-    if main["initializer_range"] != 0.02:
+    if main["initializer_range"] != 0.02 and not start:
         told.append(f"Weights start with a standard deviation of {main['initializer_range']:g}, not 0.02.")
     if main["vocab_size"] != 30522:
         told.append(f"The vocabulary has {main['vocab_size']:,} tokens, not 30,522.")
@@ -366,7 +423,7 @@ def deviations(record: PretrainingRecord) -> list[str]:
             "Rows are full (`packing=full`): nothing is cut off or padded, and the next document begins in the row in "
             "which one ends; the original cuts and pads."
         )
-    if not started_from(record):
+    if not start:
         told.append("Weights start from a normal distribution, not a truncated one.")
     return told
 
@@ -375,7 +432,7 @@ def _other_recipe(record: PretrainingRecord, paper: dict[str, float]) -> list[st
     args = record.arguments["training"]
     ours = {
         "rows": record.rows / record.steps,
-        "steps": record.steps,
+        "steps": planned_steps(record),
         "length": record.data["train"]["row_length"],
         "rate": args["learning_rate"],
         "warmup": args["warmup_steps"],
@@ -409,18 +466,21 @@ def shown_command(command: str) -> str:
     return without_local_paths(command).replace(" --", " \\\n    --")
 
 
-def citation(details_authors: str, repo_id: str) -> str:
-    """BibTeX: the paper, and the model where its authors are told."""
-    entries = [
+def citation(details_authors: str, repo_id: str, of_electra: bool = True) -> str:
+    """BibTeX: the paper, unless the model is no ELECTRA; this package; and the model where its authors are told."""
+    paper = (
         "@inproceedings{clark2020electra,\n"
         "  title = {{ELECTRA}: Pre-training Text Encoders as Discriminators Rather Than Generators},\n"
         "  author = {Clark, Kevin and Luong, Minh-Thang and Le, Quoc V. and Manning, Christopher D.},\n"
         "  booktitle = {International Conference on Learning Representations},\n"
         "  year = {2020},\n"
-        "  url = {https://openreview.net/forum?id=r1xMH1BtvB}\n}",
+        "  url = {https://openreview.net/forum?id=r1xMH1BtvB}\n}"
+    )
+    package = (
         f"@software{{hf_electra_rtd,\n  title = {{{PACKAGE}: replaced-token-detection pre-training for the Hugging "
-        "Face stack},\n  author = {{The hf\\_electra\\_rtd authors}}\n}",
-    ]
+        "Face stack},\n  author = {{The hf\\_electra\\_rtd authors}}\n}"
+    )
+    entries = [paper, package] if of_electra else [package]
     if details_authors:
         key = "".join(sign if sign.isalnum() else "-" for sign in repo_id)
         entries.append(

@@ -47,7 +47,7 @@ def score_tables(own: Sequence[EvaluationRecord], compared: Sequence[EvaluationR
     Args:
         own, compared: as `name_models` gives them; of what is compared, tasks that the model has no run of are left
             out.
-        size: whose published figures stand beside them.
+        size: whose published figures stand beside them; empty where it is none that has a name.
     """
     parts = []
     for benchmark in dict.fromkeys(record.benchmark for record in own):
@@ -58,7 +58,7 @@ def score_tables(own: Sequence[EvaluationRecord], compared: Sequence[EvaluationR
         published = published_for(benchmark, size)
         first = {result.task: result for result in summarize(mine)}
         notes = [_seeds(results), *_cautions(first, others)]
-        if not published and benchmark != "own":
+        if size and not published and benchmark != "own":
             notes.append("No figures of a model of this size are published on these tasks.")
         lines = "\n".join(f"- {note}" for note in notes)
         parts.append(f"{make_markdown(results, published)}\n{lines}")

@@ -11,6 +11,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN)
+# Processes of the tests, each on a core of its own; every one takes about 1 GB of memory.
+WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # One process; told in full, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
@@ -22,7 +24,7 @@ pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow

@@ -1,0 +1,152 @@
+"""`hf-electra-rtd COMMAND ...`: the commands, and how each reads its flags and reports a mistake.
+
+Every command is a module with `main(argv)`, so that `accelerate launch -m MODULE` starts it in several processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hf_electra_rtd.files import known_names
+
+
+# Command: (module, what it does).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
+    "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
+    "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
+    "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
+    "detect": ("detection.detect", "show which tokens of a sentence look replaced"),
+    "convert": ("checkpoints.convert", "convert a TensorFlow checkpoint of google-research/electra"),
+    "compare": ("publishing.compare", "compare fine-tuning results in one table"),
+    "publish": ("publishing.publish", "publish a run on the Hub"),
+}
+FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C
+
+
+def main() -> NoReturn:
+    """The console command `hf-electra-rtd`."""
+    argv = sys.argv[1:]
+    if not argv or argv[0] in ("-h", "--help"):
+        lines = [f"  {name:<10}{help}" for name, (_, help) in COMMANDS.items()]
+        print("usage: hf-electra-rtd COMMAND [--flag value ...]\n\ncommands:\n" + "\n".join(lines))
+        print("\nhf-electra-rtd COMMAND --help lists the flags of a command.")
+        sys.exit(0 if argv else FAILED)
+    if argv[0] not in COMMANDS:
+        sys.exit(f"error: there is no command {argv[0]!r}. {known_names(argv[0], COMMANDS, 'commands')}")
+    sys.argv = [f"hf-electra-rtd {argv[0]}", *argv[1:]]
+    run(importlib.import_module(f"hf_electra_rtd.{COMMANDS[argv[0]][0]}").main)
+
+
+def run(command: Callable[[list[str]], int | None]) -> NoReturn:
+    """Runs a command's `main` on the command line and exits: with its status, or after `error: ...` for a mistake of
+    the user or the machine (`ValueError`, `OSError`, `FloatingPointError`). Other errors are bugs: a traceback.
+    """
+    try:
+        sys.exit(command(sys.argv[1:]))
+    except (ValueError, OSError, FloatingPointError) as error:
+        print(f"error: {_message(error)}", file=sys.stderr)
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _message(error: Exception) -> str:
+    """An error without its number, but with its file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def parse_arguments(
+    dataclass_types: Sequence[Any],
+    argv: Sequence[str],
+    description: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    recipes: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Any, ...]:
+    """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
+    FILE`); flags win.
+
+    Args:
+        defaults: in place of the dataclasses' own.
+        recipes: defaults for each value of `--size`.
+
+    Raises:
+        SystemExit: after a message, for an unknown flag or a value of another type.
+        ValueError: for a YAML file that is missing, cannot be read, or holds an unknown flag.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(
+        dataclass_types,
+        description=description,
+        allow_abbrev=False,
+        usage="%(prog)s [--config FILE] [--flag value ...] (--help lists the flags)",  # all of them would fill screens
+        formatter_class=_HelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
+    parser.set_defaults(**(defaults or {}))
+    config = _value_of("--config", argv)
+    everything = [*([] if config is None else _read_config(config, parser)), *argv]
+    if recipes is not None:
+        size = _value_of("--size", everything) or parser.get_default("size")
+        if size not in recipes:
+            parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
+        recipe = dict(recipes[size])
+        if _value_of("--num_train_epochs", everything) is not None:
+            recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
+        parser.set_defaults(**recipe)
+    *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
+    if unknown:
+        parser.error(
+            f"there is no flag {unknown[0]}. {known_names(unknown[0], parser._option_string_actions, 'flags')}"
+        )
+    return tuple(filled[: len(dataclass_types)])
+
+
+def flag(default: Any, help: str) -> Any:
+    """A field of such a dataclass; lists are copied."""
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
+
+
+def _value_of(flag: str, argv: Sequence[str]) -> str | None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(flag, dest="value")
+    return parser.parse_known_args(argv)[0].value
+
+
+def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """A YAML file as the flags it stands for, so that types and choices are checked in one place."""
+    import yaml
+
+    try:
+        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} (--config) cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
+    known = {action.dest for action in parser._actions} - {"help", "config"}
+    flags: list[str] = []
+    for key, value in config.items():
+        if key not in known:
+            raise ValueError(f"{path}: there is no flag {key!r}. {known_names(str(key), known, 'flags')}")
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        flags += [f"--{key}", *map(str, values)]
+    return flags

@@ -1,0 +1,139 @@
+"""Files on disk: written whole or not at all, hashed, and locked while a process uses a directory."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
+
+
+PARTIAL = ".partial-"  # in the names of what is not finished yet
+LOCK_FILE = ".lock"
+
+
+@contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Writes a file or directory whole or not at all.
+
+    Yields a scratch path beside `path` for the caller to create (a file or a directory). When the block ends without
+    an error, its content is forced to disk and takes the name `path`; a file or directory of that name is replaced.
+    Otherwise it is removed. `remove_partial` clears what a killed process left.
+
+    Raises:
+        OSError: with the path and the remedy, where the disk is full or cannot be written.
+    """
+    path = Path(path)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
+        try:
+            partial = scratch / path.name
+            yield partial
+            for file in (partial, *partial.rglob("*")):
+                _sync(file)
+            if path.is_dir():
+                os.replace(path, scratch / "replaced")
+            os.replace(partial, path)
+            _sync(path.parent)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Writes a UTF-8 file whole or not at all, with `\\n` between lines on every system."""
+    with writing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def remove_directory(path: str | os.PathLike[str]) -> None:
+    """Removes a directory. It loses its name first, so that a killed process never leaves half of it behind."""
+    path = Path(path)
+    scratch = tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent)
+    os.replace(path, Path(scratch) / path.name)
+    shutil.rmtree(scratch)
+
+
+def remove_partial(directory: str | os.PathLike[str]) -> None:
+    """Removes what killed processes left unfinished in a directory. Call it while holding the directory's lock."""
+    for scratch in Path(directory).glob(f".*{PARTIAL}*"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Adds the path and the remedy to an `OSError` raised while `path` is written."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            message = f"No space left to write {os.fspath(path)}. Free some, or choose another directory."
+        else:
+            message = f"{os.fspath(path)} cannot be written: {error.strerror or error}. Choose another directory."
+        raise OSError(error.errno, message) from error
+
+
+def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
+    """Locks a directory for this process until `release()` or the end of the process, however it ends.
+
+    Raises:
+        ValueError: if another process holds the lock.
+    """
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    lock = FileLock(Path(directory) / LOCK_FILE)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise ValueError(
+            f"Another process is using {os.fspath(directory)}. Wait for it, stop it, or choose another --output_dir."
+        ) from None
+    return lock
+
+
+def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
+    """SHA-256, in hexadecimal, of the files' contents one after the other."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with open(path, "rb") as file:
+            while part := file.read(2**20):
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def hash_model(directory: str | os.PathLike[str]) -> str:
+    """SHA-256 of a checkpoint: its `config.json`, then every `.safetensors` file by name. Evaluation records find the
+    weights that they belong to by it."""
+    directory = Path(directory)
+    return hash_files([directory / "config.json", *sorted(directory.glob("*.safetensors"))])
+
+
+def known_names(name: str, known: Iterable[str], what: str) -> str:
+    """The end of a message about an unknown name: `Did you mean 'x'?`, or all known names."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"Known {what}: {', '.join(names)}."
+
+
+def format_bytes(number: float) -> str:
+    """Bytes with a unit in powers of 1,000: `512 B`, `5.8 MB`, `1.34 GB`."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
+    return f"{number:.0f} B"
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():
+        return  # Windows cannot open directories
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

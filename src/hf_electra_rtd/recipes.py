@@ -1,0 +1,130 @@
+"""The named sizes: architecture, pre-training recipe and fine-tuning recipe of each, written once.
+
+Paper = Clark et al. 2020, arXiv 2003.10555. Code = google-research/electra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Size:
+    """A named size.
+
+    Attributes:
+        architecture: fields of the discriminator's `ElectraConfig`. What is left out has the default of
+            `ElectraConfig`, which is that of Table 6: dropout 0.1/0.1, vocabulary 30,522, 512 positions.
+        generator_hidden_size: width of the generator as a fraction of the discriminator's.
+        pretraining: fields of `RTDTrainingArguments`.
+        learning_rate, layerwise_lr_decay: of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the
+            other sizes).
+        millions: parameters of the encoder, as the paper counts them (Tables 1 and 2); None for sizes that are ours.
+        is_published: whether paper or Code give this recipe, so that cards can name deviations from it.
+    """
+
+    architecture: Mapping[str, Any]
+    generator_hidden_size: float
+    pretraining: Mapping[str, Any]
+    learning_rate: float = 3e-4
+    layerwise_lr_decay: float = 0.8
+    millions: int | None = None
+    is_published: bool = True
+
+
+def _architecture(layers: int, hidden_size: int, heads: int, embedding_size: int) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden_size,
+        "intermediate_size": 4 * hidden_size,
+        "num_attention_heads": heads,
+        "embedding_size": embedding_size,
+    }
+
+
+def _pretraining(
+    learning_rate: float, batch_size: int, max_steps: int, max_seq_length: int, mask_probability: float = 0.15
+) -> dict[str, Any]:
+    """A recipe of the paper; warm-up and intervals are the same for all sizes."""
+    return {
+        "learning_rate": learning_rate,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": min(batch_size, 256),
+        "max_steps": max_steps,
+        "warmup_steps": 10_000,
+        "max_seq_length": max_seq_length,
+        "mask_probability": mask_probability,
+        "logging_steps": 100,
+        "eval_steps": 5000,
+        "save_steps": 1000,  # Code: save_checkpoints_steps
+    }
+
+
+SIZES: Mapping[str, Size] = {
+    # Ours, for tests, tutorials and a laptop: five minutes on two CPU cores for the bundled corpus.
+    "tiny": Size(
+        architecture={
+            **_architecture(4, 128, 2, 64),
+            "initializer_range": 0.06,  # 0.02 is for layers of 256 and more
+            # A run of this size sees its text a few times at most, so dropout has nothing to prevent.
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        },
+        generator_hidden_size=0.25,
+        pretraining={
+            **_pretraining(5e-4, 16, 1500, 128),
+            "bias_correction": True,  # the run is too short for the warm-up that Adam needs without
+            "per_device_eval_batch_size": 64,
+            "warmup_steps": 100,
+            "logging_steps": 25,
+            "eval_steps": 100,
+            "save_steps": 200,
+        },
+        is_published=False,
+    ),
+    # Paper Table 6, column Small; Code configure_pretraining.py.
+    "small": Size(_architecture(12, 256, 4, 128), 0.25, _pretraining(5e-4, 128, 1_000_000, 128), millions=14),
+    # The released small model: Small with a generator as wide as the discriminator, longer sequences and training
+    # (Code README.md, "ELECTRA-Small++").
+    "small++": Size(_architecture(12, 256, 4, 128), 1.0, _pretraining(5e-4, 128, 4_000_000, 512), millions=14),
+    # Paper Table 6, column Base.
+    "base": Size(
+        architecture=_architecture(12, 768, 12, 768),
+        generator_hidden_size=1 / 3,
+        pretraining=_pretraining(2e-4, 256, 766_000, 512),
+        learning_rate=1e-4,
+        millions=110,
+    ),
+    # Paper Table 6, column Large.
+    "large": Size(
+        architecture=_architecture(24, 1024, 16, 1024),
+        generator_hidden_size=0.25,
+        pretraining=_pretraining(2e-4, 2048, 400_000, 512, mask_probability=0.25),
+        learning_rate=5e-5,
+        layerwise_lr_decay=0.9,
+        millions=335,
+    ),
+}
+
+# What every size has in common when it is fine-tuned (paper, Table 7). Code: weight decay 0.01.
+FINETUNING: Mapping[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "warmup_steps": 0.1,  # a share of all steps
+    "weight_decay": 0.0,
+    "adam_epsilon": 1e-6,
+    "dropout": 0.1,
+}
+LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps than weights
+
+
+def get_size(name: str) -> Size:
+    """The named size.
+
+    Raises:
+        ValueError: for an unknown name; lists the known ones.
+    """
+    if name not in SIZES:
+        raise ValueError(f"There is no size {name!r}. Known sizes: {', '.join(SIZES)}.")
+    return SIZES[name]

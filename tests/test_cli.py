@@ -1,0 +1,123 @@
+"""Flags, YAML files and exit statuses of the commands."""
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hf_electra_rtd import cli
+from hf_electra_rtd.cli import FAILED, INTERRUPTED, parse_arguments, run
+
+
+@dataclass
+class Options:
+    size: str = "tiny"
+    files: list[str] = field(default_factory=list)
+    learning_rate: float = 0.5
+    num_train_epochs: float | None = None
+    max_steps: int = -1
+    correct: bool = False
+    name: str | None = None
+
+
+RECIPES = {"tiny": {"learning_rate": 1.0, "max_steps": 10}, "small": {"learning_rate": 2.0, "max_steps": 20}}
+
+
+def parse(*argv, recipes=RECIPES, **options):
+    return parse_arguments([Options], argv, recipes=recipes, **options)[0]
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(config):
+    path = config("size: small\nlearning_rate: 5e-4\nfiles: [a, b]\ncorrect: true\nname: null\n")
+    options = parse("--config", path, "--files", "c")
+    assert options == Options("small", ["c"], 5e-4, max_steps=20, correct=True)
+    options = parse("--config", path, "--learning_rate", "3", "--size", "tiny", defaults={"name": "x", "max_steps": 7})
+    assert options == Options("tiny", ["a", "b"], 3.0, max_steps=10, correct=True, name="x")
+    assert parse("--num_train_epochs", "2").max_steps == -1  # a length in epochs replaces the recipe's steps
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat: 1", "no flag 'learning_rat'. Did you mean 'learning_rate'"),
+        ("- a", "must hold flags and values"),
+        ("a: [", "cannot be read"),
+        (None, "cannot be read: .*No such file"),
+    ],
+)
+def test_a_file_that_holds_no_known_flags_is_refused(config, text, message):
+    with pytest.raises(ValueError, match=message):
+        parse("--config", "nowhere.yaml" if text is None else config(text))
+
+
+@pytest.mark.parametrize(
+    "argv", [["--learning_rat", "1"], ["--learning", "1"], ["--learning_rate", "fast"], ["--size", "huge"]]
+)
+def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv, capsys):
+    with pytest.raises(SystemExit):
+        parse(*argv)
+    assert argv[0].lstrip("-") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("result", "status", "message"),
+    [
+        (None, None, ""),
+        (1, 1, ""),
+        (ValueError("too little text"), FAILED, "error: too little text\n"),
+        (OSError("disk full"), FAILED, "error: disk full\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "\nInterrupted.\n"),
+    ],
+)
+def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, capsys, result, status, message):
+    monkeypatch.setattr(sys, "argv", ["command", "--flag"])
+
+    def command(argv):
+        assert argv == ["--flag"]
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    with pytest.raises(SystemExit) as ended:
+        run(command)
+    assert (ended.value.code, capsys.readouterr().err) == (status, message)
+    with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
+        run(lambda argv: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        ([], FAILED, "usage: hf-electra-rtd COMMAND"),
+        (["--help"], 0, "pretrain"),
+        (["train"], "error: there is no command 'train'. Did you mean 'pretrain'?", ""),
+    ],
+)
+def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, status, message):
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd", *argv])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == status
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_shows_its_flags_from_the_console_and_as_a_module(command):
+    module, _ = cli.COMMANDS[command]
+    console = Path(sys.executable).with_name("hf-electra-rtd")
+    for program in ([str(console), command], [sys.executable, "-m", f"hf_electra_rtd.{module}"]):
+        shown = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
+        assert "--" in shown

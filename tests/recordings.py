@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.checkpoints.tf_checkpoint import pair_from_variables
+from hf_electra_rtd.checkpoints.tf_checkpoint import KERNEL, pair_from_variables, variables_of
 from hf_electra_rtd.checkpoints.tf_hparams import config_from_hparams
-from hf_electra_rtd.checkpoints.tf_variables import KERNEL, variables_of
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"

@@ -92,7 +92,7 @@ def test_a_second_pass_for_the_samples_traces_whole(batch):
 
 
 @pytest.mark.parametrize("resized", [False, True])
-def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimiser(batch, resized, tmp_path):
+def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimizer(batch, resized, tmp_path):
     model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
     if resized:
         model.resize_token_embeddings(len(VOCABULARY) + 2)

@@ -1,11 +1,15 @@
 """What a broken RTD could not pass."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining
-from hf_electra_rtd.ops import IGNORED, reference
+from hf_electra_rtd.ops import IGNORED, reference, sample_tokens
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 
@@ -55,32 +59,14 @@ def test_kept_tokens_are_sampled_over_too(tokenizer, blocks, model):
     assert model(**batch).replaced_labels.any()
 
 
-def test_disallow_correct_replaces_every_masked_token(batch):
-    model = ElectraForRTDPretraining(tiny_config(disallow_correct=True)).eval()
-    output = model(**batch)
-    assert output.replaced_labels.sum() == batch["labels"].ne(IGNORED).sum()
-
-
-def test_greedy_samples_are_the_generators_predictions(batch):
-    model = ElectraForRTDPretraining(tiny_config(temperature=0.0)).eval()
-    output = model(**batch)
-    sampled = output.corrupted_input_ids.gather(1, batch["masked_positions"])
-    assert torch.equal(sampled, output.generator_predictions)
-
-
-def test_samples_follow_the_generators_softmax(model, batch):
-    model.generator.generator_lm_head.bias.data.normal_(std=1.0)
-    one = {key: value[:1] for key, value in batch.items() if key != "sampling_uniforms"}
-    draws = 4000
-    many = {key: value.expand(draws, *value.shape[1:]) for key, value in one.items()}
-    logits = model(**one, output_generator_logits=True).generator_logits[0]
-    sampled = model(**many).corrupted_input_ids.gather(1, many["masked_positions"])
-    for slot in range(logits.shape[0]):
-        expected = torch.softmax(logits[slot].double(), dim=0) * draws
-        observed = torch.bincount(sampled[:, slot], minlength=len(VOCABULARY)).double()
-        statistic = ((observed - expected) ** 2 / expected.clamp(min=1e-9))[expected > 5].sum()
-        degrees = int((expected > 5).sum())
-        assert statistic < degrees + 5 * (2 * degrees) ** 0.5
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"temperature": 0.5}, {"disallow_correct": True}])
+def test_samples_are_drawn_from_the_generators_logits_as_the_configuration_says(batch, options):
+    output = ElectraForRTDPretraining(tiny_config(**options)).eval()(**batch, output_generator_logits=True)
+    forbidden = batch["labels"] if "disallow_correct" in options else None
+    temperature = options.get("temperature", 1.0)
+    expected = sample_tokens(output.generator_logits, batch["sampling_uniforms"], temperature, forbidden)
+    assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), expected)
+    assert torch.equal(output.generator_predictions, output.generator_logits.argmax(dim=-1))
 
 
 def test_given_corruption_is_used_as_it_is(model, batch):
@@ -159,35 +145,19 @@ def test_nothing_masked_gives_finite_losses(model, batch):
     assert not output.replaced_labels.any()
 
 
-def test_without_labels_the_discriminator_judges_the_rows_as_they_are(model, batch):
-    output = model(batch["input_ids"])
-    assert output.loss is None
-    assert torch.equal(output.logits, model.discriminator(batch["input_ids"]).logits)
-
-
 # ---- Gradients ----
 
 
 @pytest.mark.parametrize("sharing", ["none", "word", "embeddings"])
-def test_no_gradient_of_the_discriminators_loss_reaches_the_generators_body(batch, sharing):
-    model = ElectraForRTDPretraining(tiny_config(sharing=sharing))
+@pytest.mark.parametrize("objective", ["rtd", "replace_mlm", "all_tokens_mlm"])
+def test_no_gradient_of_the_discriminators_loss_reaches_the_generators_body(batch, sharing, objective):
+    model = ElectraForRTDPretraining(tiny_config(sharing=sharing, objective=objective)).eval()
     model(**batch).discriminator_loss.backward()
     assert all(p.grad is None or not p.grad.any() for p in body(model.generator).values())
 
     # A bias of the keys moves all scores of a query alike: softmax does not see it.
     learning = (p for name, p in body(model.discriminator).items() if "key.bias" not in name)
     assert all(p.grad is not None and p.grad.any() for p in learning)
-
-
-def test_the_discriminators_weight_does_not_change_the_generators_gradients(batch):
-    gradients = []
-    for weight in (0.0, 50.0, 1e6):
-        torch.manual_seed(0)
-        model = ElectraForRTDPretraining(tiny_config(discriminator_weight=weight)).eval()
-        model(**batch).loss.backward()
-        gradients.append({name: p.grad.clone() for name, p in body(model.generator).items()})
-    for other in gradients[1:]:
-        assert all(torch.equal(gradients[0][name], other[name]) for name in other)
 
 
 @pytest.mark.parametrize("resized", [False, True])
@@ -259,10 +229,10 @@ def test_activation_checkpointing_changes_nothing(batch):
         torch.testing.assert_close(one, other)
 
 
-def steps(forward, model, batch, count=4):
+def steps(forward, model, batch):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
-    for _ in range(count):
+    for _ in range(4):
         output = forward(**batch)
         output.loss.backward()
         optimizer.step()
@@ -287,3 +257,35 @@ def test_the_graph_traces_whole_and_trains_alike(batch, backend, padded):
     difference = (trajectories[0] - trajectories[1]).abs() / trajectories[0]
     assert difference.max() < 1e-4
     assert difference.mean() < 3e-5
+
+
+# ---- On the Hub ----
+
+
+@pytest.mark.parametrize("card_there", [False, True])
+def test_a_push_is_one_commit_with_a_card_and_a_card_that_is_there_stays(model, monkeypatch, card_there):
+    commits = []
+
+    class Hub:
+        def __init__(self, token=None):
+            assert token == "secret"
+
+        def create_repo(self, repo_id, private, exist_ok):
+            assert (private, exist_ok) == (True, True)
+            return SimpleNamespace(repo_id=f"someone/{repo_id}")
+
+        def file_exists(self, repo_id, filename):
+            return card_there and (repo_id, filename) == ("someone/pair", "README.md")
+
+        def create_commit(self, repo_id, operations, **options):
+            files = {each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations}
+            commits.append((repo_id, files, options))
+            return "https://hub/commit"
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    assert model.push_to_hub("pair", private=True, token="secret", revision="v1") == "https://hub/commit"
+    ((repo_id, files, options),) = commits
+    assert (repo_id, options) == ("someone/pair", {"commit_message": "Upload the model", "revision": "v1"})
+    assert files.keys() == {"config.json", "model.safetensors"} | (set() if card_there else {"README.md"})
+    assert json.loads(files["config.json"])["model_type"] == "electra_rtd"
+    assert card_there or b"someone/pair" in files["README.md"]

@@ -9,8 +9,8 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors
-from hf_electra_rtd.training.meters import TrainingMeters
+from hf_electra_rtd.ops import masked_slots
+from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
 from tests.conftest import pad_batch, tiny_config
 
 
@@ -107,6 +107,19 @@ def test_the_loss_is_the_formula(objective, uneven):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
+def test_exact_normalization_divides_by_the_tokens_of_the_mean(objective, uneven):
+    model = make(objective)
+    slots = masked_slots(uneven["input_ids"], uneven["masked_positions"], uneven["labels"])
+    everywhere = objective in ("rtd", "all_tokens_mlm")
+    places = real_tokens(uneven, uneven["input_ids"]) if everywhere else used_slots(uneven)
+    expected = len(list(places))
+    assert expected not in (uneven["input_ids"].numel(), uneven["labels"].numel())
+    assert model.objective.num_items(uneven["input_ids"], slots, uneven["attention_mask"]) == expected
+    full = model.objective.num_items(uneven["input_ids"], slots, None)
+    assert full == (uneven["input_ids"].numel() if everywhere else expected)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
 def test_towers_and_logits_are_those_of_the_design(objective, batch, tmp_path):
     model = make(objective).float()
     detects = objective.startswith("rtd")
@@ -155,20 +168,12 @@ def test_a_copy_mechanism_that_is_sure_gives_finite_losses_and_gradients(batch, 
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
-@pytest.mark.parametrize("objective", ["replace_mlm", "all_tokens_mlm"])
-def test_no_gradient_of_the_main_towers_loss_reaches_the_generator(batch, objective):
-    model = ElectraForRTDPretraining(tiny_config(objective=objective, sharing="none")).eval()
-    model(**batch).discriminator_loss.backward()
-    assert all(p.grad is None for p in model.generator.parameters())
-    learning = (p for name, p in model.discriminator.named_parameters() if "key.bias" not in name)
-    assert all(p.grad is not None for p in learning)
-
-
-@pytest.mark.parametrize("objective", ["rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm"])
+@pytest.mark.parametrize("objective", ["rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm", "rtd with gdes"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_graph_traces_whole(batch, objective):
     torch.compiler.reset()
-    model = ElectraForRTDPretraining(tiny_config(objective=objective)).train()
+    options = {"sharing": "gdes"} if "gdes" in objective else {"objective": objective}
+    model = ElectraForRTDPretraining(tiny_config(**options)).train()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
 

@@ -1,4 +1,4 @@
-"""The original's training, step by step: its recorded masks and samples through our model and our optimiser."""
+"""The original's training, step by step: its recorded masks and samples through our model and our optimizer."""
 
 import json
 

@@ -86,16 +86,6 @@ def test_a_resize_to_nothing_in_particular_changes_nothing(model):
     assert model.resize_token_embeddings(pad_to_multiple_of=64).num_embeddings == 64
 
 
-@pytest.mark.parametrize("size", ["embedding_size", "max_position_embeddings"])
-def test_towers_of_different_sizes_cannot_share(size):
-    config = tiny_config()
-    setattr(config.generator_config, size, 8)
-    with pytest.raises(ValueError, match=f"same {size} in both towers"):
-        ElectraForRTDPretraining(config)
-    config.sharing = "none"
-    ElectraForRTDPretraining(config)
-
-
 # ---- Gradients, next to those of two towers that share nothing ----
 
 
@@ -199,16 +189,6 @@ def test_exported_towers_say_what_the_pair_says_and_join_again(tmp_path, batch, 
     ).eval()
     torch.testing.assert_close(joined.generator(ids).logits, generator(ids).logits, rtol=0, atol=1e-6)
     torch.testing.assert_close(joined(ids).logits, discriminator(ids).logits, rtol=0, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_look_up_of_deltas_traces_whole(batch):
-    torch.compiler.reset()
-    model = ElectraForRTDPretraining(tiny_config(sharing="gdes")).train()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    expected, found = gradients(model, batch, "loss"), gradients(compiled, batch, "loss")
-    for name, gradient in expected.items():
-        torch.testing.assert_close(found[f"_orig_mod.{name}"], gradient)
 
 
 def test_tensors_of_disentangled_embeddings_are_not_read_as_others(tmp_path):

@@ -11,35 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModelForPreTraining
 
-from hf_electra_rtd._version import __version__
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hf_electra_rtd.checkpoints.tf_checkpoint import load_tf_checkpoint, load_tf_discriminator
     from hf_electra_rtd.data.blocks import BlockFile
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
-    from hf_electra_rtd.data.stream import RowStream
+    from hf_electra_rtd.data.stream import SequenceStream
     from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
-    from hf_electra_rtd.training.checkpoints import CheckpointError
-    from hf_electra_rtd.training.health import DivergedError
+    from hf_electra_rtd.training.meters import DivergedError
     from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
     from hf_electra_rtd.training.trainer import RTDTrainer
 
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
     "DataCollatorForRTD": "data.collator",
-    "CheckpointError": "training.checkpoints",
-    "DivergedError": "training.health",
+    "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
     "EvaluationRecord": "records",
     "PretrainingRecord": "records",
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
-    "RowStream": "data.stream",
+    "SequenceStream": "data.stream",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
     "load_tf_checkpoint": "checkpoints.tf_checkpoint",
@@ -49,7 +48,6 @@ _LOADED_WHEN_ASKED_FOR = {
 
 __all__ = [
     "BlockFile",
-    "CheckpointError",
     "DataCollatorForRTD",
     "DivergedError",
     "ElectraAdamW",
@@ -60,7 +58,7 @@ __all__ = [
     "PretrainingRecord",
     "RTDTrainer",
     "RTDTrainingArguments",
-    "RowStream",
+    "SequenceStream",
     "__version__",
     "get_electra_schedule",
     "get_parameter_groups",

@@ -1,90 +1,28 @@
-"""Configuration of the pair of towers, and the named sizes."""
+"""Configuration of the joint model: two towers and how they play together."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig, PreTrainedConfig
 
-
-# Paper = Clark et al. 2020, arXiv 2003.10555. Code = google-research/electra.
-# Dropout 0.1/0.1, vocabulary 30,522 and 512 positions are the defaults of `ElectraConfig` and of paper Table 6.
-# Each entry: the architecture of the discriminator, and the generator's width as a fraction of it.
-SIZES: dict[str, dict[str, Any]] = {
-    # Ours, for tests, tutorials and a laptop: small in every direction. Runs of this size see their text a few
-    # times at most, so there is nothing for dropout to prevent; without it a CPU trains a third faster.
-    "tiny": {
-        "num_hidden_layers": 4,
-        "hidden_size": 128,
-        "intermediate_size": 512,
-        "num_attention_heads": 2,
-        "embedding_size": 64,
-        "initializer_range": 0.06,  # 0.02 is for layers of 256 and more
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "generator_hidden_size": 0.25,
-    },
-    # Paper Table 6, column Small; Code configure_pretraining.py.
-    "small": {
-        "num_hidden_layers": 12,
-        "hidden_size": 256,
-        "intermediate_size": 1024,
-        "num_attention_heads": 4,
-        "embedding_size": 128,
-        "generator_hidden_size": 0.25,
-    },
-    # The released small model: Small with a generator as wide as the discriminator (Code README.md,
-    # "ELECTRA-Small++").
-    "small++": {
-        "num_hidden_layers": 12,
-        "hidden_size": 256,
-        "intermediate_size": 1024,
-        "num_attention_heads": 4,
-        "embedding_size": 128,
-        "generator_hidden_size": 1.0,
-    },
-    # Paper Table 6, column Base.
-    "base": {
-        "num_hidden_layers": 12,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "embedding_size": 768,
-        "generator_hidden_size": 1 / 3,
-    },
-    # Paper Table 6, column Large.
-    "large": {
-        "num_hidden_layers": 24,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_attention_heads": 16,
-        "embedding_size": 1024,
-        "generator_hidden_size": 0.25,
-    },
-}
+from hf_electra_rtd.files import known_names
+from hf_electra_rtd.recipes import get_size
 
 
 @dataclasses.dataclass(frozen=True)
 class ObjectiveTraits:
-    """What follows from an objective, before anything is computed.
+    """Properties of an objective."""
 
-    Attributes:
-        predicts: what the main tower says: whether each token was `"replaced"`, the tokens at the `"masked"`
-            positions, or `"all"` tokens.
-        weight: of its loss: λ = 50 for discriminators (paper, Table 6; Code `disc_weight`), else 1.
-        has_generator: whether masked tokens are replaced by samples.
-    """
-
-    predicts: str
-    weight: float
-    has_generator: bool = True
+    predicts: str  # by the discriminator: `"replaced"` tokens, the `"masked"` tokens, or `"all"` tokens
+    weight: float  # of its loss: λ = 50 for detection (paper, Table 6; Code `disc_weight`), else 1
+    has_generator: bool = True  # whether masked tokens are replaced by samples
 
 
-# What `objectives`, `sharing` and `generators` hold, by name; the sense of their combinations is decided here.
+# The names in `objectives`, `sharing` and `generators`; `ElectraRTDConfig.check` decides which of them go together.
 OBJECTIVE_TRAITS = {
     "rtd": ObjectiveTraits("replaced", 50.0),
     "rtd_masked_only": ObjectiveTraits("replaced", 50.0),
@@ -106,39 +44,23 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
 }
 GENERATOR_NAMES = ("masked_lm", "uniform")
 
-# Options of a pair, and of them those of its generator.
+# Options of a configuration, and those of its generator among them.
 _GENERATOR_OPTIONS = (
-    "sharing",
-    "generator",
-    "temperature",
-    "disallow_correct",
-    "sampling_dropout",
-    "freeze_generator",
+    *("sharing", "generator", "temperature", "disallow_correct", "sampling_dropout", "freeze_generator"),
     "generator_weight",
 )
 _OPTIONS = ("objective", "generator_weight", "discriminator_weight", "initializer_range", *_GENERATOR_OPTIONS)
 
-# What `PreTrainedConfig` accepts or writes besides its declared fields.
+# What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
+# tokenizer's special ids too.
 _FRAMEWORK_KEYS = frozenset(
     {
-        "_attn_implementation_internal",
-        "_commit_hash",
-        "_experts_implementation_internal",
-        "_name_or_path",
-        "attn_implementation",
-        "auto_map",
-        "bos_token_id",  # the Trainer of transformers 5.17 writes the tokenizer's special ids here
-        "eos_token_id",
-        "experts_implementation",
-        "model_type",
-        "name_or_path",
-        "num_labels",
-        "output_attentions",
-        "pad_token_id",
-        "torch_dtype",
+        *("_attn_implementation_internal", "_commit_hash", "_experts_implementation_internal", "_name_or_path"),
+        *("attn_implementation", "auto_map", "bos_token_id", "eos_token_id", "experts_implementation", "model_type"),
+        *("name_or_path", "num_labels", "output_attentions", "pad_token_id", "torch_dtype"),
     }
 )
-# Would leak the local path of a tower, or the attention chosen on another machine, into the pair's config.
+# Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
 
 
@@ -148,12 +70,8 @@ def derive_generator_config(
     """The generator's configuration as fractions of the discriminator's.
 
     google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
-    fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units.
-
-    Args:
-        discriminator_config: copied in everything that is not derived (vocabulary, embedding size, dropout, ...).
-        hidden_size_fraction: of the discriminator's hidden size.
-        layers_fraction: of the discriminator's number of layers.
+    fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units. The rest
+    is copied (vocabulary, embedding size, dropout, ...).
 
     Raises:
         ValueError: where the result has no layer or its heads do not divide its hidden size.
@@ -187,16 +105,12 @@ def _copyable(config: ElectraConfig | dict[str, Any]) -> dict[str, Any]:
 
 def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
     for key in sorted(set(keys) - set(known)):
-        close = difflib.get_close_matches(key, sorted(known), n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else f" Known are: {', '.join(sorted(known))}."
-        raise ValueError(f"{what} has no option {key!r}.{hint}")
+        raise ValueError(f"{what} has no option {key!r}. {known_names(key, known, 'options')}")
 
 
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
-    """Refuses names of an objective, a mode of sharing or a kind of generator that do not exist; lists those that do.
-
-    Raises:
-        ValueError: for the first one.
+    """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist, and lists
+    those that do.
     """
     for option, known in (("objective", OBJECTIVE_TRAITS), ("sharing", SHARED_SIZES), ("generator", GENERATOR_NAMES)):
         if option in options and options[option] not in known:
@@ -211,26 +125,8 @@ def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm"
 
 @strict
 class ElectraRTDConfig(PreTrainedConfig):
-    """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations and how they play together.
-
-    Args:
-        generator_config: an `ElectraConfig` or its dict. It is copied. By default a quarter of the discriminator's
-            width.
-        discriminator_config: an `ElectraConfig` or its dict. It is copied. By default ELECTRA-small.
-        objective: what the main tower learns; see `hf_electra_rtd.objectives`. Default: replaced token detection.
-        sharing: what the towers share; see `hf_electra_rtd.sharing`. Default: the whole embedding block, as
-            google-research/electra does (model/modeling.py: one scope around look-up, position, type and LayerNorm).
-        generator: the kind of generator: `"masked_lm"`, or `"uniform"`, which has no network; see
-            `hf_electra_rtd.generators`.
-        generator_weight: of the generator's loss in the sum (Code configure_pretraining.py, `gen_weight`).
-        discriminator_weight: of the main tower's loss in the sum; by default λ = 50 for discriminators (paper, Table
-            6; Code `disc_weight`) and 1 for main towers that predict tokens.
-        temperature: of the generator's softmax when sampling; 1.0 as in Code; 0.0 takes the most likely token.
-        disallow_correct: never sample the original token (Code `disallow_correct`; off).
-        sampling_dropout: sample from the generator as it trains, with dropout (the original, where one forward pass
-            serves both); False samples without, from a second pass.
-        freeze_generator: the generator learns nothing, as in the second stage of two-stage training (paper, section
-            3.2).
+    """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations, which are copied, and how they
+    play together.
 
     Raises:
         ValueError: for an unknown option or name, a combination that makes no sense, towers of different vocabularies,
@@ -239,31 +135,30 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": ElectraConfig, "discriminator_config": ElectraConfig}
-    # What is left is what `compute_metrics` of a Trainer needs: (logits, replaced_labels), or, of a main tower that
+    # What is left is what `compute_metrics` of a Trainer needs: (logits, replaced_labels), or, of a discriminator that
     # predicts tokens, (replaced_labels, predictions), because its logits, V numbers a token, are not kept.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        "generator_loss",
-        "discriminator_loss",
-        "generator_predictions",
-        "generator_logits",
-        "corrupted_input_ids",
-        "copy_probabilities",
-        "generator_token_losses",
-        "discriminator_token_losses",
+        *("generator_loss", "discriminator_loss", "generator_predictions", "generator_logits", "corrupted_input_ids"),
+        *("copy_probabilities", "generator_token_losses", "discriminator_token_losses"),
     ]
 
-    # An `ElectraConfig` each once `__post_init__` has run; a dict, or None, may be given.
+    # An `ElectraConfig` each once `__post_init__` has run; a dict may be given. None: a quarter of the discriminator's
+    # width, and ELECTRA-small.
     generator_config: Any = None
     discriminator_config: Any = None
-    objective: str = "rtd"
+    objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.objectives`
+    # What the towers share, see `hf_electra_rtd.sharing`. The whole embedding block, as google-research/electra does
+    # (model/modeling.py: one scope around look-up, position, type and LayerNorm).
     sharing: str = "embeddings"
-    generator: str = "masked_lm"
-    generator_weight: float | int = 1.0
-    discriminator_weight: Any = None  # a number once `__post_init__` has run
-    temperature: float | int = 1.0
-    disallow_correct: bool = False
-    sampling_dropout: bool = True
-    freeze_generator: bool = False
+    generator: str = "masked_lm"  # or "uniform", which has no network; see `hf_electra_rtd.generators`
+    generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
+    discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
+    temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
+    disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
+    sampling_dropout: bool = (
+        True  # sample from the pass that trains, as the original; False: from a second one without
+    )
+    freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
     tie_word_embeddings: bool = True
@@ -276,15 +171,11 @@ class ElectraRTDConfig(PreTrainedConfig):
         self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
         if not self.has_generator_network:
             self._do_without_generator()
-        elif self.generator_config is None:
-            alike = self.sharing == "all"
-            self.generator_config = (
-                ElectraConfig(**_copyable(self.discriminator_config))
-                if alike
-                else derive_generator_config(self.discriminator_config)
-            )
+        elif self.generator_config is None and self.sharing != "all":
+            self.generator_config = derive_generator_config(self.discriminator_config)
         else:
-            self.generator_config = ElectraConfig(**_copyable(self.generator_config))
+            given = self.discriminator_config if self.generator_config is None else self.generator_config
+            self.generator_config = ElectraConfig(**_copyable(given))
         for tower in (self.generator_config, self.discriminator_config):
             if tower is not None:
                 tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
@@ -315,10 +206,10 @@ class ElectraRTDConfig(PreTrainedConfig):
         return {name: config for name, config in both.items() if config is not None}
 
     def changed(self, **options: Any) -> ElectraRTDConfig:
-        """A configuration of the same main tower with other options.
+        """A configuration of the same discriminator with other options.
 
-        What follows from them follows anew, unless it is given: the main tower's weight where the objective is another
-        one; all that concerns the generator where there is a generator network now and was none, or the reverse.
+        Options that depend on others get their defaults again unless they are given: the discriminator's weight with
+        another objective, and everything about the generator where its network is added or removed.
         """
         values = {name: getattr(self, name) for name in _OPTIONS}
         if options.get("objective", self.objective) != self.objective:
@@ -352,16 +243,13 @@ class ElectraRTDConfig(PreTrainedConfig):
         for name in ("temperature", "sampling_dropout", "freeze_generator"):
             if getattr(self, name) != getattr(type(self), name):
                 raise ValueError(f"{name}={getattr(self, name)} is for a generator network, and {reason} has none.")
-        if self.generator_weight != type(self).generator_weight and not self.has_generator:
-            raise ValueError(f"generator_weight={self.generator_weight} is for a generator, and {reason} has none.")
-        if self.disallow_correct and not self.has_generator:
-            raise ValueError(f"disallow_correct=True is for a generator, and {reason} has none.")
+        for name in () if self.has_generator else ("generator_weight", "disallow_correct"):
+            if getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"{name}={getattr(self, name)} is for a generator, and {reason} has none.")
 
     def check(self) -> None:
-        """Refuses what makes no sense together; called again where a model is made, since fields can be set.
-
-        Raises:
-            ValueError: with the reason.
+        """Raises ValueError for what makes no sense together; called again where a model is made, since fields can be
+        set.
         """
         refuse_unknown_names(vars(self))
         generator, discriminator = self.generator_config, self.discriminator_config
@@ -381,7 +269,7 @@ class ElectraRTDConfig(PreTrainedConfig):
                     )
         if self.sharing == "gdes" and self.traits.predicts != "replaced":
             raise ValueError(
-                f"sharing='gdes' is for discriminators: with objective={self.objective!r} the main tower predicts "
+                f"sharing='gdes' is for discriminators: with objective={self.objective!r} the discriminator predicts "
                 "tokens with its word table, which holds deltas only."
             )
         if self.freeze_generator and self.sharing != "none":
@@ -397,24 +285,21 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:
-        """The architecture of a named size (`SIZES`).
+        """The architecture of a named size (`hf_electra_rtd.recipes`).
 
-        Args:
-            size: `"tiny"`, `"small"`, `"small++"`, `"base"` or `"large"`.
-            **overrides: fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
-                generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and
-                depth as fractions of the discriminator's (the names and meaning of google-research/electra).
+        `overrides` are fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
+        generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and depth
+        as fractions of the discriminator's (the names and meaning of google-research/electra).
 
         Raises:
             ValueError: for an unknown size or override.
         """
-        if size not in SIZES:
-            raise ValueError(f"There is no size {size!r}. Known are: {', '.join(SIZES)}.")
+        named = get_size(size)
         own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
         tower = {f.name for f in dataclasses.fields(ElectraConfig)} - own | {"initializer_range"}
         fractions = {"generator_hidden_size", "generator_layers"}
         _refuse_unknown(overrides, own | tower | fractions, f"from_size({size!r})")
-        values = {**SIZES[size], **overrides}
+        values = {**named.architecture, "generator_hidden_size": named.generator_hidden_size, **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
         # One transformer (`sharing="all"`), or no generator network, needs no fractions; if given, they must fit.
         refuse_unknown_names(values)

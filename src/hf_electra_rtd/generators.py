@@ -1,7 +1,7 @@
 """What fills the masked slots.
 
-A kind of generator is a class: what it proposes for each slot, and what is measured of it. The model chooses one at
-construction and never asks for its name again.
+A kind of generator is a class: what it proposes for each slot, and what is measured. The model chooses one once, at
+construction; nothing else depends on the name.
 """
 
 from __future__ import annotations
@@ -14,32 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
+from hf_electra_rtd.families import family_of
 from hf_electra_rtd.measures import GeneratorAccuracy, GeneratorLoss, Measure, SampledTokens
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, Sampling, predict_masked, predict_masked_from_logits
 
 
 class GeneratorOutput(NamedTuple):
-    """What a generator says of the masked slots.
-
-    Attributes:
-        loss: over the masked slots.
-        predictions: (B, K) int64, the most likely ids.
-        sampled: (B, K) int64, drawn ids; None where none were asked for.
-        logits: (B, K, V); likewise.
-    """
+    """A generator's output for the masked slots."""
 
     loss: LossSum
-    predictions: Tensor
-    sampled: Tensor | None = None
-    logits: Tensor | None = None
+    predictions: Tensor  # (B, K) int64, the most likely ids
+    sampled: Tensor | None = None  # (B, K) int64, if asked for
+    logits: Tensor | None = None  # (B, K, V), likewise
 
 
 class Generator(ABC):
-    """What all kinds have.
-
-    Attributes:
-        measures: what is metered and evaluated.
-    """
+    """What all kinds have."""
 
     measures: ClassVar[tuple[Measure, ...]] = ()
 
@@ -51,14 +41,14 @@ class Generator(ABC):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> GeneratorOutput | None:
-        """What is proposed for the masked slots of a batch; None where nothing is.
+        """Fills the masked slots of a batch; None where there is no generator.
 
         Args:
-            tower: the network; None where there is none.
-            slots: where, and the originals.
-            sampling: with uniforms (B, K, 2); None draws nothing.
+            tower: the network, or None.
+            slots: positions and original ids.
+            sampling: with uniforms (B, K, 2); None samples nothing.
             output_logits: return them.
-            **inputs: of the network: `input_ids` (B, L), masked, `attention_mask` and so on.
+            **inputs: of the network: the masked `input_ids` (B, L), `attention_mask` and so on.
         """
 
 
@@ -118,19 +108,14 @@ class UniformGenerator(Generator):
 def predict_slots(
     tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
 ) -> GeneratorOutput:
-    """What an `ElectraForMaskedLM` says of the masked slots. Only they reach the vocabulary: B*K rows of logits
-    instead of B*L, and of those only a few at a time.
+    """The predictions of a masked language model for the masked slots. Only they reach the vocabulary: B*K rows of
+    logits instead of B*L, and of those only a few at a time.
 
-    Args:
-        tower: the model.
-        slots: where, and the originals.
-        sampling: with uniforms (B, K, 2); None draws nothing.
-        output_logits: make and return all logits; nothing else changes.
-        **inputs: of `tower.electra`.
-    """
-    hidden_BLH = tower.electra(**inputs).last_hidden_state
+    Arguments as for [`Generator`]; `inputs` go to the encoder of `tower`."""
+    hidden_BLH = tower.base_model(**inputs).last_hidden_state
     hidden_BKH = hidden_BLH.gather(1, slots.positions[..., None].expand(-1, -1, hidden_BLH.shape[-1]))
-    hidden_BKE, output_layer = tower.generator_predictions(hidden_BKH), tower.generator_lm_head
+    hidden_BKE = getattr(tower, family_of(tower).transform)(hidden_BKH)
+    output_layer = tower.get_output_embeddings()
     if sampling is not None:
         sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, 1))
     labels_BK = slots.labels
@@ -159,5 +144,5 @@ assert tuple(GENERATORS) == GENERATOR_NAMES
 
 
 def get_generator(config: ElectraRTDConfig) -> Generator:
-    """The kind of generator that a configuration asks for."""
+    """The kind of generator of a configuration."""
     return (GENERATORS[config.generator] if config.has_generator else NoGenerator)(config)

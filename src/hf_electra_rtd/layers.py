@@ -52,8 +52,7 @@ def attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`transformers`' attention with `scaled_dot_product_attention`, and on a CPU with dropout
-    `hf_electra_rtd.ops.attention`. Arguments and results are those of any attention function of `transformers`: (B, H,
-    L, D) each, and (B, L, H, D).
+    `hf_electra_rtd.ops.attention_with_dropout`: (B, H, L, D) each, to (B, L, H, D).
     """
     causal = kwargs.get("is_causal") or getattr(module, "is_causal", False)
     if causal or not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:

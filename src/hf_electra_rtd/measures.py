@@ -1,8 +1,8 @@
-"""What is measured of a run, in training and on held-out rows.
+"""What is measured of a run, in training and on held-out sequences.
 
-A measure is a class: the sums that it takes from each row of a batch, and what it reports of their totals. Sums add up
-over rows, batches and processes, so a report does not depend on how rows were grouped. Which measures a run has, its
-kind of generator and its objective say (`measures` of both).
+A measure is a class: the sums it takes from each sequence of a batch, and what it reports of their totals. Sums add up
+over sequences, batches and processes, so a report does not depend on how sequences were grouped. The kind of generator
+and the objective say which measures a run has (`measures` of both).
 """
 
 from __future__ import annotations
@@ -20,21 +20,13 @@ from hf_electra_rtd.ops import IGNORED, MaskedSlots, masked_slots, original_ids,
 
 
 class Observation(NamedTuple):
-    """A batch, and what the model said of it. B rows, L tokens, K masked slots.
+    """A batch and the model's output for it. B sequences, L tokens, K masked slots."""
 
-    Attributes:
-        output: an `ElectraRTDOutput`.
-        slots: the masked slots.
-        used: (B, K) bool; whether a slot holds a masked token.
-        real: (B, L) bool; no padding.
-        originals: (B, L); the rows before masking.
-    """
-
-    output: Any
+    output: Any  # an `ElectraRTDOutput`
     slots: MaskedSlots
-    used: Tensor
-    real: Tensor
-    originals: Tensor
+    used: Tensor  # (B, K) bool; the slot holds a masked token
+    real: Tensor  # (B, L) bool; no padding
+    originals: Tensor  # (B, L); the sequences before masking
 
     @property
     def replaced(self) -> Tensor:
@@ -70,33 +62,22 @@ def at_masked(seen: Observation, values_BL: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Measure(ABC):
-    """What all measures have.
+    """What all measures have."""
 
-    Attributes:
-        names: of the sums.
-        num_whole: how many tensors `whole` gives.
-    """
-
-    names: ClassVar[tuple[str, ...]]
-    num_whole: ClassVar[int] = 0
+    names: ClassVar[tuple[str, ...]]  # of the sums
+    num_whole: ClassVar[int] = 0  # tensors that `whole` gives
 
     @abstractmethod
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        """Of each row, in the order of `names`: tensors (B,)."""
+        """The sums of each sequence, in the order of `names`: tensors (B,)."""
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
-        """What is kept of every token of the held-out rows, where sums are not enough: tensors (B, n), -100 where
-        nothing counts."""
+        """Values of every held-out token, where sums are not enough: tensors (B, n), -100 where nothing counts."""
         return ()
 
     @abstractmethod
     def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        """The results, by name.
-
-        Args:
-            totals: of the sums.
-            whole: what `whole` gave, of all rows; empty in training.
-        """
+        """The results by name, from the totals of the sums and `whole` of all sequences (empty in training)."""
 
 
 class Tokens(Measure):
@@ -153,11 +134,7 @@ class SampledTokens(Measure):
 
 
 class MainLoss(Measure):
-    """`discriminator_loss`: the main tower's, in nats a token that counts.
-
-    Args:
-        positions: where the objective's mean is taken.
-    """
+    """`discriminator_loss`, in nats per token of the objective's mean (`positions`)."""
 
     names = ("loss", "tokens")
 
@@ -173,15 +150,9 @@ class MainLoss(Measure):
 
 
 class Detection(Measure):
-    """How well replaced tokens are told from originals, "replaced" being the positive class: `discriminator_auc` (the
-    area under the ROC curve: exact on held-out rows, and not a number where a class is missing; estimated in training,
-    from means and variances of the logits of both classes), `discriminator_precision`, `discriminator_recall`,
-    `discriminator_accuracy`.
-
-    Args:
-        positions: where.
-        suffix: of the names.
-    """
+    """Detection of replaced tokens, the positive class, at some positions: `discriminator_auc` (area under the ROC
+    curve: exact on held-out sequences, NaN where a class is missing; in training estimated from the means and
+    variances of the logits of both classes), `discriminator_precision`, `_recall`, `_accuracy`, each with a suffix."""
 
     names = (
         *("tokens", "replaced", "flagged", "flagged_replaced", "agreed"),
@@ -221,7 +192,7 @@ class Detection(Measure):
 
 
 class MaskedAccuracy(Measure):
-    """`discriminator_masked_accuracy`: how often the main tower's most likely token at a masked position is the
+    """`discriminator_masked_accuracy`: how often the discriminator's most likely token at a masked position is the
     original."""
 
     names = ("correct", "masked")
@@ -235,7 +206,7 @@ class MaskedAccuracy(Measure):
 
 
 class TokenAccuracy(Measure):
-    """How often the main tower's most likely token is the original: `discriminator_token_accuracy` over all real
+    """How often the discriminator's most likely token is the original: `discriminator_token_accuracy` over all real
     tokens, `discriminator_replaced_accuracy` over those that were replaced."""
 
     names = ("correct", "tokens", "correct_replaced", "replaced")
@@ -273,7 +244,7 @@ class CopyProbability(Measure):
 
 
 def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
-    """The sums of all measures, of each row: (B, S)."""
+    """The sums of all measures for each sequence: (B, S)."""
     columns = [column for measure in measures for column in measure.sums(seen)]
     # Sums are exact enough in float64; MPS has none.
     dtype = torch.float32 if columns[0].device.type == "mps" else torch.float64
@@ -283,13 +254,8 @@ def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
 def report_totals(
     measures: Sequence[Measure], totals: Sequence[float], whole: Sequence[np.ndarray] | None = None
 ) -> dict[str, float]:
-    """The results of all measures.
-
-    Args:
-        measures: as they were summed.
-        totals: of the columns of `sum_rows`.
-        whole: what `whole` of each measure gave, in their order, for held-out rows; None in training.
-    """
+    """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences from the
+    tensors of `whole` of each measure, in order."""
     results: dict[str, float] = {}
     sums, tensors = iter(totals), iter(whole or ())
     for measure in measures:
@@ -305,8 +271,7 @@ def _ratio(total: float, count: float) -> float:
 
 
 def _normal_auc(totals: dict[str, float]) -> float:
-    """Area under the ROC curve if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if one is
-    missing."""
+    """AUC if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class is missing."""
     num_replaced, num_original = totals["replaced"], totals["tokens"] - totals["replaced"]
     if not num_replaced or not num_original:
         return 0.5

@@ -1,13 +1,15 @@
 """The generator and the discriminator as one model that trains both.
 
-Shape legend: B rows, L tokens a row, K masked slots a row, V tokens of the vocabulary.
+Shape legend: B sequences, L tokens a sequence, K masked slots a sequence, V tokens of the vocabulary.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -17,6 +19,7 @@ from transformers.utils import ModelOutput
 
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.families import FAMILIES
 from hf_electra_rtd.generators import GeneratorOutput, get_generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
@@ -27,52 +30,34 @@ from hf_electra_rtd.sharing import get_sharing, refuse_other_look_up
 
 @dataclass
 class ElectraRTDOutput(ModelOutput):
-    """Output of [`ElectraForRTDPretraining`]. What was not asked for, or cannot be known, is None.
+    """Output of [`ElectraForRTDPretraining`]. Fields that were not asked for or do not apply are None."""
 
-    Attributes:
-        loss: scalar; the weighted sum of both losses.
-        logits: (B, L); the discriminator's; positive means replaced. Of a main tower that predicts tokens, (B, K, V)
-            or (B, L, V), and only with `output_logits=True`.
-        generator_loss: scalar; mean cross-entropy over the masked slots; None without a generator.
-        discriminator_loss: scalar; the main tower's, as its objective says.
-        generator_predictions: (B, K) int64; the generator's most likely ids.
-        generator_logits: (B, K, V); with `output_generator_logits=True`.
-        corrupted_input_ids: (B, L) int64; what the main tower read.
-        replaced_labels: (B, L) int64; 1 where what it read differs from the original.
-        predictions: (B, K) or (B, L) int64; the most likely ids of a main tower that predicts tokens.
-        copy_probabilities: (B, L); of a main tower with a copy mechanism.
-        generator_token_losses: (B, K); without gradient; 0 in unused slots.
-        discriminator_token_losses: (B, K) or (B, L), where the objective takes its mean; likewise.
-    """
-
-    loss: Tensor | None = None
+    loss: Tensor | None = None  # scalar; the weighted sum of both losses
+    # (B, L) for detection, positive means replaced. For objectives that predict tokens (B, K, V) or (B, L, V), and
+    # only with `output_logits=True`.
     logits: Tensor | None = None
-    generator_loss: Tensor | None = None
-    discriminator_loss: Tensor | None = None
-    generator_predictions: Tensor | None = None
-    generator_logits: Tensor | None = None
-    corrupted_input_ids: Tensor | None = None
-    replaced_labels: Tensor | None = None
-    predictions: Tensor | None = None
-    copy_probabilities: Tensor | None = None
-    generator_token_losses: Tensor | None = None
-    discriminator_token_losses: Tensor | None = None
+    generator_loss: Tensor | None = None  # scalar; mean cross-entropy over the masked slots
+    discriminator_loss: Tensor | None = None  # scalar, as the objective defines it
+    generator_predictions: Tensor | None = None  # (B, K) int64; the generator's most likely ids
+    generator_logits: Tensor | None = None  # (B, K, V); with `output_generator_logits=True`
+    corrupted_input_ids: Tensor | None = None  # (B, L) int64; what the discriminator read
+    replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original
+    predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
+    copy_probabilities: Tensor | None = None  # (B, L); for an objective with a copy mechanism
+    generator_token_losses: Tensor | None = None  # (B, K), without gradient; 0 in unused slots
+    discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
 
 
 class ElectraForRTDPretraining(PreTrainedModel):
-    """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds its fills.
+    """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds the replaced
+    ones.
 
-    Both towers are stock models, `model.generator` an `ElectraForMaskedLM` (None where there is no network) and
-    `model.discriminator`, the main tower, an `ElectraForPreTraining` (or what `config.objective` wants in its place);
-    what they share, `config.sharing` says.
-
-    Args:
-        config: the pair's configuration.
-        generator: a tower to use as it is; by default a new one.
-        discriminator: likewise.
+    Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network),
+    `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective` trains in its place.
+    `config.sharing` says what they share. Towers that are given are used as they are; by default new ones are made.
 
     Raises:
-        ValueError: for a configuration that makes no sense, as `ElectraRTDConfig.check` says.
+        ValueError: for a configuration that makes no sense, see `ElectraRTDConfig.check`.
     """
 
     config: ElectraRTDConfig
@@ -88,7 +73,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _no_split_modules = ["ElectraEmbeddings", "ElectraLayer"]  # noqa: RUF012
+    _no_split_modules = list(FAMILIES["electra"].layers)  # noqa: RUF012
 
     def __init__(
         self,
@@ -111,7 +96,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         for tower in self.towers.values():
             exchange_layers(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
-        self._tied_weights_keys = self.sharing.tied_weights(self.discriminator.electra)
+        self._tied_weights_keys = self.sharing.tied_weights(self.discriminator)
         self.post_init()
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
@@ -122,9 +107,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
     ) -> Any:
-        """Loads the pair, as `PreTrainedModel.from_pretrained` does, but whole or not at all.
+        """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all.
 
-        With `output_loading_info=True` the report is returned and nothing is refused for what stands in it.
+        With `output_loading_info=True` the report is returned and nothing is refused.
 
         Raises:
             ValueError: as `hf_electra_rtd.towers.load_whole` does.
@@ -154,40 +139,59 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
         Args:
             generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one.
-            discriminator: likewise. What is shared is taken from it; where the generator's differs, a warning says so.
-            **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...), its `generator` by the name of
-                `generator_type`, which a tower has taken here; the others go to
-                `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`: float32 unless given, ...).
+            discriminator: likewise. Shared tensors are taken from it, with a warning where the generator's differ.
+            **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...), its `generator` under the name
+                `generator_type`; the others go to `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`:
+                float32 unless given, ...).
         """
         config, pair = towers.load_towers(generator, discriminator, **kwargs)
         return cls(config, pair["generator"], pair["discriminator"])
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-        """Writes `directory/generator` (where there is one) and `directory/discriminator`, the main tower: native
-        checkpoints that need no plug-in.
-
-        Args:
-            directory: made where it does not exist.
-            tokenizer: written into both, with a `vocab.txt` for tools that know no `tokenizer.json`.
+        """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints that
+        load without this package, each with the tokenizer and a `vocab.txt` for tools that do not read
+        `tokenizer.json`.
         """
         exported = {"discriminator": self.sharing.exported_tensors(self.generator, self.discriminator)}
         pair = {name: (tower, exported.get(name)) for name, tower in self.towers.items()}
         towers.save_towers(pair, directory, tokenizer)
 
+    def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
+        self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
+    ) -> str:
+        """Uploads both towers as one model, with a card; a card that is there already stays. To publish single towers
+        with the record of their run, use `RTDTrainer.push_to_hub`.
+
+        Arguments are as in `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`commit_message`,
+        `revision`, `create_pr`, ...). Returns the address of the commit.
+        """
+        from huggingface_hub import CommitOperationAdd, HfApi
+
+        from hf_electra_rtd.publishing.card import model_card
+
+        api = HfApi(token=token)
+        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
+        with tempfile.TemporaryDirectory() as directory:
+            self.save_pretrained(directory)
+            if not api.file_exists(repo_id, "README.md"):
+                Path(directory, "README.md").write_text(model_card(self.config.to_dict(), repo_id), encoding="utf-8")
+            files = [CommitOperationAdd(path.name, path) for path in sorted(Path(directory).iterdir())]
+            return str(api.create_commit(repo_id, files, **{"commit_message": "Upload the model", **commit}))
+
     @property
     def towers(self) -> dict[str, Any]:
-        """The towers that there are, by name."""
+        """The towers by name; `generator` only if there is one."""
         both = {"generator": self.generator, "discriminator": self.discriminator}
         return {name: tower for name, tower in both.items() if tower is not None}
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """What is metered in training and evaluated on held-out rows."""
+        """What is metered in training and evaluated on held-out sequences."""
         return (*self.proposals.measures, *self.objective.measures)
 
     def native_discriminator(self) -> Any:
-        """The main tower as a model that stands alone: the one that is trained, or, where that one looks words up in
-        the generator's tables too (`sharing="gdes"`), a copy with tables of its own."""
+        """The discriminator as a model of its own: the one that is trained, or, with `sharing="gdes"`, a copy with the
+        sums of its own and the generator's tables."""
         tensors = self.sharing.exported_tensors(self.generator, self.discriminator)
         if tensors is None:
             return self.discriminator
@@ -207,8 +211,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         position_ids: Tensor | None = None,
         output_logits: bool = False,
     ) -> GeneratorOutput | None:
-        """The generator's loss at the masked slots of the masked rows `input_ids` (B, L), its most likely ids, and ids
-        that are drawn as `sampling` says; None where nothing is generated."""
+        """Runs the generator on the masked `input_ids` (B, L): loss at the masked slots, most likely ids, and ids
+        sampled as `sampling` says. None without a generator."""
         return self.proposals(
             self.generator,
             slots,
@@ -221,7 +225,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         )
 
     def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
-        """The masked rows `input_ids` (B, L) with the drawn ids `sampled` (B, K) in the masked slots: (B, L)."""
+        """Puts the sampled ids (B, K) into the masked slots of `input_ids` (B, L)."""
         return replace_at(input_ids, slots, sampled)
 
     def discriminate(
@@ -234,8 +238,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         position_ids: Tensor | None = None,
         output_logits: bool = False,
     ) -> MainOutput:
-        """What the main tower says of the corrupted rows `input_ids` (B, L); without the originals (B, L) and the
-        slots there is no loss. `output_logits`: return those of a tower that predicts tokens, too."""
+        """Runs the discriminator on the corrupted `input_ids` (B, L). The loss needs the originals (B, L) and the
+        slots. `output_logits`: also return the logits of an objective that predicts tokens."""
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, position_ids)
         batch = CorruptedBatch(input_ids, look_up, originals, slots, attention_mask, token_type_ids, position_ids)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
@@ -257,18 +261,17 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
         Args:
             input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
-            attention_mask: (B, L), 1 for real tokens. None, for rows without padding, is faster than all ones.
-            token_type_ids: (B, L).
-            position_ids: (B, L).
+            attention_mask: (B, L), 1 for real tokens. None, for sequences without padding, is faster than all ones.
+            token_type_ids, position_ids: (B, L).
             masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
             labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
-                discriminator judges the rows as they are, or `corrupted_input_ids`.
+                discriminator reads the sequences as they are, or `corrupted_input_ids`.
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
             corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
                 skipped.
-            output_generator_logits: return `generator_logits`.
-            output_logits: return the `logits` of a main tower that predicts tokens, too.
+            output_generator_logits, output_logits: return `generator_logits`, and the `logits` of a discriminator that
+                predicts tokens.
 
         Raises:
             ValueError: for labels of a shape that fits neither form.
@@ -287,7 +290,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         slots = masked_slots(input_ids, masked_positions, labels)
         sampling = None
         if corrupted_input_ids is None and self.config.has_generator:
-            sampling = self._sampling(slots, sampling_uniforms)
+            if sampling_uniforms is None:
+                sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=labels.device)
+            sampling = Sampling(sampling_uniforms, self.config.temperature, self.config.disallow_correct)
         generated = self.generate(input_ids, slots, sampling, *inputs, output_logits=output_generator_logits)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
@@ -320,11 +325,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
             **of_generator,
         )
 
-    def _sampling(self, slots: MaskedSlots, uniforms: Tensor | None) -> Sampling:
-        if uniforms is None:
-            uniforms = torch.rand(*slots.labels.shape, 2, device=slots.labels.device)
-        return Sampling(uniforms, self.config.temperature, self.config.disallow_correct)
-
     # ---- Embeddings ----
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -336,10 +336,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
-        """Resizes the word tables of both towers and the generator's output layer; what was tied stays tied.
-
-        Args and return value as in `PreTrainedModel.resize_token_embeddings`.
-        """
+        """As in `PreTrainedModel`: the word tables of both towers and the generator's output layer. Ties stay."""
         if new_num_tokens is None and pad_to_multiple_of is None:
             return self.get_input_embeddings()
         before = self.get_input_embeddings().num_embeddings

@@ -1,11 +1,11 @@
-"""What the main tower learns: the paper's Table 5.
+"""What the discriminator learns: the paper's Table 5.
 
-An objective is a class: which stock model the main tower is, how its loss is computed, and what is measured of it.
-Whether there is a generator and how the losses are weighed, `hf_electra_rtd.configuration_electra_rtd` says. The model
-chooses one at construction and never asks for its name again.
+An objective is a class: which stock model the discriminator is, how its loss is computed, and what is measured.
+`OBJECTIVE_TRAITS` of the configuration says whether there is a generator and how the losses are weighted. The model
+chooses its objective once, at construction; nothing else depends on the name.
 
-Notation: x the original row, x^c the corrupted one (every masked token replaced by a sample of the generator), m the
-masked positions.
+Notation: x the original sequence, x^c the corrupted one (every masked token replaced by a sample of the generator), m
+the masked positions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
-from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
+from transformers import PreTrainedModel
 
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.families import FAMILIES, family_of
 from hf_electra_rtd.generators import predict_slots
 from hf_electra_rtd.measures import (
     CopyProbability,
@@ -35,29 +35,19 @@ from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replaced_token_los
 
 
 class CorruptedBatch(NamedTuple):
-    """What the main tower sees, and what it is judged by. B rows, L tokens, K masked slots.
+    """The discriminator's input and its targets. B sequences, L tokens, K masked slots."""
 
-    Attributes:
-        input_ids: (B, L), sampled tokens in place of the masked ones ([MASK] where there is no generator).
-        look_up: keyword arguments that give the tower these ids: `input_ids`, or `inputs_embeds` (B, L, E).
-        original_ids: (B, L), the rows before masking; None where they are not known.
-        slots: the masked slots with their original ids; None likewise.
-        attention_mask: (B, L) or None.
-        token_type_ids: (B, L) or None.
-        position_ids: (B, L) or None.
-    """
-
-    input_ids: Tensor
-    look_up: dict[str, Tensor]
-    original_ids: Tensor | None
-    slots: MaskedSlots | None
-    attention_mask: Tensor | None
-    token_type_ids: Tensor | None
-    position_ids: Tensor | None
+    input_ids: Tensor  # (B, L), samples in place of the masked tokens ([MASK] where there is no generator)
+    look_up: dict[str, Tensor]  # how the tower gets these ids: `input_ids`, or `inputs_embeds` (B, L, E)
+    original_ids: Tensor | None  # (B, L), before masking; None where not known
+    slots: MaskedSlots | None  # likewise
+    attention_mask: Tensor | None  # (B, L)
+    token_type_ids: Tensor | None  # (B, L)
+    position_ids: Tensor | None  # (B, L)
 
     @property
     def replaced_labels(self) -> Tensor | None:
-        """(B, L) int64, 1 where the main tower sees another token than the original."""
+        """(B, L) int64, 1 where the input differs from the original; None without originals."""
         return None if self.original_ids is None else self.input_ids.ne(self.original_ids).long()
 
     @property
@@ -72,46 +62,34 @@ class CorruptedBatch(NamedTuple):
 
 
 class MainOutput(NamedTuple):
-    """What the main tower says.
+    """The discriminator's output."""
 
-    Attributes:
-        loss: None where there are no labels.
-        logits: (B, L), positive means replaced; or (B, K, V) at the masked slots; or (B, L, V). Of a tower that
-            predicts tokens, None where there are labels and logits were not asked for.
-        predictions: most likely ids, (B, K) or (B, L); None for towers that do not predict tokens.
-        copy_probabilities: (B, L); None without a copy mechanism.
-    """
-
-    loss: LossSum | None
+    loss: LossSum | None  # None without labels
+    # (B, L), positive means replaced; or (B, K, V) at the masked slots, or (B, L, V), both only without labels or if
+    # asked for.
     logits: Tensor | None
-    predictions: Tensor | None = None
-    copy_probabilities: Tensor | None = None
+    predictions: Tensor | None = None  # (B, K) or (B, L), most likely ids, of objectives that predict tokens
+    copy_probabilities: Tensor | None = None  # (B, L), of a copy mechanism
 
 
 class Objective(ABC):
-    """What all objectives have.
-
-    Attributes:
-        name: in a configuration.
-        main_tower_class: the stock model of the main tower.
-        measures: what is metered and evaluated of it.
-    """
+    """What all objectives have."""
 
     name: ClassVar[str]
-    main_tower_class: ClassVar[type[PreTrainedModel]]
+    main_tower_class: ClassVar[type[PreTrainedModel]]  # the stock model of the discriminator
     measures: ClassVar[tuple[Measure, ...]]
 
     def make_head(self, config: Any) -> nn.Module | None:
-        """What the objective learns besides the towers; not exported with them."""
+        """A head that is trained with the towers but not exported with them; None without one."""
         return None
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        """How many tokens the loss of a batch is a mean over: a scalar."""
+        """The number of tokens that the loss of a batch is a mean over: a scalar."""
         return _num_real(input_ids, attention_mask)
 
     @abstractmethod
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
-        """What the main tower says of a batch, and the loss. `output_logits`: return those over the vocabulary too."""
+        """Runs the discriminator on a batch. `output_logits`: also return logits over the vocabulary."""
 
 
 def _num_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -133,7 +111,7 @@ class ReplacedTokenDetection(Objective):
     """
 
     name = "rtd"
-    main_tower_class = ElectraForPreTraining
+    main_tower_class = FAMILIES["electra"].detector
     measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_all), Detection(at_all))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
@@ -173,7 +151,7 @@ class MaskedLM(Objective):
     """
 
     name = "mlm"
-    main_tower_class = ElectraForMaskedLM
+    main_tower_class = FAMILIES["electra"].masked_lm
     measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_masked), MaskedAccuracy())
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
@@ -207,15 +185,15 @@ class AllTokensMLM(Objective):
     """
 
     name = "all_tokens_mlm"
-    main_tower_class = ElectraForMaskedLM
+    main_tower_class = FAMILIES["electra"].masked_lm
     measures = (MainLoss(at_all), TokenAccuracy(), CopyProbability())
 
     def make_head(self, config: Any) -> nn.Module:
-        return ElectraDiscriminatorPredictions(config)
+        return family_of(config).detection_head(config)
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
-        hidden_BLH = tower.electra(**batch.tower_inputs).last_hidden_state
-        logits_BLV = tower.generator_lm_head(tower.generator_predictions(hidden_BLH))
+        hidden_BLH = tower.base_model(**batch.tower_inputs).last_hidden_state
+        logits_BLV = tower.get_output_embeddings()(getattr(tower, family_of(tower).transform)(hidden_BLH))
         copy_BL = head(hidden_BLH)
         copy_BL = copy_BL if copy_BL.dtype.itemsize >= 4 else copy_BL.float()
         # The copied token has C + (1 - C) p, any other (1 - C) p: the mode is one of two tokens.

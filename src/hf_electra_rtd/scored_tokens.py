@@ -1,4 +1,4 @@
-"""Tokens as the discriminator judges them, and their rows as aligned lines on a terminal."""
+"""Tokens with the discriminator's scores, printed as aligned lines on a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 
-# What marks and colours mean, in rich's markup.
+# The meaning of marks and colors, in the markup of rich.
 LEGEND = (
     "Replaced tokens: found [bold green]100%![/], missed [bold yellow]0%?[/]; originals: taken for replaced "
     "[bold red]100%x[/]. (*) masked, but the generator was right."
@@ -15,20 +15,20 @@ LEGEND = (
 
 
 @dataclass(frozen=True)
-class JudgedToken:
-    """A token of a row: what stood there, what the discriminator read, whether it was masked, P(replaced)."""
+class ScoredToken:
+    """A token with the discriminator's score."""
 
     original: str
-    corrupted: str
+    corrupted: str  # what the discriminator read
     masked: bool
-    probability: float
+    probability: float  # of "replaced"
 
     @property
     def replaced(self) -> bool:
         return self.original != self.corrupted
 
 
-def judged_cells(token: JudgedToken) -> tuple[Any, Any, Any]:
+def scored_cells(token: ScoredToken) -> tuple[Any, Any, Any]:
     """The token as a column of three cells (original, corrupted, P(replaced)) for `print_columns`."""
     from rich.text import Text
 
@@ -46,32 +46,23 @@ def judged_cells(token: JudgedToken) -> tuple[Any, Any, Any]:
 
 
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Any]], console: Any) -> None:
-    """Prints columns side by side, folded to the width of the terminal.
-
-    Args:
-        labels: one for each line, printed at its left.
-        columns: of `rich.text.Text` cells, as many in each as there are labels.
-        console: a `rich.console.Console`.
+    """Prints columns of `rich.text.Text` cells side by side, folded to the width of a `rich.console.Console`, with
+    the label of each line at its left.
     """
     from rich.text import Text
 
     margin = max(map(len, labels)) + 2
-    lines: list[Any] = []
-    used = margin
-
-    def flush() -> None:
-        for label, line in zip(labels, lines, strict=True):
-            console.print(Text(label.ljust(margin), style="dim").append_text(line), no_wrap=True, crop=True)
-        console.print()
-
+    blocks: list[list[Any]] = []
+    used = 0
     for cells in columns:
         width = max(cell.cell_len for cell in cells) + 2
-        if lines and used + width > console.width:
-            flush()
-            lines, used = [], margin
-        lines = lines or [Text() for _ in labels]
-        for line, cell in zip(lines, cells, strict=True):
+        if not blocks or used + width > console.width:
+            blocks.append([Text(label.ljust(margin), style="dim") for label in labels])
+            used = margin
+        for line, cell in zip(blocks[-1], cells, strict=True):
             line.append_text(cell).append(" " * (width - cell.cell_len))
         used += width
-    if lines:
-        flush()
+    for lines in blocks:
+        for line in lines:
+            console.print(line, no_wrap=True, crop=True)
+        console.print()

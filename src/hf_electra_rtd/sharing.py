@@ -1,8 +1,8 @@
 """What the generator and the discriminator share.
 
-A mode of sharing is a class: which tensors are one, and how the main tower looks ids up. Tied means the same storage,
-before and after saving and loading; `transformers` does the tying, from explicit names (patterns and shared modules do
-not survive `from_pretrained`).
+A mode of sharing is a class: which tensors are one, and how the discriminator looks up ids. Tied means the same
+storage, before and after saving and loading; `transformers` ties them, from explicit names (patterns and shared
+modules do not survive `from_pretrained`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.configuration_electra_rtd import SHARED_SIZES
+from hf_electra_rtd.families import family_of
 
 
 class Sharing:
@@ -22,24 +23,24 @@ class Sharing:
 
     name: ClassVar[str]
 
-    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
-        """Names of parameters, relative to both towers' `electra`, that are one tensor in both."""
+    def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        """Names of the parameters of both towers' base models that are one tensor in both."""
         return ()
 
-    def starting_parameters(self, electra: nn.Module) -> Iterable[str]:
-        """Names of parameters, likewise, in which a new tower begins as a trained one."""
-        return self.shared_parameters(electra)
+    def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        """Names of the parameters, likewise, that a new tower takes from a trained one."""
+        return self.shared_parameters(encoder)
 
-    def tied_weights(self, electra: nn.Module) -> dict[str, str]:
+    def tied_weights(self, discriminator: Any) -> dict[str, str]:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
-        return {
-            f"generator.electra.{name}": f"discriminator.electra.{name}" for name in self.shared_parameters(electra)
-        }
+        prefix = discriminator.base_model_prefix
+        names = self.shared_parameters(discriminator.base_model)
+        return {f"generator.{prefix}.{name}": f"discriminator.{prefix}.{name}" for name in names}
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
-        """Keyword arguments that give the main tower these ids (B, L)."""
+        """Keyword arguments that give the discriminator these ids (B, L)."""
         return {"input_ids": input_ids}
 
     def begin(self, generator: Any, discriminator: Any) -> None:
@@ -67,8 +68,8 @@ class WordSharing(Sharing):
 
     name = "word"
 
-    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
-        return ("embeddings.word_embeddings.weight",)
+    def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        return (f"{family_of(encoder).word_table}.weight",)
 
 
 class EmbeddingSharing(Sharing):
@@ -80,8 +81,9 @@ class EmbeddingSharing(Sharing):
 
     name = "embeddings"
 
-    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
-        return (name for name, _ in electra.named_parameters() if name.startswith("embeddings."))
+    def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        block = family_of(encoder).embeddings
+        return (f"{block}.{name}" for name, _ in encoder.get_submodule(block).named_parameters())
 
 
 class FullSharing(Sharing):
@@ -89,8 +91,8 @@ class FullSharing(Sharing):
 
     name = "all"
 
-    def shared_parameters(self, electra: nn.Module) -> Iterable[str]:
-        return (name for name, _ in electra.named_parameters())
+    def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        return (name for name, _ in encoder.named_parameters())
 
 
 class GradientDisentangledSharing(Sharing):
@@ -103,63 +105,56 @@ class GradientDisentangledSharing(Sharing):
     """
 
     name = "gdes"
-    _tables = ("word_embeddings", "position_embeddings")
 
-    def starting_parameters(self, electra: nn.Module) -> Iterable[str]:
-        return [f"embeddings.{table}.weight" for table in self._tables]
+    def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
+        return [f"{table}.weight" for table in _tables(encoder)]
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
-        tables, deltas = generator.electra.embeddings, discriminator.electra.embeddings
+        words, positions = (generator.base_model.get_submodule(name).weight.detach() for name in _tables(generator))
         if position_ids is None:
-            position_ids = deltas.position_ids[:, : input_ids.shape[1]]
-        words = F.embedding(input_ids, tables.word_embeddings.weight.detach()) + deltas.word_embeddings(input_ids)
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        looked_up = F.embedding(input_ids, words) + discriminator.get_input_embeddings()(input_ids)
         # The tower adds its own position table, which holds deltas, to whatever embeddings it is given.
-        return {"inputs_embeds": words + F.embedding(position_ids, tables.position_embeddings.weight.detach())}
+        return {"inputs_embeds": looked_up + F.embedding(position_ids, positions)}
 
     @torch.no_grad()
     def begin(self, generator: Any, discriminator: Any) -> None:
-        for table in self._tables:
-            getattr(discriminator.electra.embeddings, table).weight.zero_()
+        for table in _tables(discriminator):
+            discriminator.base_model.get_submodule(table).weight.zero_()
 
     @torch.no_grad()
     def join(self, generator: Any, discriminator: Any) -> None:
-        for table in self._tables:
-            weight = getattr(discriminator.electra.embeddings, table).weight
-            weight.sub_(getattr(generator.electra.embeddings, table).weight)
+        for table in _tables(discriminator):
+            weight = discriminator.base_model.get_submodule(table).weight
+            weight.sub_(generator.base_model.get_submodule(table).weight)
 
     @torch.no_grad()
     def resized(self, discriminator: Any, num_old_tokens: int) -> None:
-        discriminator.electra.embeddings.word_embeddings.weight[num_old_tokens:].zero_()
+        discriminator.get_input_embeddings().weight[num_old_tokens:].zero_()
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         tensors: dict[str, Tensor] = dict(discriminator.state_dict())
-        for table in self._tables:
-            name = f"electra.embeddings.{table}.weight"
+        for table in _tables(discriminator):
+            name = f"{discriminator.base_model_prefix}.{table}.weight"
             tensors[name] = tensors[name] + generator.state_dict()[name]
         return tensors
 
 
-_ALL: tuple[type[Sharing], ...] = (
-    NoSharing,
-    WordSharing,
-    EmbeddingSharing,
-    FullSharing,
-    GradientDisentangledSharing,
-)
+def _tables(tower: Any) -> tuple[str, str]:
+    """The look-up tables that hold deltas, by their names in the base model."""
+    family = family_of(tower)
+    return family.word_table, family.position_table
+
+
+_ALL = (NoSharing, WordSharing, EmbeddingSharing, FullSharing, GradientDisentangledSharing)
 SHARING: dict[str, type[Sharing]] = {mode.name: mode for mode in _ALL}
 assert SHARING.keys() == SHARED_SIZES.keys()
 
 
 def get_sharing(name: str) -> Sharing:
-    """The mode of that name.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name not in SHARING:
-        raise ValueError(f"There is no sharing={name!r}. Known are: {', '.join(map(repr, SHARING))}.")
+    """The mode of that name; the configuration has checked that there is one."""
     return SHARING[name]()
 
 

@@ -1,4 +1,4 @@
-"""From native towers to the pair, and from the pair to native towers."""
+"""Native towers: loaded whole or not at all, joined, and written."""
 
 from __future__ import annotations
 
@@ -12,20 +12,17 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import ElectraForMaskedLM, PreTrainedModel
+from transformers import ElectraForMaskedLM, PreTrainedConfig, PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import (
-    ElectraRTDConfig,
-    needs_generator_network,
-    refuse_unknown_names,
-)
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, needs_generator_network, refuse_unknown_names
+from hf_electra_rtd.data.tokenization import save_tokenizer
+from hf_electra_rtd.families import FAMILIES
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.sharing import get_sharing
 
 
 logger = logging.getLogger(__name__)
 
-VOCABULARY_FILE = "vocab.txt"
 CONFIG_FILE = "config.json"
 PICKLE_FILE = "pytorch_model.bin"
 
@@ -38,34 +35,26 @@ def load_towers(
     discriminator: str | os.PathLike[str] | PreTrainedModel,
     **kwargs: Any,
 ) -> tuple[ElectraRTDConfig, dict[str, Any]]:
-    """Loads two native towers and derives the configuration of their pair.
-
-    Args:
-        generator: a directory, a Hub id, or a model; None where there is no generator network.
-        discriminator: likewise.
-        **kwargs: fields of `ElectraRTDConfig`, its `generator` by the name of `generator_type`; the others go to
-            `from_pretrained`.
-
-    Returns:
-        The configuration, and `{"generator": ..., "discriminator": ...}`.
+    """Loads two native towers and derives the configuration that joins them: returns the configuration, and
+    `{"generator": ..., "discriminator": ...}`. `kwargs` are as in
+    `ElectraForRTDPretraining.from_generator_discriminator_pretrained`.
 
     Raises:
-        ValueError: where there is a tower too few or too many, or they have different vocabularies or cannot share,
-            or one cannot be loaded whole.
+        ValueError: for a tower too few or too many, different vocabularies, sizes that cannot be shared, or a tower
+            that cannot be loaded whole.
     """
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
+    options.setdefault("objective", ElectraRTDConfig.objective)
     if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
         raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     refuse_unknown_names(options)
     if needs_generator_network(**options) != (generator is not None):
-        what = f"objective={options.get('objective', ElectraRTDConfig.objective)!r}"
-        what += f" with generator_type={options['generator']!r}"
+        what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
         raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
-    objective = get_objective(options.get("objective", ElectraRTDConfig.objective))
-    main: Any = _load(objective.main_tower_class, discriminator, kwargs)
-    fills: Any = None if generator is None else _load(ElectraForMaskedLM, generator, kwargs)
+    main: Any = _load(get_objective(options["objective"]).main_tower_class, discriminator, kwargs)
+    fills: Any = None if generator is None else _load(FAMILIES["electra"].masked_lm, generator, kwargs)
     pair = {"generator": fills, "discriminator": main}
     config = ElectraRTDConfig(
         generator_config=None if fills is None else fills.config,
@@ -74,7 +63,7 @@ def load_towers(
     )
     if config.has_generator_network:
         sharing = get_sharing(config.sharing)
-        _warn_where_tying_overwrites(pair, sharing.tied_weights(main.electra))
+        _warn_where_tying_overwrites(pair, sharing.tied_weights(main))
         sharing.join(fills, main)
     return config, pair
 
@@ -84,23 +73,14 @@ def _load(
 ) -> PreTrainedModel:
     if isinstance(tower, PreTrainedModel):
         if not isinstance(tower, model_class):
-            raise ValueError(f"This tower must be an {model_class.__name__}, but is a {type(tower).__name__}.")
+            raise ValueError(f"The tower must be an {model_class.__name__}, but is a {type(tower).__name__}.")
         return tower
     return load_tower(model_class, tower, **kwargs)
 
 
 def load_tower(model_class: type[PreTrainedModel], source: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """Loads a native tower whole, in float32 unless told otherwise.
-
-    Args:
-        model_class: `ElectraForMaskedLM` or `ElectraForPreTraining`.
-        source: a directory, or a Hub id.
-        **kwargs: of `from_pretrained`.
-
-    Raises:
-        ValueError: as `load_whole` does.
-    """
-    # Training wants float32 parameters; `from_pretrained` would keep the precision of the file.
+    """Loads a native tower from a directory or Hub id as `load_whole` does, in float32 unless `dtype` is given."""
+    # Training needs float32 parameters; `from_pretrained` keeps the precision of the file.
     options = {"dtype": torch.float32, **kwargs}
     model, _ = load_whole(model_class.from_pretrained, model_class, source, **options)
     return model
@@ -109,21 +89,13 @@ def load_tower(model_class: type[PreTrainedModel], source: str | os.PathLike[str
 def load_whole(
     load: Callable[..., Any], model_class: type[PreTrainedModel], source: str | os.PathLike[str] | None, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a model, and refuses what `from_pretrained` lets pass: tensors that are missing, which it would draw at
-    random, and tensors that it would leave aside.
-
-    Args:
-        load: the `from_pretrained` that does the work.
-        model_class: what is loaded.
-        source: a directory, or a Hub id.
-        **kwargs: of `from_pretrained`; with `ignore_mismatched_sizes=True`, tensors of another shape are drawn anew.
-
-    Returns:
-        The model, and the report of what was loaded.
+    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`, and refuses what that accepts: missing tensors,
+    which it would draw at random, and unknown tensors, which it would ignore. (With `ignore_mismatched_sizes=True`,
+    tensors of another shape are drawn anew.) Returns the model and the loading info.
 
     Raises:
-        ValueError: for a source that does not exist or cannot be reached, is of another type of model, holds a pickle
-            in place of safetensors, is damaged, or has tensors missing, foreign, or of another shape.
+        ValueError: for a source that does not exist or cannot be reached, holds another type of model or a pickle, is
+            damaged, or has missing, unknown or wrongly shaped tensors.
     """
     if source is not None:
         _check_source(model_class, source, kwargs)
@@ -132,27 +104,27 @@ def load_whole(
     try:
         model, report = load(source, **options)
     except SafetensorError as error:
-        raise ValueError(f"The weights of {source} are damaged, or are not safetensors: {error}.") from None
+        raise ValueError(f"The weights of {source} are damaged or are not safetensors: {error}.") from None
     except OSError as error:
         raise ValueError(_unreachable(source, error)) from None
-    problems = [
-        _problem("lacks tensors", report["missing_keys"]),
-        _problem(f"holds tensors that are foreign to {model_class.__name__}", report["unexpected_keys"]),
-    ]
-    if not mismatches_allowed:
-        shapes = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
-        problems.append(_problem("holds tensors of another shape than its configuration says", shapes))
-    if any(problems):
+    found = {
+        "lacks tensors": report["missing_keys"],
+        f"holds tensors unknown to {model_class.__name__}": report["unexpected_keys"],
+        "holds tensors of another shape than its configuration says": []
+        if mismatches_allowed
+        else [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]],
+    }
+    problems = [f"{what}: {listed(names)}" for what, names in found.items() if names]
+    if problems:
         made_as = ", ".join(model.config.architectures or ()) or "something else"
         raise ValueError(
-            f"{source} is not a whole {model_class.__name__} (it was saved as {made_as}): it "
-            f"{'; it '.join(filter(None, problems))}."
+            f"{source} is not a whole {model_class.__name__} (it was saved as {made_as}): it {'; it '.join(problems)}."
         )
     return model, report
 
 
 def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """The `config.json` of a directory or a Hub id; of `kwargs`, what says where it lies is used.
+    """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`).
 
     Raises:
         ValueError: if there is none, or it cannot be read or reached.
@@ -160,13 +132,11 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
     name, subfolder = os.fspath(source), kwargs.get("subfolder", "")
     directory = Path(name, subfolder)
     if Path(name).is_file():
-        raise ValueError(f"{name} is a file: name the directory that it lies in.")
+        raise ValueError(f"{name} is a file. Name its directory.")
     if not Path(name).is_dir():
         # A Hub id is `name` or `owner/name`; everything else can only be meant as a path.
         if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
             raise ValueError(f"There is no directory {name}.")
-        from transformers import PreTrainedConfig
-
         try:
             hub_options = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
             return dict(PreTrainedConfig.get_config_dict(name, **hub_options)[0])
@@ -174,7 +144,9 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
             raise ValueError(_unreachable(name, error)) from None
     path = directory / CONFIG_FILE
     if not path.is_file():
-        raise ValueError(f"{directory} holds no model: there is no {CONFIG_FILE} in it.")
+        raise ValueError(
+            f"{directory} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a tower."
+        )
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -185,7 +157,6 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
-    """What can be said before anything is loaded."""
     directory = Path(source, kwargs.get("subfolder", ""))
     if kwargs.get("config") is None:
         config = read_config(source, **kwargs)
@@ -193,19 +164,19 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
         found = config.get("model_type", expected)
         if found != expected:
             inside = [str(directory / name) for name in ("generator", "discriminator") if (directory / name).is_dir()]
-            hint = f" Its towers lie in {' and '.join(inside)}." if inside else ""
+            hint = f" Its towers are {' and '.join(inside)}." if inside else ""
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
         if list(directory.glob("pytorch_model*.bin*")):
             raise ValueError(f"{directory} holds its weights as a pickle. {pickle_remedy(directory)}")
-        raise ValueError(f"{directory} holds no weights: there is no model.safetensors in it.")
+        raise ValueError(f"{directory} holds no weights: it has no model.safetensors.")
 
 
 def pickle_remedy(directory: Path) -> str:
-    """Why a pickle is not read, and a command that turns one of tensors, and of nothing else, into safetensors."""
+    """Why a pickle is not read, and the command that converts one."""
     pickle, converted = repr(str(directory / PICKLE_FILE)), repr(str(directory / "model.safetensors"))
     return (
-        "A pickle could run any code, and is not read. If you trust where it comes from, convert it:\n"
+        "A pickle can run any code, so it is not read. If you trust its source, convert it:\n"
         'python -c "import torch, safetensors.torch as st; st.save_file({name: tensor.contiguous().clone() for name, '
         f"tensor in torch.load({pickle}, map_location='cpu', weights_only=True).items()}}, {converted}, "
         "{'format': 'pt'})\""
@@ -215,8 +186,8 @@ def pickle_remedy(directory: Path) -> str:
 def _unreachable(source: Any, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0].rstrip(".")
     return (
-        f"{source} cannot be loaded: it is no directory here, and the Hub does not give it as safetensors. Check the "
-        f"name, the network (HF_HUB_OFFLINE), and for a private model the login (hf auth login). ({reason}.)"
+        f"{source} cannot be loaded: there is no such directory, and the Hub does not give it as safetensors. Check "
+        f"the name, the network (HF_HUB_OFFLINE), and for a private model the login (hf auth login). ({reason}.)"
     )
 
 
@@ -224,11 +195,6 @@ def listed(names: Iterable[str]) -> str:
     """The first names of a list, and how many more there are."""
     names = sorted(names)
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
-
-
-def _problem(what: str, names: Iterable[str]) -> str:
-    names = list(names)
-    return f"{what}: {listed(names)}" if names else ""
 
 
 def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> None:
@@ -239,7 +205,7 @@ def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> 
             differing.append(name)
     if differing:
         logger.warning(
-            f"Sharing replaces these tensors of the generator by the discriminator's, which differ: "
+            f"Sharing replaces tensors of the generator by the discriminator's, although they differ: "
             f"{', '.join(differing)}. Use sharing='none' to keep both."
         )
 
@@ -249,26 +215,11 @@ def save_towers(
     directory: str | os.PathLike[str],
     tokenizer: Any = None,
 ) -> None:
-    """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer and its `vocab.txt`.
-
-    Args:
-        towers: by name; each with its tensors, where they are not those that it holds.
-        directory: made where it does not exist.
-        tokenizer: a tokenizer, or None.
+    """Writes each tower (by name, with the tensors to write, or None for its own) as a native checkpoint into
+    `directory/<name>`, with the tokenizer and its `vocab.txt`.
     """
     for name, (tower, tensors) in towers.items():
         path = Path(directory) / name
         tower.save_pretrained(path, state_dict=tensors)
         if tokenizer is not None:
             save_tokenizer(tokenizer, path)
-
-
-def save_tokenizer(tokenizer: Any, directory: str | os.PathLike[str]) -> None:
-    """Writes the tokenizer, and the `vocab.txt` that `transformers` 5 no longer writes but older tools read."""
-    tokenizer.save_pretrained(directory)
-    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    if [index for _, index in vocabulary] != list(range(len(vocabulary))):
-        logger.warning(f"No {VOCABULARY_FILE} is written to {directory}: the tokenizer's ids have gaps.")
-        return
-    text = "".join(f"{token}\n" for token, _ in vocabulary)
-    (Path(directory) / VOCABULARY_FILE).write_text(text, encoding="utf-8")

@@ -102,18 +102,22 @@ def test_slots_from_labels_name_every_label_once(rows, length, share, seed):
         assert len(set(positions)) == len(positions)
 
 
-def test_labels_of_another_shape_are_refused():
-    ids, positions = torch.zeros(2, 5, dtype=torch.long), torch.zeros(2, 2, dtype=torch.long)
-    with pytest.raises(ValueError, match="labels must have that shape"):
-        masked_slots(ids, positions, torch.zeros(2, 5, dtype=torch.long))
-    with pytest.raises(ValueError, match="shape of input_ids"):
-        masked_slots(ids, None, torch.zeros(2, 2, dtype=torch.long))
+def _zeros(*shape):
+    return torch.zeros(shape, dtype=torch.long)
 
 
-def test_more_slots_than_tokens_in_a_row_are_refused():
-    candidates = torch.ones(2, 4, dtype=torch.bool)
-    with pytest.raises(ValueError, match="5 masked slots for rows of 4 tokens"):
-        choose_masked_positions(candidates, torch.rand(2, 4), torch.tensor([4, 4]), 5)
-    ids, wide = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 5, dtype=torch.long)
-    with pytest.raises(ValueError, match="5 masked slots for rows of 4 tokens"):
-        masked_slots(ids, wide, wide)
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: masked_slots(_zeros(2, 5), _zeros(2, 2), _zeros(2, 5)), "shape of masked_positions"),
+        (lambda: masked_slots(_zeros(2, 5), None, _zeros(2, 2)), "shape of input_ids"),
+        (lambda: masked_slots(_zeros(2, 4), _zeros(2, 5), _zeros(2, 5)), "5 masked slots for sequences of 4 tokens"),
+        (
+            lambda: choose_masked_positions(torch.ones(2, 4).bool(), torch.rand(2, 4), torch.tensor([4, 4]), 5),
+            "5 masked slots for sequences of 4 tokens",
+        ),
+    ],
+)
+def test_slots_that_do_not_fit_are_refused(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()

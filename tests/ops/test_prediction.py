@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.autograd import grad
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.ops import IGNORED, Sampling, predict_masked, predict_masked_from_logits, reference, sample_tokens
@@ -15,15 +16,11 @@ def _inputs(rows, width, vocabulary, dtype=torch.float32, seed=0, scale=1.0):
     return [tensor.to(dtype).requires_grad_() for tensor in tensors], labels
 
 
-def _gradients(loss, tensors):
-    return torch.autograd.grad(loss, tensors)
-
-
 def _reference(tensors, labels, dtype):
     """Loss and gradients by the obvious code in a dtype."""
     copies = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
     loss = reference.masked_lm_loss(F.linear(*copies), labels)
-    return loss, _gradients(loss, copies)
+    return loss, grad(loss, copies)
 
 
 def _error(value, truth):
@@ -43,9 +40,9 @@ def test_loss_and_gradients_err_no_more_than_the_obvious_code_does(dtype, shape,
     predicted = predict_masked(*tensors, labels, max_logits=max_logits)
     truth, true_gradients = _reference(tensors, labels, torch.float64)
     naive, naive_gradients = _reference(tensors, labels, dtype)
-    pairs = [(predicted.total_loss, naive, truth)]
-    pairs += zip(_gradients(predicted.total_loss, tensors), naive_gradients, true_gradients, strict=True)
-    for ours, obvious, exact in pairs:
+    ours = (predicted.total_loss, *grad(predicted.total_loss, tensors))
+    results = zip(ours, (naive, *naive_gradients), (truth, *true_gradients), strict=True)
+    for ours, obvious, exact in results:
         slack = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.detach().abs().max()))
         assert _error(ours, exact) <= _error(obvious, exact) + slack
 
@@ -65,32 +62,19 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
     labels[torch.rand(rows, generator=torch.Generator().manual_seed(seed)) < 0.3] = IGNORED
     uniforms = torch.rand(rows, 2, generator=torch.Generator().manual_seed(seed + 1), dtype=torch.float64)
     sampling = Sampling(uniforms, temperature, disallow_correct and vocabulary > 1)
-    predicted = predict_masked(*tensors, labels, sampling, max_logits)
     logits = F.linear(*tensors)
     loss = reference.masked_lm_loss(logits, labels)
-    torch.testing.assert_close(predicted.total_loss, loss, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(predicted.losses.sum(), loss, rtol=1e-12, atol=1e-12)
-    assert not predicted.losses[labels == IGNORED].any()
-    assert torch.equal(predicted.predictions, logits.argmax(dim=-1))
+    gradients = grad(loss, tensors, retain_graph=True)
     forbidden = labels if sampling.disallow_correct else None
-    assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
-    for ours, obvious in zip(_gradients(predicted.total_loss, tensors), _gradients(loss, tensors), strict=True):
-        torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("disallow_correct", [True, False])
-def test_from_logits_that_are_all_there_it_is_the_same(temperature, disallow_correct):
-    tensors, labels = _inputs(11, 6, 700, torch.float64)
-    labels[::3] = IGNORED
-    sampling = Sampling(torch.rand(11, 2, dtype=torch.float64), temperature, disallow_correct)
-    ours = predict_masked(*tensors, labels, sampling, max_logits=2000)
-    plain = predict_masked_from_logits(F.linear(*tensors), labels, sampling)
-    for one, other in zip(ours, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-    gradients = [_gradients(result.total_loss, tensors) for result in (ours, plain)]
-    for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+    in_parts = predict_masked(*tensors, labels, sampling, max_logits)
+    for predicted in (in_parts, predict_masked_from_logits(logits, labels, sampling)):
+        torch.testing.assert_close(predicted.total_loss, loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(predicted.losses.sum(), loss, rtol=1e-12, atol=1e-12)
+        assert not predicted.losses[labels == IGNORED].any()
+        assert torch.equal(predicted.predictions, logits.argmax(dim=-1))
+        assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
+        for ours, obvious in zip(grad(predicted.total_loss, tensors), gradients, strict=True):
+            torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
 
 
 def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
@@ -105,16 +89,14 @@ def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
 def test_the_gradient_of_a_multiple_is_a_multiple_and_may_be_asked_for_twice():
     tensors, labels = _inputs(12, 8, 600)
     loss = predict_masked(*tensors, labels).total_loss
-    once = torch.autograd.grad(loss, tensors, retain_graph=True)
-    thrice = torch.autograd.grad(3 * loss, tensors)
-    for one, three in zip(once, thrice, strict=True):
-        torch.testing.assert_close(3 * one, three)
+    once = grad(loss, tensors, retain_graph=True)
+    torch.testing.assert_close([3 * each for each in once], list(grad(3 * loss, tensors)))
 
 
 def test_only_gradients_that_are_needed_are_made():
     (hidden, weight, bias), labels = _inputs(12, 8, 600)
-    both = torch.autograd.grad(predict_masked(hidden, weight, bias, labels).total_loss, (hidden, weight))
-    alone = torch.autograd.grad(predict_masked(hidden, weight.detach(), bias.detach(), labels).total_loss, hidden)
+    both = grad(predict_masked(hidden, weight, bias, labels).total_loss, (hidden, weight))
+    alone = grad(predict_masked(hidden, weight.detach(), bias.detach(), labels).total_loss, hidden)
     assert torch.equal(both[0], alone[0])
     assert not predict_masked(hidden.detach(), weight.detach(), bias.detach(), labels).total_loss.requires_grad
     with torch.no_grad():
@@ -124,8 +106,7 @@ def test_only_gradients_that_are_needed_are_made():
 def test_nothing_masked_is_a_loss_of_zero_with_zero_gradient():
     tensors, labels = _inputs(6, 4, 50)
     loss = predict_masked(*tensors, torch.full_like(labels, IGNORED)).total_loss
-    assert loss == 0
-    assert not any(gradient.any() for gradient in _gradients(loss, tensors))
+    assert not any(each.any() for each in (loss, *grad(loss, tensors)))
 
 
 @pytest.mark.parametrize("scale", [30.0, 300.0])
@@ -145,7 +126,7 @@ def test_under_autocast_products_are_bfloat16_and_sums_float32():
     truth, true_gradients = _reference(tensors, labels, torch.float64)
     assert predicted.total_loss.dtype == torch.float32
     assert _error(predicted.total_loss, truth) <= 1.05 * _error(obvious, truth) + 1e-4 * float(truth.detach())
-    ours, theirs = _gradients(predicted.total_loss, tensors), _gradients(obvious, tensors)
+    ours, theirs = grad(predicted.total_loss, tensors), grad(obvious, tensors)
     for one, other, exact in zip(ours, theirs, true_gradients, strict=True):
         assert one.dtype == torch.float32
         assert _error(one, exact) <= 1.05 * _error(other, exact) + 1e-6 * float(exact.detach().abs().max())

@@ -28,11 +28,7 @@ def test_uniforms_are_uniform_and_positions_independent():
 
 def test_purposes_and_seeds_share_no_number():
     positions = np.arange(100)
-    draws = [
-        counter_uniforms(seed, purpose, positions, 8)
-        for seed in (0, 1)
-        for purpose in (randomness.MASKING, randomness.SHUFFLING, randomness.PACKING, randomness.SPLITTING)
-    ]
+    draws = [counter_uniforms(seed, purpose, positions, 8) for seed in (0, 1) for purpose in range(5)]
     for i, one in enumerate(draws):
         for other in draws[:i]:
             assert (one == other).mean() < 1e-2
@@ -41,22 +37,14 @@ def test_purposes_and_seeds_share_no_number():
 def test_the_stream_is_pinned():
     # A change here changes the masks of every run that is resumed.
     uniforms = counter_uniforms(42, randomness.MASKING, np.array([0, 12345]), 3)
-    np.testing.assert_array_equal((uniforms * 2**24).astype(int), PINNED_UNIFORMS)
-    assert permutation(42, 1, 8).tolist() == PINNED_PERMUTATION
-
-
-PINNED_UNIFORMS = [[5071496, 13760641, 6080633], [3279040, 10477475, 3053691]]
-PINNED_PERMUTATION = [6, 4, 3, 2, 1, 7, 0, 5]
+    pinned = [[5071496, 13760641, 6080633], [3279040, 10477475, 3053691]]
+    np.testing.assert_array_equal((uniforms * 2**24).astype(int), pinned)
+    assert permutation(42, 1, 8).tolist() == [6, 4, 3, 2, 1, 7, 0, 5]
 
 
 @given(SEEDS, st.integers(0, 1000), st.integers(1, 300))
 def test_an_epoch_is_a_permutation(seed, epoch, length):
     assert sorted(permutation(seed, epoch, length)) == list(range(length))
-
-
-def test_epochs_differ_and_repeat():
-    assert not np.array_equal(permutation(0, 0, 100), permutation(0, 1, 100))
-    np.testing.assert_array_equal(permutation(0, 1, 100), permutation(0, 1, 100))
 
 
 @pytest.mark.parametrize("length", [3, 4])

@@ -9,17 +9,11 @@ from torch.nn import functional as F  # noqa: N812
 
 
 class LossSum(NamedTuple):
-    """Losses of items (tokens), and how many items count, so that several batches can be combined exactly.
+    """Losses of items (tokens), and how many items count, so that several batches can be combined exactly."""
 
-    Attributes:
-        total: scalar; the sum of the losses. It alone has a gradient.
-        losses: any shape; 0 where an item does not count.
-        num_items: scalar.
-    """
-
-    total: Tensor
-    losses: Tensor
-    num_items: Tensor
+    total: Tensor  # scalar; the sum of the losses. It alone has a gradient
+    losses: Tensor  # any shape; 0 where an item does not count
+    num_items: Tensor  # scalar
 
     def mean(self) -> Tensor:
         """The mean over the items; 0 where there are none."""
@@ -29,12 +23,8 @@ class LossSum(NamedTuple):
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
     """Binary cross-entropy of "this token was replaced" over all real tokens, in float32 (paper, section 2, L_Disc).
 
-    [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`).
-
-    Args:
-        logits_BL: positive means replaced.
-        replaced_BL: 1 or True where the token differs from the original.
-        attention_mask_BL: 1 for real tokens; None means all are.
+    [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`); without a mask
+    all are. A positive logit means replaced.
     """
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")

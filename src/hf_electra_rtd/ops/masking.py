@@ -1,7 +1,7 @@
-"""Which tokens are masked, and how ids move between the original, the masked and the corrupted row.
+"""Which tokens are masked, and how ids move between the original, the masked and the corrupted sequence.
 
-A slot is one of the K places that a row keeps for masked tokens. Slots that a short row does not need carry the label
-`IGNORED`, as `torch.nn.functional.cross_entropy` expects; where they point does not matter.
+A slot is one of the K places that a sequence keeps for masked tokens. Slots that a short sequence does not need have
+the label `IGNORED`, as `torch.nn.functional.cross_entropy` expects; their positions do not matter.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ _NO_CANDIDATE_BITS = int(np.float32(_NO_CANDIDATE).view(np.int32))
 
 
 class MaskedSlots(NamedTuple):
-    """Masked slots of a batch: `positions` and `labels` (the original ids, `IGNORED` in unused slots), int64 (B,
-    K)."""
+    """Masked slots of a batch."""
 
-    positions: Tensor
-    labels: Tensor
+    positions: Tensor  # (B, K) int64
+    labels: Tensor  # (B, K) int64; the original ids, `IGNORED` in unused slots
 
 
 def num_masked(mask_probability: float, length: int) -> int:
-    """K: how many tokens of a row of `length` are masked ([CLS] and [SEP] counted in the length), at least one.
+    """K: how many tokens of a sequence of `length` are masked ([CLS] and [SEP] counted in the length), at least one.
 
     google-research/electra pretrain/pretrain_helpers.py counts the same way (`num_tokens * mask_prob`, special tokens
     included); there the draws may coincide, here K positions are distinct.
@@ -36,19 +35,16 @@ def num_masked(mask_probability: float, length: int) -> int:
 
 
 def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tensor:
-    """Draws distinct positions, every set of `counts_B[i]` candidates of a row being equally likely.
+    """Draws distinct positions, every set of `counts_B[i]` candidates of a sequence being equally likely.
 
     Args:
-        candidates_BL: bool; True where a token may be masked.
+        candidates_BL: bool; True where a token may be masked. Where they are too few, fewer are chosen.
         uniforms_BL: float32 in [0, 1); the candidates with the smallest are chosen.
-        counts_B: int64; how many to choose in each row; fewer are chosen where there are fewer candidates.
-        num_slots: K, at most L.
-
-    Returns:
-        int64 (B, K), ascending, then -1 in unused slots.
+        counts_B: int64.
+        num_slots: K; the result is int64 (B, K), ascending, then -1 in unused slots.
 
     Raises:
-        ValueError: for more slots than tokens in a row.
+        ValueError: for more slots than tokens in a sequence.
     """
     _check_num_slots(num_slots, candidates_BL.shape[1])
     if uniforms_BL.device.type == "cpu":
@@ -99,20 +95,16 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
     """The masked slots, from either form of labels: (B, K) with positions, or (B, L) without.
 
     Raises:
-        ValueError: for labels of a shape that fits neither, or more slots than tokens in a row.
+        ValueError: for labels of a shape that fits neither, or more slots than tokens in a sequence.
     """
-    if positions_BK is None:
-        if labels.shape != ids_BL.shape:
-            raise ValueError(
-                f"Without masked_positions, labels must have the shape of input_ids, {tuple(ids_BL.shape)}; "
-                f"they have {tuple(labels.shape)}."
-            )
-        return slots_from_labels(labels)
-    if positions_BK.shape != labels.shape:
+    name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
+    if labels.shape != like.shape:
         raise ValueError(
-            f"With masked_positions of shape {tuple(positions_BK.shape)}, labels must have that shape; "
-            f"they have {tuple(labels.shape)}."
+            f"labels must have the shape of {name}, {tuple(like.shape)}; they have {tuple(labels.shape)}. Labels at "
+            "all positions go without masked_positions."
         )
+    if positions_BK is None:
+        return slots_from_labels(labels)
     _check_num_slots(positions_BK.shape[1], ids_BL.shape[1])
     # Unused slots may point anywhere, also outside: point them at the start, where gathering is harmless.
     return MaskedSlots(positions_BK.masked_fill(labels.eq(IGNORED), 0), labels)
@@ -120,18 +112,18 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
 
 def _check_num_slots(num_slots: int, length: int) -> None:
     if num_slots > length:
-        raise ValueError(f"There are {num_slots} masked slots for rows of {length} tokens: at most one a token.")
+        raise ValueError(f"There are {num_slots} masked slots for sequences of {length} tokens: at most one a token.")
 
 
 def slots_from_labels(labels_BL: Tensor) -> MaskedSlots:
     """Slots of a batch whose labels lie at their positions, as `DataCollatorForLanguageModeling` gives them.
 
-    K is the largest number of masked tokens in a row, at least 1; reading it waits for the device. Collators that
+    K is the largest number of masked tokens in a sequence, at least 1; reading it waits for the device. Collators that
     know their K should give positions instead.
     """
     masked = labels_BL.ne(IGNORED)
     num_slots = max(1, int(masked.sum(dim=1).max()))
-    # Stable, so positions stay ascending; rows with fewer masks are filled with positions whose label is IGNORED.
+    # Stable, so positions stay ascending; sequences with fewer masks are filled with positions whose label is IGNORED.
     positions = masked.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :num_slots]
     return MaskedSlots(positions, labels_BL.gather(1, positions))
 
@@ -146,5 +138,5 @@ def replace_at(ids_BL: Tensor, slots: MaskedSlots, values_BK: Tensor) -> Tensor:
 
 
 def original_ids(masked_BL: Tensor, slots: MaskedSlots) -> Tensor:
-    """The row before masking."""
+    """The sequences before masking."""
     return replace_at(masked_BL, slots, slots.labels)

@@ -26,33 +26,20 @@ _CPU_CHUNK, _CHUNK = 2_500_000, 2**27
 
 
 class MaskedPrediction(NamedTuple):
-    """What a masked language model says of N tokens.
+    """What a masked language model says of N tokens."""
 
-    Attributes:
-        total_loss: scalar; the sum of the losses. It alone has a gradient.
-        losses: (N,) -log softmax at the labels; 0 where the label is `IGNORED`.
-        predictions: (N,) int64, the most likely ids.
-        sampled: (N,) int64, drawn ids; None where no uniforms were given.
-    """
-
-    total_loss: Tensor
-    losses: Tensor
-    predictions: Tensor
-    sampled: Tensor | None
+    total_loss: Tensor  # scalar; the sum of the losses. It alone has a gradient
+    losses: Tensor  # (N,); -log softmax at the labels, 0 where the label is `IGNORED`
+    predictions: Tensor  # (N,) int64, the most likely ids
+    sampled: Tensor | None  # (N,) int64, drawn ids; None where no uniforms were given
 
 
 class Sampling(NamedTuple):
-    """How ids are drawn.
+    """How ids are drawn."""
 
-    Attributes:
-        uniforms: (..., 2) in [0, 1).
-        temperature: of the softmax; 0.0 takes the most likely id.
-        disallow_correct: never draw the label.
-    """
-
-    uniforms: Tensor
-    temperature: float = 1.0
-    disallow_correct: bool = False
+    uniforms: Tensor  # (..., 2) in [0, 1)
+    temperature: float = 1.0  # of the softmax; 0.0 takes the most likely id
+    disallow_correct: bool = False  # never draw the label
 
     @property
     def from_softmax(self) -> bool:
@@ -79,12 +66,8 @@ def predict_masked(
     the sums of the gradients over chunks too. (With float16, probabilities below 6e-8 drop out of the gradient: they
     meet its dtype before the loss is scaled. bfloat16 has the range of float32.)
 
-    Args:
-        hidden_NE: a row for each masked token.
-        weight_VE, bias_V: of the output layer.
-        labels_N: int64; the original ids, or `IGNORED`.
-        sampling: with uniforms (N, 2); None draws nothing.
-        max_logits: how many logits there are at a time; by default as suits the device.
+    `labels_N` are int64, original ids or `IGNORED`; uniforms are (N, 2). `max_logits` says how many logits there are
+    at a time; by default as suits the device.
     """
     device_type = hidden_NE.device.type
     autocast = torch.is_autocast_enabled(device_type)

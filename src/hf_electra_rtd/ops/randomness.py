@@ -22,10 +22,8 @@ def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) ->
     """Raw bits of `count` consecutive positions, from `first` on.
 
     Args:
-        seed: any non-negative integer below 2**64.
-        purpose: one of `MASKING`, `SHUFFLING`, `PACKING`, `SPLITTING`, `WEIGHTING`.
-        first: the first position, at least 0.
-        count: number of positions.
+        seed: a non-negative integer below 2**64.
+        purpose: one of the above.
         words: 64-bit words a position. The numbers of a position depend on it, so keep it fixed within a stream.
 
     Returns:
@@ -37,12 +35,7 @@ def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) ->
 
 
 def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:
-    """Uniform numbers for each of several positions of a stream.
-
-    Args:
-        seed, purpose: as in `counter_bits`.
-        positions: int64 array (B,); runs of consecutive positions are drawn at once.
-        count: numbers a position.
+    """`count` uniform numbers for each of several positions (B,) of a stream, consecutive ones drawn at once.
 
     Returns:
         float32 array (B, count) in [0, 1), multiples of 2**-24.
@@ -66,7 +59,7 @@ def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int)
 
 
 def permutation(seed: int, epoch: int, length: int) -> np.ndarray:
-    """The order of `length` rows in an epoch: int64 array (length,), 24 bytes a row while it is computed."""
+    """The order of `length` sequences in an epoch: int64 array (length,), 24 bytes each while it is computed."""
     key = np.array([seed, SHUFFLING], dtype=np.uint64)
     bits = np.random.Philox(key=key, counter=[0, epoch, 0, 0]).random_raw(length)
     return np.argsort(bits, kind="stable")

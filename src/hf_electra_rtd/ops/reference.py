@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.ops.masking import IGNORED
 
 
 def sample_tokens(
-    logits_MV: Tensor,
-    uniforms_M2: Tensor,
-    temperature: float = 1.0,
-    forbidden_M: Tensor | None = None,
-    chunk: int = 512,
+    logits_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
 ) -> Tensor:
     """Row by row, chunk by chunk, token by token; for a logits matrix (M, V)."""
-    drawn = []
+    drawn, chunk = [], 512
     for row, (logits, (u_chunk, u_token)) in enumerate(zip(logits_MV, uniforms_M2.tolist(), strict=True)):
         logits = logits.clone()
         if forbidden_M is not None and forbidden_M[row] >= 0:
@@ -86,7 +83,5 @@ def attention_with_dropout(
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
     """Mean of -log p(label) over the real tokens."""
     labels = replaced_BL.to(logits_BL.dtype)
-    losses = -(
-        labels * torch.nn.functional.logsigmoid(logits_BL) + (1 - labels) * torch.nn.functional.logsigmoid(-logits_BL)
-    )
+    losses = -(labels * F.logsigmoid(logits_BL) + (1 - labels) * F.logsigmoid(-logits_BL))
     return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()

@@ -1,0 +1,57 @@
+"""What differs between families of encoders: one row for each. No other module of the core names their attributes.
+
+What `transformers` has for all of them is not repeated here: `tower.base_model`, `tower.base_model_prefix`,
+`get_input_embeddings()` (the word table), `get_output_embeddings()` (the output layer of a masked language model).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of encoders.
+
+    Attributes:
+        masked_lm: stock model that predicts tokens.
+        detector: stock model with one logit a token; positive means replaced.
+        detection_head: module on the hidden states (B, L, H) that gives these logits (B, L).
+        transform: name of the masked language model's part between encoder and output layer.
+        embeddings: name of the embedding block in the base model.
+        word_table, position_table: names of its look-up tables in the base model.
+        layers: classes that must stay in one piece when a model is sharded.
+    """
+
+    masked_lm: type[PreTrainedModel]
+    detector: type[PreTrainedModel]
+    detection_head: type[nn.Module]
+    transform: str
+    embeddings: str
+    word_table: str
+    position_table: str
+    layers: tuple[str, ...]
+
+
+FAMILIES: dict[str, Family] = {
+    "electra": Family(
+        masked_lm=ElectraForMaskedLM,
+        detector=ElectraForPreTraining,
+        detection_head=ElectraDiscriminatorPredictions,
+        transform="generator_predictions",
+        embeddings="embeddings",
+        word_table="embeddings.word_embeddings",
+        position_table="embeddings.position_embeddings",
+        layers=("ElectraEmbeddings", "ElectraLayer"),
+    ),
+}
+
+
+def family_of(tower: Any) -> Family:
+    """The family of a model or of its configuration."""
+    return FAMILIES[getattr(tower, "config", tower).model_type]

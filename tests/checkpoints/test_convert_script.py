@@ -1,6 +1,5 @@
-"""The script, as a person uses it; the reader is tested apart, with TensorFlow."""
+"""The command; the reader is tested apart, with TensorFlow."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -9,22 +8,17 @@ import torch
 from transformers import AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.checkpoints import convert
 from tests.recordings import VARIANTS, Recording
-
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "convert_tf_checkpoint.py"
 
 
 @pytest.fixture
 def script(monkeypatch):
-    """The script, with a reader that knows the recordings."""
-    specification = importlib.util.spec_from_file_location("convert_script", SCRIPT)
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    """The command, with a reader that knows the recordings."""
     monkeypatch.setattr(
-        module, "read_tf_variables", lambda prefix: Recording(Path(prefix).parent.name).start_variables
+        convert, "read_tf_variables", lambda prefix: Recording(Path(prefix).parent.name).start_variables
     )
-    return module
+    return convert
 
 
 def flags(variant, output, **others):
@@ -61,7 +55,7 @@ def test_what_is_written_is_the_original(script, variant, tmp_path, capsys):
     recording, output = Recording(variant), tmp_path / "converted"
     script.main(flags(variant, output))
     printed = capsys.readouterr().out
-    assert f"wrote    {output}: the pair" in printed
+    assert f"wrote    {output}: the joint model" in printed
     networks = {"uniform_generator": {"disc_probs"}, "mlm_only": {"mlm_logits"}}
     found = native_logits(output, recording)
     assert found.keys() == networks.get(variant, {"mlm_logits", "disc_probs"})
@@ -74,8 +68,7 @@ def test_what_is_written_is_the_original(script, variant, tmp_path, capsys):
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
     for directory in (output, *(path for path in output.iterdir() if path.is_dir())):
         tokenizer = AutoTokenizer.from_pretrained(directory)
-        assert (len(tokenizer), tokenizer.model_max_length) == (400, 64)
-        assert (tokenizer.pad_token_id, tokenizer.mask_token_id) == (0, 103)
+        assert (len(tokenizer), tokenizer.model_max_length, tokenizer.mask_token_id) == (400, 64, 103)
         assert (directory / "vocab.txt").read_text() == (recording.folder / "vocab.txt").read_text()
 
 
@@ -85,7 +78,7 @@ def test_a_discriminator_alone_gives_that_tower(script, tmp_path, monkeypatch, c
     monkeypatch.setattr(script, "read_tf_variables", lambda prefix: alone)
     script.main(flags("small_shared", tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["discriminator"]
-    assert "a discriminator alone" in capsys.readouterr().out
+    assert "a discriminator only" in capsys.readouterr().out
     ((name, ours),) = native_logits(tmp_path, recording).items()
     torch.testing.assert_close(ours, recording.get(0, name), rtol=0, atol=1e-5)
 
@@ -102,10 +95,10 @@ def test_what_cannot_be_done_is_said_before_anything_is_read(script, tmp_path, m
     hparams = tmp_path / "hparams.json"
     hparams.write_text(json.dumps({"vocab_size": 399}))
     for others, message in (
-        ({"output_dir": tmp_path}, "holds something already"),
-        ({"output_dir": hparams}, "holds something already"),
+        ({"output_dir": tmp_path}, "is not empty"),
+        ({"output_dir": hparams}, "is not empty"),
         ({"vocab_file": tmp_path / "no.txt"}, "no vocabulary"),
-        ({"hparams": hparams}, "has 400 tokens, the hparams say 399"),
+        ({"hparams": hparams}, "has 400 tokens, but the hparams say 399"),
         ({"hparams": tmp_path / "no.json"}, "cannot be read"),
     ):
         with pytest.raises(ValueError, match=message):

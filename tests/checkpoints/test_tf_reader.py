@@ -1,7 +1,5 @@
 """The real reader on real checkpoints: needs the extra `tf` (`make test-tf`)."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +8,12 @@ import torch
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import load_tf_checkpoint, load_tf_discriminator
-from hf_electra_rtd.checkpoints.tf_variables import read_tf_variables
+from hf_electra_rtd.checkpoints.convert import main
+from hf_electra_rtd.checkpoints.tf_checkpoint import read_tf_variables
 from tests.recordings import STEP_COUNTER, VARIANTS, Recording
 
 
 pytestmark = pytest.mark.tensorflow
-SCRIPT = Path(__file__).parents[2] / "examples" / "convert_tf_checkpoint.py"
 
 
 def assert_same_variables(ours, expected):
@@ -78,16 +76,12 @@ def test_damaged_files(tmp_path):
             read_tf_variables(tmp_path / name)
 
 
-def test_the_script_converts_a_real_checkpoint(tmp_path):
+def test_the_command_converts_a_real_checkpoint(tmp_path, capsys):
     recording = Recording("small_shared")
-    command = [sys.executable, "-W", "error", SCRIPT, "--tf_checkpoint", recording.prefix]
-    command += ["--hparams", recording.folder / "config.json", "--vocab_file", recording.folder / "vocab.txt"]
-    run = subprocess.run([*command, "--output_dir", tmp_path / "out"], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert "read     114 variables" in run.stdout
+    flags = {"tf_checkpoint": recording.prefix, "output_dir": tmp_path / "out"}
+    flags |= {"hparams": recording.folder / "config.json", "vocab_file": recording.folder / "vocab.txt"}
+    main([part for name, value in flags.items() for part in (f"--{name}", str(value))])
+    assert "read     114 variables" in capsys.readouterr().out
     expected = recording.load()
     for name, model_class in (("generator", ElectraForMaskedLM), ("discriminator", ElectraForPreTraining)):
         assert_same_tensors(model_class.from_pretrained(tmp_path / "out" / name), getattr(expected, name))
-    again = subprocess.run([*command, "--output_dir", tmp_path / "out"], capture_output=True, text=True)
-    assert again.returncode != 0
-    assert again.stderr.startswith("error: ")

@@ -1,1 +1,1 @@
-"""Checkpoints of other makes."""
+"""Checkpoints of other implementations."""

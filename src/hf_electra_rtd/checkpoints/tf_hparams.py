@@ -1,4 +1,4 @@
-"""The hparams of google-research/electra, and the configuration that they mean.
+"""The hparams of google-research/electra, and the configuration they stand for.
 
 Names, defaults and formulas are those of configure_pretraining.py, util/training_utils.py (`get_bert_config`) and
 run_pretraining.py (`PretrainingModel`, `get_generator_config`) at commit 8a46635.
@@ -6,7 +6,6 @@ run_pretraining.py (`PretrainingModel`, `get_generator_config`) at commit 8a4663
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Mapping
@@ -16,9 +15,10 @@ from typing import Any
 from transformers import ElectraConfig
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
+from hf_electra_rtd.files import known_names
 
 
-# What decides which variables there are, or what is computed from them; with the original's defaults.
+# Hparams that decide which variables there are or what is computed, with the original's defaults.
 MODEL_HPARAMS: dict[str, Any] = {
     "debug": False,
     "electra_objective": True,
@@ -38,7 +38,7 @@ MODEL_HPARAMS: dict[str, Any] = {
     "disallow_correct": False,
     "temperature": 1.0,
 }
-# Of data, training and machines: known, and of no consequence for a checkpoint.
+# Hparams of data, training and machines: known, and without effect on a checkpoint.
 OTHER_HPARAMS = frozenset(
     {
         *("model_name", "do_train", "do_eval", "mask_prob", "do_lower_case", "max_predictions_per_seq"),
@@ -86,10 +86,8 @@ def read_hparams(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         hparams = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}.") from None
     if isinstance(hparams, dict):
         hparams = hparams.get("hparams", hparams)
     if not isinstance(hparams, dict):
@@ -98,14 +96,8 @@ def read_hparams(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
-    """The pair that hparams of google-research/electra describe.
-
-    Args:
-        hparams: under the original's names; what is left out has the original's default.
-
-    Returns:
-        The configuration. What the original ignores (a temperature without a generator network, for instance) is left
-        out of it.
+    """The configuration that hparams of google-research/electra describe; those not given have the original's
+    defaults. Settings that the original ignores (such as a temperature without a generator network) are left out.
 
     Raises:
         ValueError: for an unknown hparam, a value of another type, a model that cannot be converted, or sizes that
@@ -136,77 +128,53 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
     return ElectraRTDConfig(sharing="embeddings", generator_config=generator, **options)
 
 
-def _tower_config(values: Mapping[str, Any], embedding_size_given: bool) -> ElectraConfig:
-    overrides = values["model_hparam_overrides"]
-    sizes = {**OVERRIDES, "vocab_size": values["vocab_size"], **MODEL_SIZES[values["model_size"]], **overrides}
-    by_width = {
-        "num_attention_heads": max(1, sizes["hidden_size"] // 64),
-        "intermediate_size": 4 * sizes["hidden_size"],
-    }
-    sizes |= {**by_width, **overrides, **(DEBUG_SIZES if values["debug"] else {})}
-    embedding_size = values["embedding_size"]
-    if not embedding_size_given and values["model_size"] == "small":
-        embedding_size = 128
-    if sizes["hidden_size"] < 1 or sizes["hidden_size"] % max(1, sizes["num_attention_heads"]):
-        raise ValueError(
-            f"{sizes['num_attention_heads']} attention heads do not divide a hidden size of {sizes['hidden_size']}: "
-            "check model_size and model_hparam_overrides."
-        )
-    return ElectraConfig(**sizes, embedding_size=sizes["hidden_size"] if embedding_size is None else embedding_size)
-
-
 def _refuse_unsupported(values: Mapping[str, Any]) -> None:
     if values["electric_objective"] or values["two_tower_generator"]:
-        raise ValueError(
-            "electric_objective and two_tower_generator are Electric's, whose generator is two networks that read the "
-            "unmasked text from both ends: there is no such generator here."
-        )
+        raise ValueError("electric_objective and two_tower_generator make Electric, which this project does not have.")
     if values["uniform_generator"] and not values["electra_objective"]:
         raise ValueError("uniform_generator without electra_objective is a model that has no variable to learn.")
     if values["model_size"] not in MODEL_SIZES:
-        raise ValueError(
-            f"There is no model_size {values['model_size']!r}. Known are: {', '.join(map(repr, MODEL_SIZES))}."
-        )
+        raise ValueError(f"There is no model_size {values['model_size']!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
     activation = values["model_hparam_overrides"].get("hidden_act", "gelu")
     if activation != "gelu":
+        raise ValueError(f"hidden_act={activation!r}: the masked-LM head of `transformers` knows 'gelu' only.")
+
+
+def _tower_config(values: Mapping[str, Any], embedding_size_given: bool) -> ElectraConfig:
+    overrides = values["model_hparam_overrides"]
+    sizes = {**OVERRIDES, "vocab_size": values["vocab_size"], **MODEL_SIZES[values["model_size"]], **overrides}
+    width = sizes["hidden_size"]
+    sizes |= {"num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width, **overrides}
+    sizes |= DEBUG_SIZES if values["debug"] else {}
+    embedding_size = values["embedding_size"]
+    if not embedding_size_given and values["model_size"] == "small":
+        embedding_size = 128
+    width, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    if width < 1 or width % max(1, heads):
         raise ValueError(
-            f"hidden_act={activation!r} cannot be converted: the masked-LM head of `transformers` knows 'gelu' only."
+            f"{heads} attention heads do not divide a hidden size of {width}: check model_size and "
+            "model_hparam_overrides."
         )
+    return ElectraConfig(**sizes, embedding_size=width if embedding_size is None else embedding_size)
 
 
 def _filled(
     given: Mapping[str, Any], defaults: Mapping[str, Any], message: str, ignored: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     """What is given, over the defaults, with every name and type checked."""
+    given = {name: value for name, value in given.items() if name not in ignored}
     for name, value in given.items():
-        if name in ignored:
-            continue
         if name not in defaults:
-            close = difflib.get_close_matches(name, [*defaults, *ignored], n=1)
-            raise ValueError(
-                f"{message} {name!r}."
-                + (f" Did you mean {close[0]!r}?" if close else f" Known are: {_list(defaults)}.")
-            )
+            raise ValueError(f"{message} {name!r}. {known_names(name, [*defaults, *ignored], 'names')}")
         _check_type(name, value, defaults[name])
-    filled = {**defaults, **{name: value for name, value in given.items() if name in defaults}}
+    filled = {**defaults, **given}
     if "model_hparam_overrides" in filled:
         _filled(filled["model_hparam_overrides"], OVERRIDES, "model_hparam_overrides cannot name")
     return filled
 
 
 def _check_type(name: str, value: Any, default: Any) -> None:
-    if isinstance(default, bool):
-        expected: tuple[type, ...] = (bool,)
-    elif isinstance(default, float):
-        expected = (float, int)
-    elif default is None:
-        expected = (int, type(None))
-    else:
-        expected = (type(default),)
+    expected = {float: (float, int), type(None): (int, type(None))}.get(type(default), (type(default),))
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
         names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in expected)
         raise ValueError(f"{name} is {value!r}: it must be of type {names}.")
-
-
-def _list(names: Mapping[str, Any]) -> str:
-    return ", ".join(names)

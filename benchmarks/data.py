@@ -4,11 +4,10 @@
     python benchmarks/data.py --output_dir runs/benchmarks
     python benchmarks/data.py text.txt.zst --tokenizer vocab.txt --num_proc 2
 
-Preparation is measured against the tokenizer alone: as many processes, each of which does nothing but encode its share
-of the same lines, in batches of the same size. Both are measured alternately, and the median counts. Peak memory is
-that of all processes together (Linux only: the sum of what each has resident, looked at 20 times a second), for the
-text once and, with `--repeats`, repeated. Feeding runs on one core. A table for people comes first; the last line of
-the output is the same as JSON.
+Preparation is measured against the tokenizer alone: the same lines, encoded with as many threads of its own. Both are
+measured in turn, and the median counts. Peak memory is that of the process (Linux only), for the text once and, with
+`--repeats`, repeated. Feeding runs on one core. A table for people comes first; the last line of the output is the
+same as JSON.
 """
 
 from __future__ import annotations
@@ -21,60 +20,55 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import reporting
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from hf_electra_rtd import DataCollatorForRTD, RowStream
-from hf_electra_rtd.data.files import find_files
-from hf_electra_rtd.data.preparation import _CHUNK, prepare_blocks
-from hf_electra_rtd.data.readers import read_lines
+from hf_electra_rtd import DataCollatorForRTD, SequenceStream
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.text import find_files, read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer, train_wordpiece
 
 
 BUNDLED_CORPUS = Path(__file__).parents[1] / "examples" / "data" / "eltec_eng_excerpts.txt.gz"
 STOCK_IMPORT = "from transformers import ElectraForMaskedLM, ElectraForPreTraining, AutoModelForPreTraining"
 
-# A process that encodes and does nothing else: it says when it is ready, and begins at the next line of its input.
+# Encodes and does nothing else, with threads of its own: says when it is ready, begins at the next line of input.
 ALONE = """
-import sys
+import os, sys
 from tokenizers import Tokenizer
-tokenizer, lines, first, step, size = sys.argv[1:]
+tokenizer, lines, threads = sys.argv[1:]
+os.environ.update(TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=threads)
 backend = Tokenizer.from_file(tokenizer)
 backend.no_truncation()
 backend.no_padding()
-batches, batch, gathered = [], [], 0
-for line in open(lines, encoding="utf-8", newline="\\n"):
-    batch.append(line.rstrip("\\n"))
-    gathered += len(line)
-    if gathered >= int(size):
-        batches.append(batch)
-        batch, gathered = [], 0
-batches = [*batches, batch][int(first)::int(step)]
+lines = [line.rstrip("\\n") for line in open(lines, encoding="utf-8", newline="\\n")]
 print("ready", flush=True)
 sys.stdin.readline()
+batches = (lines[first : first + 10_000] for first in range(0, len(lines), 10_000))
 print(sum(sum(map(len, backend.encode_batch_fast(batch, add_special_tokens=False))) for batch in batches), flush=True)
+sys.stdin.readline()
 """
 
 PREPARE = """
 import sys
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import load_tokenizer
-text, tokenizer, directory, row_length, num_proc = sys.argv[1:]
+text, tokenizer, directory, max_seq_length, num_proc = sys.argv[1:]
 tokenizer = load_tokenizer(tokenizer)
 print("ready", flush=True)
 sys.stdin.readline()
 blocks, _ = prepare_blocks(
-    [text], tokenizer, directory, int(row_length), num_proc=int(num_proc), disable_progress=True
+    [text], tokenizer, directory, int(max_seq_length), num_proc=int(num_proc), disable_progress=True
 )
 print(blocks.header.statistics["corpus_tokens"], flush=True)
+sys.stdin.readline()
 """
 
 
@@ -92,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         rows += measure_preparation(text, tokenizer, directory, options)
         rows += measure_feeding(text, tokenizer, directory, options)
         rows.append(measure_import(options.rounds))
-    asked = ("num_proc", "megabytes", "rounds", "row_length", "batch_size")
+    asked = ("num_proc", "megabytes", "rounds", "max_seq_length", "batch_size")
     config = {"device": "cpu", "files": [Path(file).name for file in options.files]}
     result = reporting.describe_run("data", config | {name: getattr(options, name) for name in asked})
     result["rows"] = rows
@@ -110,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 _COLUMNS = (
     ("tokens/s", "tokens_per_second"),
     ("of the tokenizer alone", "share_of_tokenizer_alone"),
-    ("MB/s a process", "megabytes_per_second_and_process"),
+    ("MB/s", "megabytes_per_second"),
     ("text, MB", "megabytes"),
     ("peak memory, MB", "peak_megabytes"),
     ("ms a batch", "milliseconds_per_batch"),
@@ -126,11 +120,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", help="text, by default the bundled corpus, repeated")
     parser.add_argument("--tokenizer", help="directory or vocab.txt; by default one of 8,192 tokens is trained")
-    parser.add_argument("--num_proc", type=int, default=2, help="processes that tokenise")
+    parser.add_argument("--num_proc", type=int, default=2, help="threads that tokenize")
     parser.add_argument("--megabytes", type=float, help="of text to measure with (default: 48; short: 8)")
     parser.add_argument("--rounds", type=int, help="of which the median counts (default: 5; short: 3)")
     parser.add_argument("--repeats", type=int, nargs="*", help="the text so many times, for the memory (default: 4)")
-    parser.add_argument("--row_length", type=int, default=128)
+    parser.add_argument("--max_seq_length", type=int, default=128)
     parser.add_argument("--batch_size", type=int, default=128)
     parser.add_argument("--output_dir", type=Path, help="for data_<hardware>_<date>.json")
     parser.add_argument("--short", action="store_true", help="about a minute")
@@ -139,7 +133,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.rounds = options.rounds or (3 if options.short else 5)
     if options.repeats is None:
         options.repeats = [] if options.short else [4]
-    for name in ("num_proc", "megabytes", "rounds", "row_length", "batch_size"):
+    for name in ("num_proc", "megabytes", "rounds", "max_seq_length", "batch_size"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name} must be above 0.")
     if any(count < 2 for count in options.repeats):
@@ -184,9 +178,8 @@ def measure_preparation(
     backend = str(tokenizer / "tokenizer.json")
     alone, prepared = [], []
     for number in range(options.rounds):
-        commands = [[ALONE, backend, str(lines), str(first), str(count), str(_CHUNK)] for first in range(count)]
-        alone.append(run_together(commands))
-        prepared.append(run_together([prepare_command(text, tokenizer, directory / f"prepared-{number}", options)]))
+        alone.append(run_alone([ALONE, backend, str(lines), str(count)]))
+        prepared.append(run_alone(prepare_command(text, tokenizer, directory / f"prepared-{number}", options)))
     assert alone[0].tokens == prepared[0].tokens, "the two did not encode the same lines"
     rows = []
     size, tokens = text.stat().st_size, alone[0].tokens
@@ -197,9 +190,8 @@ def measure_preparation(
             {
                 "what": what,
                 "tokens_per_second": tokens / seconds,
-                "processes": count,
-                "tokens_per_second_and_process": tokens / seconds / count,
-                "megabytes_per_second_and_process": size / 1e6 / seconds / count,
+                "threads": count,
+                "megabytes_per_second": size / 1e6 / seconds,
                 "share_of_tokenizer_alone": fastest / seconds,
                 "megabytes": size / 1e6,
                 "seconds": seconds,
@@ -211,12 +203,12 @@ def measure_preparation(
         with open(longer, "wb") as target:
             for _ in range(repeats):
                 target.write(text.read_bytes())
-        run = run_together([prepare_command(longer, tokenizer, directory / f"longer-{repeats}", options)])
+        run = run_alone(prepare_command(longer, tokenizer, directory / f"longer-{repeats}", options))
         rows.append(
             {
                 "what": f"preparation, text {repeats} times",
                 "tokens_per_second": run.tokens / run.seconds,
-                "processes": count,
+                "threads": count,
                 "megabytes": longer.stat().st_size / 1e6,
                 "seconds": run.seconds,
                 "peak_megabytes": run.peak_bytes / 1e6,
@@ -226,82 +218,54 @@ def measure_preparation(
 
 
 def prepare_command(text: Path, tokenizer: Path, directory: Path, options: argparse.Namespace) -> list[str]:
-    return [PREPARE, str(text), str(tokenizer), str(directory), str(options.row_length), str(options.num_proc)]
+    return [PREPARE, str(text), str(tokenizer), str(directory), str(options.max_seq_length), str(options.num_proc)]
 
 
-class Run:
-    """What processes did together: `tokens`, `seconds`, `peak_bytes` (0 where that cannot be had)."""
+class Run(NamedTuple):
+    """What a program did; `peak_bytes` is 0 where it cannot be had."""
 
-    def __init__(self, tokens: int, seconds: float, peak_bytes: int) -> None:
-        self.tokens, self.seconds, self.peak_bytes = tokens, seconds, peak_bytes
+    tokens: int
+    seconds: float
+    peak_bytes: int
 
 
-def run_together(commands: Sequence[Sequence[str]]) -> Run:
-    """Runs Python programs that say when they are ready, and times them from then until the last one's answer."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-    with contextlib.ExitStack() as stack:
-        processes = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", *command],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                    text=True,
-                )
-            )
-            for command in commands
-        ]
-        stack.callback(lambda: [process.kill() for process in processes])
-        for process in processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise SystemExit("A process that was to be measured failed; what it said stands above.")
-        done = threading.Event()
-        peak = [0]
-        watcher = threading.Thread(target=watch_memory, args=([process.pid for process in processes], peak, done))
-        watcher.start()
+def run_alone(command: Sequence[str]) -> Run:
+    """Runs a Python program that says when it is ready, and times it from then until its answer."""
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        ready = process.stdout.readline()
         began = time.perf_counter()
-        for process in processes:
-            assert process.stdin is not None
+        if ready:
             process.stdin.write("\n")
             process.stdin.flush()
-        answers = [process.stdout.readline() for process in processes if process.stdout is not None]
-        seconds = time.perf_counter() - began
-        done.set()
-        watcher.join()
-        if not all(answers):
-            raise SystemExit("A process that was to be measured failed; what it said stands above.")
-    return Run(sum(map(int, answers)), seconds, peak[0])
-
-
-def watch_memory(roots: Sequence[int], peak: list[int], done: threading.Event) -> None:
-    """Keeps in `peak` the largest sum of the resident memory of processes and their children."""
-    # A child counts from the second look on: until it has become another program, its memory is its parent's.
-    known: set[int] = set(roots)
-    while not done.wait(0.05):
-        pids = list(roots)
-        total = 0
-        for pid in pids:
-            if pid not in known:
-                known.add(pid)
-                continue
-            with contextlib.suppress(OSError, IndexError):
-                total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-                for task in Path(f"/proc/{pid}/task").iterdir():
-                    pids += map(int, (task / "children").read_text().split())
-        peak[0] = max(peak[0], total)
+        answer = process.stdout.readline()
+        seconds, peak = time.perf_counter() - began, 0
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
+        process.stdin.write("\n")  # it may end
+        process.stdin.close()
+    if not answer:
+        raise SystemExit("The program that was to be measured failed; its message stands above.")
+    return Run(int(answer), seconds, peak)
 
 
 def measure_feeding(text: Path, tokenizer: Path, directory: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Shuffled batches from the block file, without and with masks."""
     loaded = load_tokenizer(str(tokenizer))
-    blocks, _ = prepare_blocks([str(text)], loaded, directory / "feeding", options.row_length, disable_progress=True)
+    blocks, _ = prepare_blocks(
+        [str(text)], loaded, directory / "feeding", options.max_seq_length, disable_progress=True
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     size = options.batch_size
     num_batches = 200
-    stream = RowStream(blocks, num_batches * size)
+    stream = SequenceStream(blocks, num_batches * size)
     collator = DataCollatorForRTD(loaded, seed=0)
     batches = [list(range(first, first + size)) for first in range(0, len(stream), size)]
     rows = []
@@ -317,13 +281,13 @@ def measure_feeding(text: Path, tokenizer: Path, directory: Path, options: argpa
                 read(indices)
             seconds.append((time.perf_counter() - began) / num_batches)
         median = statistics.median(seconds[1:])
-        tokens = size * options.row_length
+        tokens = size * options.max_seq_length
         rows.append(
             {
                 "what": what,
                 "tokens_per_second": tokens / median,
                 "batch_size": size,
-                "row_length": options.row_length,
+                "max_seq_length": options.max_seq_length,
                 "milliseconds_per_batch": 1000 * median,
             }
         )

@@ -11,13 +11,14 @@ sys.path.insert(0, str(BENCHMARKS))
 BENCHMARK = runpy.run_path(str(BENCHMARKS / "data.py"))
 
 
+@pytest.mark.slow
 def test_everything_is_measured_and_the_last_line_is_json(tmp_path, corpus, tokenizer, capfd):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     output = tmp_path / "output"
     BENCHMARK["main"](
         [
             *(str(corpus), "--tokenizer", str(tmp_path / "tokenizer"), "--output_dir", str(output)),
-            *("--megabytes", "0.1", "--rounds", "1", "--num_proc", "1", "--repeats", "2", "--row_length", "32"),
+            *("--megabytes", "0.1", "--rounds", "1", "--num_proc", "1", "--repeats", "2", "--max_seq_length", "32"),
         ]
     )
     printed = json.loads(capfd.readouterr().out.splitlines()[-1])

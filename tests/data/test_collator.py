@@ -7,28 +7,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizer
 
-from hf_electra_rtd import DataCollatorForRTD, RowStream
+from hf_electra_rtd import DataCollatorForRTD, SequenceStream
 from hf_electra_rtd.ops import IGNORED, MaskedSlots, num_masked, original_ids
 
 
 PAD, UNK, CLS, SEP, MASK, WORD = 0, 1, 2, 3, 4, 10
+NO_MASK = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, mask_token=None)
 
 
 def features(lengths, seed=0):
     random = np.random.default_rng(seed)
-    rows = []
+    sequences = []
     for position, length in enumerate(lengths):
         ids = random.integers(WORD, 40, length)
         ids[0], ids[-1] = CLS, SEP
         ids[length // 2] = SEP
-        rows.append(
-            {
-                "input_ids": ids,
-                "token_type_ids": (np.arange(length) > length // 2).astype(int),
-                "stream_position": position,
-            }
-        )
-    return rows
+        types = (np.arange(length) > length // 2).astype(int)
+        sequences.append({"input_ids": ids, "token_type_ids": types, "stream_position": position})
+    return sequences
 
 
 @settings(deadline=None)
@@ -37,24 +33,24 @@ def features(lengths, seed=0):
     st.floats(0.01, 0.9),
     st.one_of(st.none(), st.integers(0, 2**40)),
 )
-def test_what_comes_out_is_the_row_with_the_right_number_of_masks(tokenizer, lengths, probability, seed):
-    rows = features(lengths)
-    batch = DataCollatorForRTD(tokenizer, mask_probability=probability, seed=seed)(rows)
+def test_what_comes_out_is_the_sequence_with_the_right_number_of_masks(tokenizer, lengths, probability, seed):
+    sequences = features(lengths)
+    batch = DataCollatorForRTD(tokenizer, mask_probability=probability, seed=seed)(sequences)
     width = max(lengths)
-    assert batch["labels"].shape == batch["masked_positions"].shape == (len(rows), num_masked(probability, width))
+    assert batch["labels"].shape == batch["masked_positions"].shape == (len(sequences), num_masked(probability, width))
     slots = MaskedSlots(batch["masked_positions"], batch["labels"])
     restored = original_ids(batch["input_ids"], slots)
-    for i, row in enumerate(rows):
-        length = len(row["input_ids"])
-        assert restored[i, :length].tolist() == row["input_ids"].tolist()
-        assert batch["token_type_ids"][i].tolist() == [*row["token_type_ids"], *[0] * (width - length)]
+    for i, sequence in enumerate(sequences):
+        length = len(sequence["input_ids"])
+        assert restored[i, :length].tolist() == sequence["input_ids"].tolist()
+        assert batch["token_type_ids"][i].tolist() == [*sequence["token_type_ids"], *[0] * (width - length)]
         assert (batch["input_ids"][i, length:] == PAD).all()
         used = batch["labels"][i].ne(IGNORED)
-        maskable = int((row["input_ids"] >= WORD).sum())
+        maskable = int((sequence["input_ids"] >= WORD).sum())
         assert int(used.sum()) == min(num_masked(probability, length), maskable)
         chosen = batch["masked_positions"][i][used].tolist()
         assert len(set(chosen)) == len(chosen)
-        assert all(row["input_ids"][position] >= WORD for position in chosen)
+        assert all(sequence["input_ids"][position] >= WORD for position in chosen)
     if len(set(lengths)) == 1:
         assert "attention_mask" not in batch
     else:
@@ -81,16 +77,13 @@ def test_85_percent_are_hidden_and_15_percent_kept(tokenizer):
     assert count == 400 * 19
     assert abs(int(hidden.sum()) - 0.85 * count) < 4 * (0.85 * 0.15 * count) ** 0.5
     assert torch.equal(seen[~hidden], batch["labels"][~hidden])
-
-
-@pytest.mark.parametrize("keep", [0.0, 1.0])
-def test_keeping_none_or_all(tokenizer, keep):
-    batch = DataCollatorForRTD(tokenizer, keep_probability=keep, seed=1)(features([64] * 4))
-    assert batch["input_ids"].eq(MASK).sum() == (4 * 10 if keep == 0.0 else 0)
+    for keep, count in ((0.0, 40), (1.0, 0)):
+        batch = DataCollatorForRTD(tokenizer, keep_probability=keep, seed=1)(features([64] * 4))
+        assert batch["input_ids"].eq(MASK).sum() == count
 
 
 def test_a_seeded_corruption_is_a_function_of_the_position(tokenizer, blocks):
-    stream = RowStream(blocks[0], seed=2)
+    stream = SequenceStream(blocks[0], seed=2)
     collator = DataCollatorForRTD(tokenizer, seed=2)
     together = collator(stream.__getitems__([3, 9, 4]))
     for place, position in enumerate([3, 9, 4]):
@@ -102,62 +95,47 @@ def test_a_seeded_corruption_is_a_function_of_the_position(tokenizer, blocks):
 
 
 def test_without_a_seed_masks_come_from_torchs_generator(tokenizer):
-    collator, rows = DataCollatorForRTD(tokenizer), features([40] * 3)
+    collator, sequences = DataCollatorForRTD(tokenizer), features([40] * 3)
     torch.manual_seed(5)
-    first, second = collator(rows), collator(rows)
+    first, second = collator(sequences), collator(sequences)
     torch.manual_seed(5)
-    assert torch.equal(collator(rows)["masked_positions"], first["masked_positions"])
+    assert torch.equal(collator(sequences)["masked_positions"], first["masked_positions"])
     assert not torch.equal(first["masked_positions"], second["masked_positions"])
 
 
-def test_padding_that_a_tokenizer_added_is_recognised(tokenizer):
+def test_sequences_are_padded_to_the_longest_or_a_fixed_length_whatever_a_tokenizer_added(tokenizer):
     encoded = tokenizer(["the river was old .", "the mill"], padding="max_length", max_length=12)
-    rows = [{key: value[i] for key, value in encoded.items()} for i in range(2)]
-    batch = DataCollatorForRTD(tokenizer)(rows)
+    sequences = [{key: value[i] for key, value in encoded.items()} for i in range(2)]
+    batch = DataCollatorForRTD(tokenizer)(sequences)
     assert batch["input_ids"].shape == (2, 7)
     assert batch["attention_mask"].sum(dim=1).tolist() == [7, 4]
-
-
-def test_rows_are_padded_to_a_fixed_length_where_asked(tokenizer):
-    batch = DataCollatorForRTD(tokenizer, row_length=50)(features([20, 30]))
+    batch = DataCollatorForRTD(tokenizer, max_seq_length=50)(features([20, 30]))
     assert batch["input_ids"].shape == (2, 50)
     assert batch["labels"].shape == (2, 8)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "sequences", "message"),
     [
-        ({"mask_probability": 0.0}, "mask_probability is 0.0"),
-        ({"mask_probability": 1.0}, "mask_probability is 1.0"),
-        ({"keep_probability": 1.5}, "keep_probability is 1.5"),
-        ({"masking": "words"}, "no masking='words'"),
+        ({"mask_probability": 0.0}, [], "mask_probability is 0.0"),
+        ({"mask_probability": 1.0}, [], "mask_probability is 1.0"),
+        ({"keep_probability": 1.5}, [], "keep_probability is 1.5"),
+        ({"masking": "words"}, [], "no masking 'words'"),
+        ({"seed": 0}, [{"input_ids": [CLS, WORD, SEP]}], "stream_position"),
+        ({"max_seq_length": 10}, features([20]), "max_seq_length=10"),
+        ({}, [{"input_ids": [PAD, CLS, SEP], "attention_mask": [0, 1, 1]}], "padded on the left"),
+        ({}, [{"input_ids": []}], "no tokens"),
+        ({"tokenizer": NO_MASK}, [], "no mask_token"),
     ],
 )
-def test_options_out_of_range_are_refused(tokenizer, options, message):
+def test_options_and_sequences_that_cannot_be_used_are_refused(tokenizer, options, sequences, message):
     with pytest.raises(ValueError, match=message):
-        DataCollatorForRTD(tokenizer, **options)
+        DataCollatorForRTD(**{"tokenizer": tokenizer, **options})(sequences)
 
 
-def test_rows_that_cannot_be_used_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="stream_position"):
-        DataCollatorForRTD(tokenizer, seed=0)([{"input_ids": [CLS, WORD, SEP]}])
-    with pytest.raises(ValueError, match="row_length is 10"):
-        DataCollatorForRTD(tokenizer, row_length=10)(features([20]))
-    with pytest.raises(ValueError, match="padded on the left"):
-        DataCollatorForRTD(tokenizer)([{"input_ids": [PAD, CLS, SEP], "attention_mask": [0, 1, 1]}])
-    with pytest.raises(ValueError, match="no tokens"):
-        DataCollatorForRTD(tokenizer)([{"input_ids": []}])
-
-
-def test_a_tokenizer_without_a_mask_is_refused():
-    tokenizer = BertTokenizer(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4}, mask_token=None)
-    with pytest.raises(ValueError, match="no mask_token"):
-        DataCollatorForRTD(tokenizer)
-
-
-def test_rows_in_any_order_of_memory_are_masked_alike(tokenizer, blocks):
-    rows = RowStream(blocks[0], 8, seed=3).__getitems__(list(range(8)))
+def test_sequences_in_any_order_of_memory_are_masked_alike(tokenizer, blocks):
+    sequences = SequenceStream(blocks[0], 8, seed=3).__getitems__(list(range(8)))
     collate = DataCollatorForRTD(tokenizer, seed=1)
-    expected = collate(rows)
-    other = collate(replace(rows, ids=np.asfortranarray(rows.ids)))
+    expected = collate(sequences)
+    other = collate(replace(sequences, ids=np.asfortranarray(sequences.ids)))
     assert all(torch.equal(other[name], tensor) for name, tensor in expected.items())

@@ -3,7 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hf_electra_rtd.data import duplicates
-from hf_electra_rtd.data.duplicates import Duplicates, check_duplicates, normalize_line
+from hf_electra_rtd.data.duplicates import Duplicates, normalize_line
 
 
 @pytest.mark.parametrize(
@@ -23,20 +23,12 @@ def test_near_duplicates_have_one_normal_form(line, normal):
 
 @given(st.lists(st.sampled_from(["a", "A", "a.", "b 1", "b 2", "--", "...", "--", "c"]), max_size=40), st.booleans())
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_first_of_equal_lines_stays_and_every_other_is_told(tmp_path, monkeypatch, lines, near):
-    monkeypatch.setattr(duplicates, "_BUFFERED", 7)
-    monkeypatch.setattr(duplicates, "_BITS", 2)
-    found = Duplicates(iter(lines), len(lines), "near" if near else "exact", tmp_path)
-    exact, normal = set(), set()
+def test_every_line_is_a_copy_but_the_first(tmp_path, monkeypatch, lines, near):
+    monkeypatch.setattr(duplicates, "_SORTED", 7)
+    found = Duplicates(enumerate(lines), len(lines), near, tmp_path)
+    seen = set()
     for number, line in enumerate(lines):
-        form = normalize_line(line) or ("as it is", line)
-        expected = 1 if line in exact else 2 if near and form in normal else 0
-        assert found.kind(number) == expected
-        exact.add(line)
-        normal.add(form)
+        form = (normalize_line(line) or ("as it is", line)) if near else line
+        assert found[number] == (form in seen)
+        seen.add(form)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kind_of_duplicates_that_there_is_not_is_refused():
-    with pytest.raises(ValueError, match=r"no drop_duplicates='fuzzy'.* Known are: no, exact, near"):
-        check_duplicates("fuzzy")

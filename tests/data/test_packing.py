@@ -20,7 +20,7 @@ documents = st.lists(
 
 
 def add(packer, text, ends_document=True):
-    """The rows that become complete with the lines of a document."""
+    """The sequences that become complete with the lines of a document."""
     ids = np.array([token for line in text for token in line], dtype=np.uint32)
     ends = np.zeros(len(text), dtype=np.uint8)
     ends[-1] = ends_document
@@ -28,10 +28,10 @@ def add(packer, text, ends_document=True):
 
 
 def pack(packer, texts):
-    rows = []
+    sequences = []
     for text in texts:
-        rows += add(packer, text)
-    return rows + packer.finish()
+        sequences += add(packer, text)
+    return sequences + packer.finish()
 
 
 def numbered(lengths, start=1000):
@@ -43,116 +43,113 @@ def numbered(lengths, start=1000):
     return texts
 
 
-def content(rows):
-    return [token for row in rows for token in row.ids.tolist() if token not in (CLS, SEP)]
+def content(sequences):
+    return [token for sequence in sequences for token in sequence.ids.tolist() if token not in (CLS, SEP)]
 
 
 @given(documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_rows_hold_every_token_once_in_order_but_for_a_remainder_shorter_than_a_row(texts, length, seed):
+def test_full_sequences_hold_every_token_once_in_order_but_for_a_remainder_shorter_than_a_sequence(
+    texts, length, seed
+):
     packer = FullPacker(TOKENS, length, seed)
-    rows = pack(packer, texts)
+    sequences = pack(packer, texts)
     corpus = [token for text in texts for line in text for token in line]
-    packed = content(rows)
+    packed = content(sequences)
     assert packed == corpus[: len(packed)]
     assert packer.num_dropped == len(corpus) - len(packed) < length - 2
 
 
 @given(documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_rows_have_exactly_the_length_and_well_formed_segments(texts, length, seed):
-    for row in pack(FullPacker(TOKENS, length, seed), texts):
-        assert len(row.ids) == length
-        assert row.ids[0] == CLS
-        assert row.ids[-1] == SEP
-        assert (row.ids == CLS).sum() == 1
-        assert row.ids[1] != SEP
-        if row.second_segment < length:
-            assert row.ids[row.second_segment - 1] == SEP
-            assert 1 < row.second_segment < length - 1
+def test_full_sequences_have_exactly_the_length_and_well_formed_segments(texts, length, seed):
+    for sequence in pack(FullPacker(TOKENS, length, seed), texts):
+        assert len(sequence.ids) == length
+        assert sequence.ids[0] == CLS
+        assert sequence.ids[-1] == SEP
+        assert (sequence.ids == CLS).sum() == 1
+        assert sequence.ids[1] != SEP
+        if sequence.second_segment < length:
+            assert sequence.ids[sequence.second_segment - 1] == SEP
+            assert 1 < sequence.second_segment < length - 1
 
 
 @given(documents, documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_rows_do_not_depend_on_the_text_that_follows(texts, more, length, seed):
+def test_full_sequences_do_not_depend_on_the_text_that_follows(texts, more, length, seed):
     short = pack(FullPacker(TOKENS, length, seed), texts)
     long = pack(FullPacker(TOKENS, length, seed), texts + more)
-    for row, same in zip(short, long, strict=False):
-        assert row.ids.tolist() == same.ids.tolist()
-        assert row.second_segment == same.second_segment
+    for sequence, same in zip(short, long, strict=False):
+        assert sequence.ids.tolist() == same.ids.tolist()
+        assert sequence.second_segment == same.second_segment
 
 
 def test_between_documents_stands_a_separator():
-    rows = pack(FullPacker(TOKENS, 32, 0), numbered([10] * 40))
-    for row in rows:
-        ids = row.ids.tolist()
+    sequences = pack(FullPacker(TOKENS, 32, 0), numbered([10] * 40))
+    for sequence in sequences:
+        ids = sequence.ids.tolist()
         for left, right in pairwise(ids[1:]):
             if left >= 1000 and right >= 1000:
                 assert (left - 1000) // 10 == (right - 1000) // 10
 
 
-def test_segments_part_at_the_sentence_end_nearest_to_the_middle():
+def test_segments_part_at_the_sentence_end_nearest_to_the_middle_or_in_it():
     line = [30] * 12 + [STOP, QUOTE] + [31] * 5 + [STOP] + [32] * 200
     packer = FullPacker(TOKENS, 32, 1)
-    row = next(row for row in pack(packer, [[line]]) if row.second_segment < 32)
+    sequence = next(sequence for sequence in pack(packer, [[line]]) if sequence.second_segment < 32)
     # The middle of 29 tokens is 14; the sentence ends after its closing mark, at 14, not after 13 or 20.
-    assert row.second_segment == 1 + 14 + 1
-    assert row.ids[row.second_segment - 3 : row.second_segment].tolist() == [STOP, QUOTE, SEP]
-
-
-def test_without_a_sentence_end_segments_part_in_the_middle():
-    row = next(row for row in pack(FullPacker(TOKENS, 33, 1), [[[30] * 400]]) if row.second_segment < 33)
-    assert row.second_segment == 1 + 15 + 1
+    assert sequence.second_segment == 1 + 14 + 1
+    assert sequence.ids[sequence.second_segment - 3 : sequence.second_segment].tolist() == [STOP, QUOTE, SEP]
+    without = pack(FullPacker(TOKENS, 33, 1), [[[30] * 400]])
+    assert {sequence.second_segment for sequence in without} == {33, 1 + 15 + 1}
 
 
 def test_a_documents_end_near_the_middle_is_the_separator_of_the_segments():
-    rows = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))
-    row = rows[0]
-    assert row.second_segment == 16
-    assert row.ids[14:17].tolist() == [1013, SEP, 1014]
-    assert (row.ids == SEP).sum() == 2
+    sequences = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))
+    sequence = sequences[0]
+    assert sequence.second_segment == 16
+    assert sequence.ids[14:17].tolist() == [1013, SEP, 1014]
+    assert (sequence.ids == SEP).sum() == 2
 
 
-def test_a_tenth_of_full_rows_has_one_segment():
-    rows = pack(FullPacker(TOKENS, 16, 5), [[[30] * 60_000]])
-    one = sum(row.second_segment == 16 for row in rows)
-    assert abs(one - 0.1 * len(rows)) < 4 * (0.09 * len(rows)) ** 0.5
+def test_a_tenth_of_full_sequences_has_one_segment():
+    sequences = pack(FullPacker(TOKENS, 16, 5), [[[30] * 60_000]])
+    one = sum(sequence.second_segment == 16 for sequence in sequences)
+    assert abs(one - 0.1 * len(sequences)) < 4 * (0.09 * len(sequences)) ** 0.5
 
 
 @given(documents, st.integers(5, 50), st.integers(0, 2**40))
-def test_original_rows_cross_no_document_and_count_what_they_drop(texts, length, seed):
+def test_original_sequences_cross_no_document_and_count_what_they_drop(texts, length, seed):
     packer = OriginalPacker(TOKENS, length, seed)
     kept = 0
     for text in texts:
         tokens = [token for line in text for token in line]
-        rows = add(packer, text)
-        packed = content(rows)
+        sequences = add(packer, text)
+        packed = content(sequences)
         kept += len(packed)
         assert not Counter(packed) - Counter(tokens)
-        assert all(len(row.ids) <= length for row in rows)
-        assert bool(rows) == bool(tokens)
+        assert all(len(sequence.ids) <= length for sequence in sequences)
+        assert bool(sequences) == bool(tokens)
     assert packer.finish() == []
     assert kept + packer.num_dropped == sum(len(line) for text in texts for line in text)
 
 
-def test_original_rows_deal_lines_to_segments_as_the_builder_does():
+def test_original_sequences_deal_lines_to_segments_as_the_builder_does():
     # Lines of 20 at L = 64: four make 80 >= 64. The first segment may take (64 - 3) // 2 = 30 tokens: one line, or two
     # by a coin; what overflows 64 - 3 tokens is cut from the second.
     packer = OriginalPacker(TOKENS, 64, 0)
-    rows = pack(packer, [[[30 + i % 4] * 20 for i in range(4000)]])
-    full = [row for row in rows if len(row.ids) == 64 and row.second_segment < 64]
-    assert {row.second_segment for row in full} == {22, 42}
-    coin = np.mean([row.second_segment == 42 for row in full])
+    sequences = pack(packer, [[[30 + i % 4] * 20 for i in range(4000)]])
+    full = [sequence for sequence in sequences if len(sequence.ids) == 64 and sequence.second_segment < 64]
+    assert {sequence.second_segment for sequence in full} == {22, 42}
+    coin = np.mean([sequence.second_segment == 42 for sequence in full])
     assert abs(coin - 0.5) < 4 * 0.5 / len(full) ** 0.5
-    one_segment = np.mean([row.second_segment == len(row.ids) for row in rows])
+    one_segment = np.mean([sequence.second_segment == len(sequence.ids) for sequence in sequences])
     assert 0.05 < one_segment < 0.2
-    shorter = np.mean([len(row.ids) < 64 for row in rows])
+    shorter = np.mean([len(sequence.ids) < 64 for sequence in sequences])
     assert 0.02 < shorter < 0.08
 
 
-@pytest.mark.parametrize(("name", "length"), [("full", 7), ("original", 4)])
-def test_rows_too_short_are_refused(name, length, tokenizer):
-    with pytest.raises(ValueError, match="too short"):
+@pytest.mark.parametrize(
+    ("name", "length", "message"),
+    [("full", 7, "too short"), ("original", 4, "too short"), ("fulll", 128, "no packing 'fulll'.*full, original")],
+)
+def test_what_cannot_be_packed_is_refused(name, length, message, tokenizer):
+    with pytest.raises(ValueError, match=message):
         get_packer(name, tokenizer, length, 0)
-
-
-def test_an_unknown_packing_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"no packing='fulll'.*'full', 'original'"):
-        get_packer("fulll", tokenizer, 128, 0)

@@ -1,8 +1,8 @@
-import errno
 import itertools
-import json
 import os
-import time
+import signal
+import subprocess
+import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -10,305 +10,167 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hf_electra_rtd.data import duplicates, files, preparation, texts
-from hf_electra_rtd.data.preparation import describe, prepare_blocks, summarize
-from hf_electra_rtd.data.readers import read_lines
-from hf_electra_rtd.data.sources import parse_file_source
+from hf_electra_rtd.data import duplicates, preparation, text
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.preparation import describe, draw, held_out_threshold, prepare_blocks
+from hf_electra_rtd.data.text import parse_source
 from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.ops import randomness
 from tests.conftest import VOCABULARY, WORDS, make_text
 
 
-def prepare(corpus, tokenizer, directory, held_out_share=0.0, **options):
-    return prepare_blocks(
-        [str(corpus)], tokenizer, directory, 32, held_out_share=held_out_share, disable_progress=True, **options
-    )
+def prepare(sources, tokenizer, directory, length=32, **options):
+    sources = sources if isinstance(sources, list) else [sources]
+    return prepare_blocks(sources, tokenizer, directory, length, disable_progress=True, **options)
 
 
-def tokens_of(text, tokenizer):
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def test_held_out_documents_are_whole_and_no_token_of_theirs_is_trained_on(tmp_path, tokenizer):
-    # Every document is one word of its own, so rows tell which documents they came from.
-    words = [token for token in VOCABULARY if token.isalpha()][:20]
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join(" ".join([word] * 100) for word in words))
-    train, held_out = prepare(corpus, tokenizer, tmp_path, held_out_share=0.2)
-    in_train, in_held_out = (
-        {token for row in range(len(part)) for token in part[row]["input_ids"] if token >= 10}
-        for part in (train, held_out)
-    )
-    assert not in_train & in_held_out
-    assert len(in_held_out) == 4
-    assert len(in_train) == 16
-    assert held_out.header.statistics["documents"] == 4
-
-
-@pytest.mark.parametrize("packing", ["full", "original"])
-def test_statistics_account_for_every_token(tmp_path, corpus, tokenizer, packing):
-    train, _ = prepare(corpus, tokenizer, tmp_path, packing=packing)
-    counts = train.header.statistics
-    assert counts["corpus_tokens"] == len(tokens_of(corpus.read_text(), tokenizer))
-    assert counts["documents"] == 40
-    assert counts["unknown_tokens"] == 0
-    kept = sum(int((train[row]["input_ids"] > 4).sum()) for row in range(len(train)))
-    assert kept + counts["dropped_tokens"] == counts["corpus_tokens"]
-    assert counts["two_segment_rows"] == sum(bool(train[row]["token_type_ids"].any()) for row in range(len(train)))
-    assert counts["full_rows"] == sum(len(train[row]["input_ids"]) == 32 for row in range(len(train)))
-    if packing == "full":
-        assert counts["dropped_tokens"] < 30
-        assert train.header.uniform
-    assert "40 documents" in describe(train)
-
-
-def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp_path, corpus, tokenizer):
-    def modified():
-        return {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("*.blocks")}
-
-    prepare(corpus, tokenizer, tmp_path, held_out_share=0.1)
-    first = modified()
-    prepare(corpus, tokenizer, tmp_path, held_out_share=0.1)
-    assert modified() == first
-    prepare(corpus, tokenizer, tmp_path, held_out_share=0.1, seed=1)
-    assert all(modified()[name] != time for name, time in first.items())
-    cased = tmp_path / "vocab.txt"
-    cased.write_text("\n".join([*VOCABULARY, "Mill"]) + "\n")
-    again, _ = prepare(corpus, load_tokenizer(str(cased)), tmp_path, held_out_share=0.1, seed=1)
-    assert again.header.vocab_size == len(VOCABULARY) + 1
-
-
-def test_an_altered_result_is_made_anew(tmp_path, corpus, tokenizer, caplog):
-    train, _ = prepare(corpus, tokenizer, tmp_path)
-    content = bytearray((tmp_path / "train.blocks").read_bytes())
-    content[100] ^= 1
-    (tmp_path / "train.blocks").write_bytes(content)
-    again, _ = prepare(corpus, tokenizer, tmp_path)
-    assert "was altered" in caplog.text
-    assert again.header == train.header
-
-
-def test_a_failure_leaves_no_file(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("the mill\n\nthe river\n")
-    with pytest.raises(ValueError, match=r"too few for one row of 32.*--row_length"):
-        prepare(corpus, tokenizer, tmp_path / "blocks")
-    assert list((tmp_path / "blocks").iterdir()) == []
-
-
-def test_a_part_that_is_too_short_is_told_with_its_own_remedy(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join(["the mill"] * 50))
-    with pytest.raises(
-        ValueError, match=r"^held_out: .*too few for one row of 32.*--held_out_share.*--held_out_files"
-    ):
-        prepare(corpus, tokenizer, tmp_path / "blocks", 0.02)
-    with pytest.raises(ValueError, match=r"^train: .*too few for one row of 32.*more text, or shorter rows"):
-        prepare(corpus, tokenizer, tmp_path / "blocks", 0.9)
-
-
-def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(3) + "\n\u200b\n" + make_text(2))
-    train, _ = prepare(corpus, tokenizer, tmp_path)
-    assert train.header.statistics["documents"] == 5
-
-
-def word_corpus(directory, name, words):
-    """Every document is one word of its own, so rows tell which documents they came from."""
-    path = directory / name
+def word_corpus(path, words):
+    """Every document is one word of its own, so that sequences show which documents they came from."""
     path.write_text("\n\n".join("\n".join([" ".join([word] * 20)] * 5) for word in words))
     return path
 
 
 def words_in(file, tokenizer):
-    """How often each word occurs."""
-    ids = np.concatenate([file[row]["input_ids"] for row in range(len(file))])
+    ids = np.concatenate([file[index]["input_ids"] for index in range(len(file))])
     return Counter(token for token in tokenizer.convert_ids_to_tokens(ids) if token.isalpha())
 
 
+def made_by(*parts):
+    return [Path(part.path).read_bytes() for part in parts if part is not None]
+
+
+# ---- What is read ----
+
+
+def test_held_out_documents_are_whole_and_no_token_of_theirs_is_trained_on(tmp_path, tokenizer):
+    corpus = word_corpus(tmp_path / "corpus.txt", WORDS[:20])
+    train, held_out = prepare(corpus, tokenizer, tmp_path, held_out_share=0.2)
+    in_train, in_held_out = words_in(train, tokenizer), words_in(held_out, tokenizer)
+    assert not in_train.keys() & in_held_out.keys()
+    assert (len(in_train), len(in_held_out), held_out.header.statistics["documents"]) == (16, 4, 4)
+
+
 @pytest.mark.parametrize("packing", ["full", "original"])
-def test_the_result_is_the_same_for_every_number_of_processes(tmp_path, tokenizer, monkeypatch, packing):
-    monkeypatch.setattr(preparation, "_CHUNK", 300)
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(40))
-    contents = []
-    for num_proc in (0, 1, 3):
-        for made in prepare(corpus, tokenizer, tmp_path / str(num_proc), 0.1, packing=packing, num_proc=num_proc):
-            contents.append(Path(made.path).read_bytes())
-    monkeypatch.undo()
-    for made in prepare(corpus, tokenizer, tmp_path / "whole", 0.1, packing=packing):
-        contents.append(Path(made.path).read_bytes())
-    assert contents[0::2] == contents[0:1] * 4
-    assert contents[1::2] == contents[1:2] * 4
+def test_statistics_account_for_every_token(tmp_path, corpus, tokenizer, packing):
+    made, _ = prepare(corpus, tokenizer, tmp_path, packing=packing)
+    counts, sequences = made.header.statistics, [made[index] for index in range(len(made))]
+    assert counts["corpus_tokens"] == len(tokenizer(corpus.read_text(), add_special_tokens=False)["input_ids"])
+    assert (counts["documents"], counts["unknown_tokens"], counts["duplicate_lines"]) == (40, 0, 0)
+    kept = sum(int((sequence["input_ids"] > 4).sum()) for sequence in sequences)
+    assert kept + counts["dropped_tokens"] == counts["corpus_tokens"]
+    assert counts["two_segment_sequences"] == sum(bool(sequence["token_type_ids"].any()) for sequence in sequences)
+    assert counts["full_sequences"] == sum(len(sequence["input_ids"]) == 32 for sequence in sequences)
+    assert made.header.uniform == (packing == "full")
+    assert packing == "original" or counts["dropped_tokens"] < 30
+    assert "documents: 40," in describe(made)
 
 
 def test_weights_are_whole_passes_after_all_first_ones_and_a_drawn_share(tmp_path, tokenizer):
-    once = word_corpus(tmp_path, "once.txt", WORDS[:10])
-    often = word_corpus(tmp_path, "often.txt", WORDS[10:20])
-    sources = [parse_file_source(str(once)), parse_file_source(f"{often},weight=2.5")]
-    train, held_out = prepare_blocks(sources, tokenizer, tmp_path / "a", 32, held_out_share=0.2, disable_progress=True)
+    once, often = word_corpus(tmp_path / "once.txt", WORDS[:10]), word_corpus(tmp_path / "often.txt", WORDS[10:20])
+    train, held_out = prepare(
+        [once, parse_source(f"{often},weight=2.5")], tokenizer, tmp_path / "a", held_out_share=0.2
+    )
     in_train, in_held_out = words_in(train, tokenizer), words_in(held_out, tokenizer)
     assert not in_train.keys() & in_held_out.keys()
     assert len(in_held_out) == 4
     assert all(70 <= count <= 100 for count in in_held_out.values())  # once, whatever the weight
     for word, count in in_train.items():
-        times = {round(count / 100)}
-        assert times <= ({1} if word in WORDS[:10] else {2, 3}), (word, count)
-    thrice = sum(round(count / 100) == 3 for count in in_train.values())
-    assert 0 < thrice < 8
-    for row in range(len(train)):  # a document of 100 tokens and its next pass share no row
-        tokens = tokenizer.convert_ids_to_tokens(train[row]["input_ids"])
+        assert round(count / 100) in ((1,) if word in WORDS[:10] else (2, 3)), (word, count)
+    assert 0 < sum(round(count / 100) == 3 for count in in_train.values()) < 8
+    for index in range(len(train)):  # a document of 100 tokens and its next pass share no sequence
+        tokens = tokenizer.convert_ids_to_tokens(train[index]["input_ids"])
         words = [word for word in tokens if word.isalpha()]
         assert len([word for word, _ in itertools.groupby(words)]) == len(set(words))
-    few, _ = prepare_blocks(
-        [parse_file_source(f"{often},weight=0.5")], tokenizer, tmp_path / "b", 32, disable_progress=True
-    )
+    few, _ = prepare([parse_source(f"{often},weight=0.5")], tokenizer, tmp_path / "b")
     assert 0 < len(words_in(few, tokenizer)) < 10
 
 
 def test_duplicate_lines_are_dropped_on_request_and_counted(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
     lines = ["the mill was old .", "a river ran 1 .", "The MILL was old!", "the mill was old .", "a river ran 2 ."]
     fresh = make_text(20).splitlines()
-    corpus.write_text("\n".join([*lines, "", lines[0], "", *fresh]))
+    (tmp_path / "corpus.txt").write_text("\n".join([*lines, "", lines[0], "", *fresh]))
     extra = len(fresh) - len(set(fresh)) - fresh.count("") + 1
     found = {}
     for kind in ("no", "exact", "near"):
-        made, _ = prepare(corpus, tokenizer, tmp_path / kind, drop_duplicates=kind)
+        made, _ = prepare(tmp_path / "corpus.txt", tokenizer, tmp_path / kind, drop_duplicates=kind)
         found[kind] = made.header.statistics
-    assert (found["no"]["exact_duplicates"], found["no"]["near_duplicates"]) == (0, 0)
-    assert (found["exact"]["exact_duplicates"], found["exact"]["near_duplicates"]) == (2 + extra, 0)
-    assert found["near"]["exact_duplicates"] == 2 + extra
-    assert found["near"]["near_duplicates"] >= 2
+    assert [found[kind]["duplicate_lines"] for kind in ("no", "exact")] == [0, 2 + extra]
+    assert found["near"]["duplicate_lines"] >= 4 + extra
     assert (found["no"]["documents"], found["exact"]["documents"]) == (22, 21)  # one had nothing else
     assert found["exact"]["corpus_tokens"] < found["no"]["corpus_tokens"]
 
 
 def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tokenizer):
-    half, whole = tmp_path / "half.txt", tmp_path / "whole.txt"
-    documents = [" ".join([word] * 20) for word in WORDS]
-    half.write_text("\n\n".join(documents))
-    whole.write_text("\n\n".join(documents))
+    documents = "\n\n".join(" ".join([word] * 20) for word in WORDS)
+    for name in ("half.txt", "whole.txt"):
+        (tmp_path / name).write_text(documents)
     for weights in ((0.5, 1), (0.5, 2), (1, 0.5), (0.3, 2.5)):
-        sources = [
-            parse_file_source(f"{file},weight={weight}") for file, weight in zip((half, whole), weights, strict=True)
-        ]
-        made, _ = prepare_blocks(
-            sources, tokenizer, tmp_path / str(weights), 8, drop_duplicates="exact", disable_progress=True
-        )
+        names = zip(("half.txt", "whole.txt"), weights, strict=True)
+        sources = [parse_source(f"{tmp_path}/{name},weight={weight}") for name, weight in names]
+        made, _ = prepare(sources, tokenizer, tmp_path / str(weights), 8, drop_duplicates="exact")
         counts = words_in(made, tokenizer)
         assert counts.keys() == set(WORDS), weights
         if max(weights) == 1:
             assert sum(counts.values()) == 20 * len(WORDS)
-        assert 0 < made.header.statistics["exact_duplicates"] < len(WORDS)
+        assert 0 < made.header.statistics["duplicate_lines"] < len(WORDS)
 
 
-def test_the_longest_and_the_shortest_document_are_told(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(preparation, "_CHUNK", 10)
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join([("the mill\n" * n) for n in (7, 3, 30, 5)]))
-    made, _ = prepare(corpus, tokenizer, tmp_path)
-    assert made.header.statistics["longest_document"] == 60
-    assert made.header.statistics["shortest_document"] == 6
-    figures = summarize({"training": made})["training"]
-    assert figures["longest document (tokens)"] == "60"
-    assert figures["documents"] == "4"
+def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
+    made = []
+    for name, line in (("a.txt", "\u200b\n"), ("b.txt", "")):
+        (tmp_path / name).write_text(f"{make_text(3)}\n{line}{make_text(2)}")
+        made.append(prepare(tmp_path / name, tokenizer, tmp_path)[0].header.sha256)
+    assert made[0] == made[1]
 
 
-def test_documents_shorter_than_a_row_fill_rows_together(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n\n".join(["the old mill"] * 50))
-    made, _ = prepare(corpus, tokenizer, tmp_path)
-    assert made.header.uniform
-    assert made.header.statistics["documents"] == 50
+def test_the_split_is_by_document_seeded_and_never_empty():
+    def chosen(num_documents, share, seed):
+        threshold = held_out_threshold(num_documents, share, seed)
+        return [number for number in range(num_documents) if draw(seed, randomness.SPLITTING, number) < threshold]
+
+    assert len(chosen(1000, 0.05, seed=0)) == 50
+    assert chosen(1000, 0.05, seed=0) != chosen(1000, 0.05, seed=1)
+    assert len(chosen(2, 0.05, seed=0)) == 1
+    assert chosen(2, 0.0, seed=0) == []
+    places = [5, 70_000, 0, 65_536, 65_535, 5]
+    numbers = randomness.counter_bits(1, randomness.WEIGHTING, 0, 70_001, 1)[:, 0]
+    assert [draw(1, randomness.WEIGHTING, place) for place in places] == numbers[np.array(places)].tolist()
 
 
-def test_text_is_neither_read_nor_hashed_again_if_nothing_changed(tmp_path, tokenizer, monkeypatch):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(30))
-    os.utime(corpus, (time.time() - 100,) * 2)
-    first, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
-
-    def refuse(*args):
-        raise AssertionError("it was read again")
-
-    monkeypatch.setattr(texts, "read_lines", refuse)
-    monkeypatch.setattr(texts, "hash_file", refuse)
-    again, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
-    assert again.header == first.header
-    monkeypatch.undo()
-    corpus.write_text(make_text(30, seed=1))
-    changed, _ = prepare(corpus, tokenizer, tmp_path / "blocks")
-    assert changed.header.sha256 != first.header.sha256
+# ---- How it is tokenized ----
 
 
-def test_headers_and_caches_hold_no_local_path(tmp_path, tokenizer):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(30))
-    os.utime(corpus, (time.time() - 100,) * 2)
-    prepare(corpus, tokenizer, tmp_path / "blocks", 0.1)
-    made = list((tmp_path / "blocks").iterdir())
-    assert len(made) == 3
-    for file in made:
-        assert str(tmp_path).encode() not in file.read_bytes()
+@pytest.mark.parametrize("packing", ["full", "original"])
+def test_the_result_is_the_same_for_every_number_of_threads_and_size_of_chunks(
+    tmp_path, corpus, tokenizer, monkeypatch, packing
+):
+    made = []
+    for chunk, num_proc in ((preparation._CHUNK, 1), (300, 1), (300, 3)):
+        monkeypatch.setattr(preparation, "_CHUNK", chunk)
+        options = {"held_out_share": 0.1, "packing": packing, "num_proc": num_proc}
+        made.append(made_by(*prepare(corpus, tokenizer, tmp_path / f"{chunk}-{num_proc}", **options)))
+    assert made[0] == made[1] == made[2]
 
 
-def test_bad_text_is_told_before_anything_is_tokenised(tmp_path, tokenizer, monkeypatch):
-    good, bad = tmp_path / "a.txt", tmp_path / "b.txt"
-    good.write_text(make_text(30))
-    bad.write_bytes(b"the mill \xff")
-    monkeypatch.setattr(preparation, "encode_chunks", lambda *args: pytest.fail("it was tokenised"))
-    with pytest.raises(ValueError, match=r"b\.txt is not UTF-8: byte 9"):
-        prepare_blocks([good, bad], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
-    bad.write_text("\n")
-    with pytest.raises(ValueError, match=r"b\.txt holds no text"):
-        prepare_blocks([good, bad], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
-    assert list((tmp_path / "blocks").iterdir()) == []
-
-
-def test_a_file_that_changes_while_it_is_read_is_told(tmp_path, tokenizer, monkeypatch):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(30))
-
-    def growing(*args):
-        yield from read_lines(*args)
-        with open(corpus, "a") as file:
-            file.write("more\n")
-
-    monkeypatch.setattr(texts, "read_lines", growing)
-    with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
-        prepare(corpus, tokenizer, tmp_path / "blocks")
-
-
-def test_a_vocabulary_without_mask_is_refused_before_any_text_is_read(tmp_path):
-    vocabulary = {token: index for index, token in enumerate(VOCABULARY) if token != "[MASK]"}
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(vocabulary))
-    with pytest.raises(ValueError, match=r"lacks \[MASK\]"):
-        load_tokenizer(str(path))
-
-
-def test_a_full_disk_leaves_what_was_prepared_before(tmp_path, corpus, tokenizer, monkeypatch):
-    prepare(corpus, tokenizer, tmp_path, 0.1)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ValueError, match=r"no space left.*free some, or choose another directory"):
-        prepare(corpus, tokenizer, tmp_path, 0.1, seed=1)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+def test_truncation_and_padding_of_the_tokenizer_change_nothing(tmp_path, corpus, tokenizer):
+    expected = made_by(*prepare(corpus, tokenizer, tmp_path / "a"))
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=9)
+    try:
+        assert made_by(*prepare(corpus, tokenizer, tmp_path / "b")) == expected
+        assert tokenizer.backend_tokenizer.truncation["max_length"] == 4
+    finally:
+        tokenizer.backend_tokenizer.no_truncation()
+        tokenizer.backend_tokenizer.no_padding()
 
 
 @pytest.mark.parametrize("kind", ["no", "near"])
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch, kind):
     monkeypatch.setattr(preparation, "_CHUNK", 1 << 14)
-    monkeypatch.setattr(duplicates, "_BUFFERED", 1 << 8)
-    monkeypatch.setattr(files, "CHUNK_SIZE", 1 << 14)
+    monkeypatch.setattr(duplicates, "_SORTED", 1 << 8)
     numbers = np.random.default_rng(0)
     peaks = []
-    for num_documents in (200, 6000):
+    for num_documents in (400, 4000):
         corpus = tmp_path / f"{num_documents}.txt"
         with open(corpus, "w") as file:
             for _ in range(num_documents):  # no line occurs twice, not even nearly
@@ -316,62 +178,180 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch, 
                     file.write(" ".join(words) + "\n")
                 file.write("\n")
         tracemalloc.start()
-        made, _ = prepare(corpus, tokenizer, tmp_path / str(num_documents), 0.1, drop_duplicates=kind)
+        options = {"held_out_share": 0.1, "drop_duplicates": kind, "num_proc": 1}
+        made, _ = prepare(corpus, tokenizer, tmp_path / str(num_documents), **options)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert made.header.statistics["exact_duplicates"] == 0
-    # Two bits a line, and 24 bytes a line of the largest of 256 parts, several times over while it is sorted.
-    assert peaks[1] - peaks[0] < 0.05 * corpus.stat().st_size
+        assert made.header.statistics["duplicate_lines"] == 0
+    assert peaks[1] - peaks[0] < 0.15 * corpus.stat().st_size
 
 
-def test_a_file_that_changes_between_two_passes_is_told(tmp_path, tokenizer, monkeypatch):
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text(make_text(30))
-    hash_file, count_lines = texts.hash_file, texts.count_lines
+# ---- What is used again, and what a failure leaves ----
 
-    def then_change(function):
-        def changing(*args):
-            result = function(*args)
-            status = corpus.stat()
-            corpus.write_text(corpus.read_text().swapcase())  # of the same size, and with its old time
-            os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
-            return result
 
-        return changing
+def test_what_was_prepared_is_used_again_and_made_anew_when_anything_changed(tmp_path, tokenizer, monkeypatch):
+    corpus, blocks, moved = tmp_path / "corpus.txt", tmp_path / "blocks", tmp_path / "moved" / "corpus.txt"
+    moved.parent.mkdir()
+    for path in (corpus, moved):
+        path.write_text(make_text(40))
+    first = prepare(corpus, tokenizer, blocks, held_out_share=0.1)
+    assert not any(str(tmp_path).encode() in path.read_bytes() for path in blocks.iterdir())
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation, "_encode", lambda *_: pytest.fail("it was tokenized again"))
+        for path in (corpus, moved):  # the same text elsewhere is the same text
+            again = prepare(path, tokenizer, blocks, held_out_share=0.1)
+            assert [part.header for part in again] == [part.header for part in first]
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*VOCABULARY, "Mill"]) + "\n")
+    other = tmp_path / "other.txt"
+    other.write_text(make_text(40, seed=1))
+    encode, tokenized = preparation._encode, []
+    monkeypatch.setattr(preparation, "_encode", lambda *args: tokenized.append(args) or encode(*args))
+    for number, changed in enumerate(
+        (
+            {"seed": 1},
+            {"packing": "original"},
+            {"drop_duplicates": "exact"},
+            {"held_out_share": 0.2},
+            {"length": 16},
+            {"tokenizer": load_tokenizer(str(path))},
+            {"sources": other},
+            {"sources": parse_source(f"{corpus},weight=2")},
+        ),
+        start=1,
+    ):
+        prepare(**{"sources": corpus, "tokenizer": tokenizer, "directory": blocks, "held_out_share": 0.1, **changed})
+        assert len(tokenized) == number, changed
 
-    for name, function in (("hash_file", hash_file), ("count_lines", count_lines)):
-        monkeypatch.setattr(texts, name, then_change(function))
-        with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
-            prepare(corpus, tokenizer, tmp_path / "blocks")
-        monkeypatch.undo()
-        assert not list((tmp_path / "blocks").glob("*.blocks"))
+
+def test_an_altered_result_is_made_anew(tmp_path, corpus, tokenizer, caplog):
+    train, _ = prepare(corpus, tokenizer, tmp_path)
+    header, content = train.header, bytearray((tmp_path / "train.blocks").read_bytes())
+    content[100] ^= 1
+    (tmp_path / "train.blocks").write_bytes(content)
+    assert prepare(corpus, tokenizer, tmp_path)[0].header == header
+    assert "was altered" in caplog.text
+
+
+def test_bad_text_is_reported_before_anything_is_tokenized(tmp_path, tokenizer, monkeypatch):
+    (tmp_path / "a.txt").write_text(make_text(30))
+    monkeypatch.setattr(preparation, "_encode", lambda *_: pytest.fail("it was tokenized"))
+    for content, message in ((b"the mill \xff", r"b\.txt, line 1 is not UTF-8"), (b"\n", r"b\.txt holds no text")):
+        (tmp_path / "b.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            prepare([tmp_path / "a.txt", tmp_path / "b.txt"], tokenizer, tmp_path / "blocks")
+    assert not list((tmp_path / "blocks").glob("*.blocks"))
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("text", "options", "message"),
     [
-        lambda entry: 3,
-        lambda entry: [],
-        lambda entry: {**entry, "stamp": ["x"]},
-        lambda entry: {**entry, "found": 1},
-        lambda entry: {**entry, "found": {"sha256": 1}},
-        lambda entry: {**entry, "found": {**entry["found"], "counts": {"lines": 1}}},
+        ("the mill\n\nthe river\n", {}, r"^train: 4 tokens are too few for one sequence of 32.*--max_seq_length"),
+        ("the mill\n\n" * 50, {"held_out_share": 0.02}, r"^held_out: .*too few.*--held_out_share.*--held_out_files"),
+        ("the mill\n\n" * 50, {"held_out_share": 0.9}, r"^train: .*too few.*more text"),
+        ("the mill", {"held_out_share": 0.1}, r"1 document.*too few to hold 1.*--held_out_share 0"),
+        ("the mill", {"held_out_share": 1.0}, r"held_out_share is 1\.0"),
+        ("the mill", {"drop_duplicates": "fuzzy"}, "no drop_duplicates='fuzzy'.*no, exact, near"),
+        ("the mill", {"num_proc": 0}, "num_proc is 0"),
+        ("the mill", {"sources": []}, "at least one"),
+        ("the mill", {"length": 7}, "--max_seq_length 7 is too short"),
     ],
 )
-def test_a_malformed_entry_of_the_cache_is_ignored(tmp_path, tokenizer, change):
-    corpus, blocks = tmp_path / "corpus.txt", tmp_path / "blocks"
+def test_what_cannot_be_prepared_is_reported_with_the_remedy(tmp_path, tokenizer, text, options, message):
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        prepare(**{"sources": corpus, "tokenizer": tokenizer, "directory": tmp_path / "blocks", **options})
+    assert not list(tmp_path.glob("blocks/*.blocks"))
+
+
+def test_a_file_that_changes_between_two_passes_is_reported(tmp_path, tokenizer, monkeypatch):
+    corpus = tmp_path / "corpus.txt"
     corpus.write_text(make_text(30))
-    os.utime(corpus, (time.time() - 100,) * 2)
-    first, _ = prepare(corpus, tokenizer, blocks)
-    cache = json.loads((blocks / "scanned.json").read_text())
-    cache["files"] = {key: change(entry) for key, entry in cache["files"].items()}
-    (blocks / "scanned.json").write_text(json.dumps(cache))
-    (blocks / "train.blocks").unlink()
-    assert prepare(corpus, tokenizer, blocks)[0].header == first.header
+    scan = text.scan
+
+    def then_change(*args):
+        found, status = scan(*args), corpus.stat()
+        corpus.write_text(corpus.read_text().swapcase())  # of the same size, and with its old time
+        os.utime(corpus, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return found
+
+    monkeypatch.setattr(preparation, "scan", then_change)
+    with pytest.raises(ValueError, match=r"corpus\.txt changed while it was read"):
+        prepare(corpus, tokenizer, tmp_path / "blocks")
+    assert not list((tmp_path / "blocks").glob("*.blocks"))
 
 
-def test_training_files_that_are_equal_are_told(tmp_path, tokenizer, caplog):
+def test_files_with_the_same_text_are_reported(tmp_path, tokenizer, caplog):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(make_text(30))
-    prepare_blocks([tmp_path / "a.txt", tmp_path / "b.txt"], tokenizer, tmp_path / "blocks", 32, disable_progress=True)
-    assert "a.txt and b.txt are equal" in caplog.text
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    made, _ = prepare([tmp_path / name for name in ("a.txt", "b.txt", "link.txt", "a.txt")], tokenizer, tmp_path / "x")
+    assert "a.txt and b.txt hold the same text" in caplog.text
+    assert [source["name"] for source in made.header.sources] == ["a.txt", "b.txt"]  # each file once
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_reported_wherever_something_is_written_and_keeps_what_was_there(tmp_path, tokenizer):
+    lines = [f"line {number} of a text that is not repeated" for number in range(20_000)]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines))
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    script = f"""
+import resource, signal
+from pathlib import Path
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.tokenization import load_tokenizer
+root = Path({str(tmp_path)!r})
+tokenizer = load_tokenizer(str(root / "tokenizer"))
+prepare_blocks([root / "corpus.txt"], tokenizer, root / "blocks", 64, disable_progress=True)
+before = (root / "blocks" / "train.blocks").read_bytes()
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for kind, limit in (("near", 0), ("near", 100), ("exact", 1000), ("no", 3000)):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        prepare_blocks([root / "corpus.txt"], tokenizer, root / "blocks", 32, drop_duplicates=kind)
+        said = "it was written"
+    except OSError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert "blocks" in said and "Choose another directory" in said, (kind, limit, said)
+    assert {{path.name for path in (root / "blocks").iterdir()}} <= {{"train.blocks", ".lock"}}
+    assert (root / "blocks" / "train.blocks").read_bytes() == before
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.slow
+def test_a_preparation_that_is_killed_leaves_nothing_that_loads_and_nothing_at_all_after_the_next(
+    tmp_path, corpus, tokenizer
+):
+    directory = tmp_path / "blocks"
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    script = f"""
+import time
+from hf_electra_rtd.data import preparation
+from hf_electra_rtd.data.tokenization import load_tokenizer
+encode = preparation._encode
+preparation._CHUNK = 500
+def slowly(*args):
+    for number, chunk in enumerate(encode(*args)):
+        yield chunk
+        if number == 3:
+            print("in the middle", flush=True)
+            time.sleep(60)
+preparation._encode = slowly
+preparation.prepare_blocks([{str(corpus)!r}], load_tokenizer({str(tmp_path / "tokenizer")!r}), {str(directory)!r}, 32,
+    held_out_share=0.1, disable_progress=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"in the middle\n"
+        with pytest.raises(ValueError, match="Another process is using"):
+            prepare(corpus, tokenizer, directory)
+        process.send_signal(signal.SIGKILL)
+    assert not list(directory.glob("*.blocks"))
+    assert list(directory.glob(".*.partial-*"))
+    train, _ = prepare(corpus, tokenizer, directory, held_out_share=0.1)
+    expected, _ = prepare(corpus, tokenizer, tmp_path / "expected", held_out_share=0.1)
+    assert BlockFile(train.path, verify=True).header == expected.header
+    assert {path.name for path in directory.iterdir()} <= {"train.blocks", "held_out.blocks", ".lock"}

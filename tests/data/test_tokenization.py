@@ -1,8 +1,7 @@
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, BertTokenizer
 
-from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash, train_wordpiece
-from hf_electra_rtd.towers import save_tokenizer
+from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash, train_wordpiece
 from tests.conftest import VOCABULARY, make_text
 
 
@@ -52,34 +51,47 @@ def test_case_is_read_off_the_vocabulary_or_as_told(tmp_path, extra, lowercase, 
     assert loaded.tokenize("River") == [expected]
 
 
-def test_a_file_that_is_no_bert_vocabulary_is_refused(tmp_path):
-    path = tmp_path / "words.txt"
-    path.write_text("[PAD]\n[CLS]\nword\n")
-    with pytest.raises(ValueError, match=r"lacks \[UNK\], \[SEP\], \[MASK\]"):
-        load_tokenizer(str(path))
-
-
-def test_a_vocabulary_that_names_a_token_twice_is_refused(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*VOCABULARY, "mill", "more"]) + "\n")
-    with pytest.raises(ValueError, match="must not name a token twice"):
-        load_tokenizer(str(path))
-
-
-def test_another_vocabulary_or_normalisation_has_another_hash(tmp_path):
+def test_what_changes_ids_changes_the_hash(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(VOCABULARY) + "\n")
-    cased, uncased = load_tokenizer(str(path), False), load_tokenizer(str(path), True)
-    path.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
-    assert len({tokenizer_hash(cased), tokenizer_hash(uncased), tokenizer_hash(load_tokenizer(str(path), True))}) == 3
+    loaded = {lowercase: load_tokenizer(str(path), lowercase) for lowercase in (False, True)}
+    accents = BertTokenizer(vocab=loaded[True].get_vocab(), do_lower_case=True, strip_accents=False)
+    path.write_text("\n".join([*VOCABULARY, "café"]) + "\n")
+    more = load_tokenizer(str(path), True)
+    path.write_text("\n".join([*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]]) + "\n")
+    swapped = load_tokenizer(str(path), True)
+    path.write_text("".join(f"{letter}\n" for letter in [*VOCABULARY[:5], "e", "é", "E", "##e"]))
+    plain = load_tokenizer(str(path), True)
+    kept = BertTokenizer(vocab=plain.get_vocab(), do_lower_case=True, strip_accents=False)
+    tokenizers = [*loaded.values(), more, swapped, plain, kept]
+    assert len(set(map(tokenizer_hash, tokenizers))) == len(tokenizers)
+    assert loaded[True]("café river")["input_ids"] == accents("café river")["input_ids"]
+
+
+def test_what_changes_no_id_changes_no_hash(tokenizer):
+    other = BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True, model_max_length=64)
+    other.backend_tokenizer.enable_truncation(4)
+    other.backend_tokenizer.enable_padding(length=9)
+    assert tokenizer_hash(other) == tokenizer_hash(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "message"),
+    [
+        ("nowhere", None, "nowhere is no tokenizer"),
+        ("no/such/vocab.txt", None, "no/such/vocab.txt is no tokenizer"),
+        ("words.txt", ["[PAD]", "[CLS]", "word"], r"lacks \[UNK\], \[SEP\], \[MASK\]"),
+        ("vocab.txt", [*VOCABULARY, "mill", "more"], "names twice"),
+    ],
+)
+def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch, name, tokens, message):
+    monkeypatch.chdir(tmp_path)
+    if tokens:
+        (tmp_path / name).write_text("\n".join(tokens) + "\n")
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(name)
 
 
 def test_a_vocabulary_without_room_is_refused():
-    with pytest.raises(ValueError, match="no room"):
+    with pytest.raises(ValueError, match="leaves no room"):
         train_wordpiece(lambda: ["text"], vocab_size=5)
-
-
-@pytest.mark.parametrize("name", ["nowhere", "no/such/vocab.txt"])
-def test_a_tokenizer_that_is_not_there_is_told_by_its_name(name):
-    with pytest.raises(ValueError, match=f"{name} is no tokenizer"):
-        load_tokenizer(name)

@@ -1,1 +1,1 @@
-"""From text to batches with masks: documents, tokens, rows, block files, the training stream, the collator."""
+"""From text to batches with masks: documents, tokens, sequences, block files, the training stream, the collator."""

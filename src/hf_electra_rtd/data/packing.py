@@ -1,14 +1,14 @@
-"""From tokenised lines to rows of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
+"""From tokenized lines to sequences of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
-A packer takes lines in order (`add_lines`, at last `finish`) and returns the rows that became complete. How lines are
-dealt to calls does not matter.
+A packer takes lines in order (`add_lines`, then `finish`) and returns the sequences that became complete. How lines
+are split into calls does not matter.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -22,20 +22,20 @@ CLOSING_MARKS = ('"', "'", "”", "’", "»", ")", "]", "」", "』", "）")
 
 # google-research/electra build_pretraining_dataset.py, `_create_example`.
 ONE_SEGMENT_SHARE = 0.1
-SHORT_ROW_SHARE = 0.05
-SHORTEST_ROW = 5
+SHORT_SHARE = 0.05
+SHORTEST = 5
 
 
-class Row(NamedTuple):
-    """`ids` int64 (at most L,); `second_segment` is where segment B begins, or the row's length if there is none."""
+class PackedSequence(NamedTuple):
+    """`ids` int64 (at most L,); `second_segment` is where segment B begins, or the length if there is none."""
 
     ids: np.ndarray
     second_segment: int
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class PackingTokens:
-    """The ids that packing needs to know: special ones, ends of sentences, and marks that may follow an end."""
+    """The ids that packing knows: special tokens, ends of sentences, and marks that may follow an end."""
 
     cls: int
     sep: int
@@ -53,27 +53,22 @@ class PackingTokens:
 
 
 class FullPacker:
-    """Rows of exactly L tokens in which every token of the corpus appears once; only the last, short remainder is
-    left.
+    """Sequences of exactly L tokens that hold every token of the corpus once; only the last, short remainder is left.
 
-    Most rows have two segments, split where a sentence or line ends nearest to the middle (in the middle itself, where
-    none ends in the second or third quarter of the row); 10 % have one. Where a document ends inside a row, [SEP]
-    stands, and the next document begins: if that is where the segments part, it is their [SEP].
+    Most sequences have two segments, split at the end of a sentence or line that is nearest to the middle (in the
+    middle itself if there is none in the second or third quarter); 10 % have one. A [SEP] stands between documents.
+    Where the segments are split between two documents, one [SEP] does for both.
 
-    Args:
-        tokens: ids of the special tokens and sentence ends.
-        row_length: L, at least 8.
-        seed: of the choice between one and two segments.
+    `seed` decides between one and two segments; L is at least 8.
     """
 
     name: ClassVar[str] = "full"
     minimum_length: ClassVar[int] = 8
 
-    def __init__(self, tokens: PackingTokens, row_length: int, seed: int) -> None:
-        _check_length(self, row_length)
-        self.tokens, self.row_length, self.seed = tokens, row_length, seed
+    def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
+        self.tokens, self.max_seq_length, self.seed = tokens, max_seq_length, seed
         self.num_dropped = 0
-        self._num_rows = 0
+        self._num_sequences = 0
         self._uniforms = np.empty(0)
         self._in_document = False
         self._pending: list[np.ndarray] = []  # ids of whole lines, and [SEP] where a document ended
@@ -85,7 +80,7 @@ class FullPacker:
         self._is_end[tokens.sentence_ends] = True
         self._is_closing[tokens.closing_marks] = True
 
-    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[Row]:
+    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
         ids = ids.astype(np.int64)
         stops = lengths.cumsum()
         low = np.minimum(ids, len(self._is_end) - 1)
@@ -111,50 +106,51 @@ class FullPacker:
             self._in_document = True
         return self._append(ids, ends, marks)
 
-    def finish(self) -> list[Row]:
-        rows = list(self._rows(final=True))
+    def finish(self) -> list[PackedSequence]:
+        sequences = list(self._sequences(final=True))
         self.num_dropped += sum(int((~mark).sum()) for mark in self._pending_marks)
-        return rows
+        return sequences
 
-    def _append(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> list[Row]:
+    def _append(self, ids: np.ndarray, ends: np.ndarray, marks: np.ndarray) -> list[PackedSequence]:
         self._pending.append(ids)
         self._pending_ends.append(ends)
         self._pending_marks.append(marks)
         self._num_pending += len(ids)
         # Concatenate seldom, so that many short lines cost no more than one long one.
-        return list(self._rows(final=False)) if self._num_pending >= 4 * self.row_length else []
+        return list(self._sequences(final=False)) if self._num_pending >= 4 * self.max_seq_length else []
 
-    def _rows(self, final: bool) -> Iterator[Row]:
+    def _sequences(self, final: bool) -> Iterator[PackedSequence]:
         if not self._pending:
             return
         ids = np.concatenate(self._pending)
         ends = np.concatenate(self._pending_ends)
         marks = np.concatenate(self._pending_marks)
-        # An end that no document's [SEP] follows, as the place after it. Rows are made one by one, each where the one
-        # before ended, so what is looked up for a row are plain Python numbers.
+        # The place after each end that no document's [SEP] follows, as Python numbers: they are looked up singly.
         splits = (np.flatnonzero(ends[:-1] & ~marks[1:]) + 1).tolist()
         is_mark = marks.tobytes()
         start = 0
         while True:
             while start < len(ids) and is_mark[start]:
-                start += 1  # the row before ended with its own [SEP]
-            # A row takes up to L - 2 items and looks one further; only at the end of the corpus is there less to see.
-            if len(ids) - start <= self.row_length and not final:
+                start += 1  # the sequence before ended with its own [SEP]
+            # A sequence takes up to L - 2 items and looks one further; only the end of the corpus has fewer.
+            if len(ids) - start <= self.max_seq_length and not final:
                 break
-            taken = self._row(ids[start : start + self.row_length], start, splits, is_mark)
-            if taken is None:
+            made = self._sequence(ids[start : start + self.max_seq_length], start, splits, is_mark)
+            if made is None:
                 break
-            row, num_items = taken
-            yield row
-            self._num_rows += 1
+            sequence, num_items = made
+            yield sequence
+            self._num_sequences += 1
             start += num_items
         self._pending, self._pending_ends, self._pending_marks = [ids[start:]], [ends[start:]], [marks[start:]]
         self._num_pending = len(ids) - start
 
-    def _row(self, ids: np.ndarray, start: int, splits: list[int], is_mark: bytes) -> tuple[Row, int] | None:
-        """The next row, of `ids`, which begin at `start` of what is pending, and how many items it takes; None where
-        too few are left to fill it."""
-        length = self.row_length
+    def _sequence(
+        self, ids: np.ndarray, start: int, splits: list[int], is_mark: bytes
+    ) -> tuple[PackedSequence, int] | None:
+        """The next sequence, and how many items it takes; None if too few are left to fill it. `ids` begin at `start`
+        of what is pending."""
+        length = self.max_seq_length
         if self._next_uniform() < ONE_SEGMENT_SHARE:
             second_segment, num_items = length, length - 2
         elif len(ids) < length - 3:
@@ -167,26 +163,26 @@ class FullPacker:
                 second_segment, num_items = 2 + split, length - 3
         if len(ids) < num_items:
             return None
-        row = np.empty(length, dtype=np.int64)
-        row[0], row[-1] = self.tokens.cls, self.tokens.sep
+        sequence = np.empty(length, dtype=np.int64)
+        sequence[0], sequence[-1] = self.tokens.cls, self.tokens.sep
         if num_items == length - 2:
-            row[1:-1] = ids[:num_items]
+            sequence[1:-1] = ids[:num_items]
         else:
-            row[1 : second_segment - 1] = ids[:split]
-            row[second_segment - 1] = self.tokens.sep
-            row[second_segment:-1] = ids[split:num_items]
-        return Row(row, second_segment), num_items
+            sequence[1 : second_segment - 1] = ids[:split]
+            sequence[second_segment - 1] = self.tokens.sep
+            sequence[second_segment:-1] = ids[split:num_items]
+        return PackedSequence(sequence, second_segment), num_items
 
     def _next_uniform(self) -> float:
-        place = self._num_rows % 1024
+        place = self._num_sequences % 1024
         if not place or not len(self._uniforms):
-            bits = randomness.counter_bits(self.seed, randomness.PACKING, self._num_rows - place, 1024, 1)
+            bits = randomness.counter_bits(self.seed, randomness.PACKING, self._num_sequences - place, 1024, 1)
             self._uniforms = bits[:, 0] / 2**64
         return float(self._uniforms[place])
 
     def _split(self, start: int, splits: list[int], is_mark: bytes) -> int:
-        """How many items the first segment of the row at `start` has."""
-        num_items = self.row_length - 3
+        """How many items the first segment of the sequence at `start` has."""
+        num_items = self.max_seq_length - 3
         middle = num_items // 2
         low, high = max(1, num_items // 4), num_items - num_items // 4
         after = bisect_left(splits, start + middle)  # of two that are as near, the first is taken
@@ -198,45 +194,39 @@ class FullPacker:
 
 
 class OriginalPacker:
-    """Rows as google-research/electra's builder makes them (build_pretraining_dataset.py, `ExampleBuilder`).
+    """Sequences as google-research/electra's builder makes them (build_pretraining_dataset.py, `ExampleBuilder`).
 
-    Lines are gathered until they reach the target length or the document ends; then they are dealt to two segments and
-    what does not fit is cut off and lost. 10 % of the rows have one segment, 5 % aim at a random, shorter length. As
-    in the original, a short line still joins the first segment after longer ones went to the second.
-
-    Args:
-        tokens: ids of the special tokens.
-        row_length: L, at least 5.
-        seed: of the draws.
+    Lines are gathered until they reach the target length or the document ends. Then they are divided into two
+    segments, and what does not fit is cut off and lost. 10 % of the sequences have one segment, 5 % a random, shorter
+    target length. As in the original, a short line still joins the first segment after longer ones went to the second.
     """
 
     name: ClassVar[str] = "original"
-    minimum_length: ClassVar[int] = SHORTEST_ROW
+    minimum_length: ClassVar[int] = SHORTEST
 
-    def __init__(self, tokens: PackingTokens, row_length: int, seed: int) -> None:
-        _check_length(self, row_length)
-        self.tokens, self.row_length = tokens, row_length
+    def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
+        self.tokens, self.max_seq_length = tokens, max_seq_length
         self.num_dropped = 0
         self._random = np.random.Generator(np.random.Philox(key=np.array([seed, randomness.PACKING], dtype=np.uint64)))
         self._lines: list[Sequence[int]] = []
         self._num_pending = 0
-        self._target = row_length
+        self._target = max_seq_length
 
-    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[Row]:
-        rows: list[Row] = []
+    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
+        sequences: list[PackedSequence] = []
         start = 0
         for stop, ends_document in zip(lengths.cumsum().tolist(), document_ends.tolist(), strict=True):
             self._lines.append(ids[start:stop].tolist())
             self._num_pending += stop - start
             start = stop
             if self._num_pending >= self._target or (ends_document and self._num_pending):
-                rows += self._make_row()
-        return rows
+                sequences += self._make_sequence()
+        return sequences
 
-    def finish(self) -> list[Row]:
-        return self._make_row() if self._num_pending else []
+    def finish(self) -> list[PackedSequence]:
+        return self._make_sequence() if self._num_pending else []
 
-    def _make_row(self) -> list[Row]:
+    def _make_sequence(self) -> list[PackedSequence]:
         one_segment = self._random.random() < ONE_SEGMENT_SHARE
         first_target = np.inf if one_segment else (self._target - 3) // 2
         first: list[int] = []
@@ -248,46 +238,40 @@ class OriginalPacker:
                 first.extend(line)
             else:
                 second.extend(line)
-        first = first[: self.row_length - 2]
-        second = second[: max(0, self.row_length - len(first) - 3)]
+        first = first[: self.max_seq_length - 2]
+        second = second[: max(0, self.max_seq_length - len(first) - 3)]
         self.num_dropped += self._num_pending - len(first) - len(second)
         self._lines, self._num_pending = [], 0
-        short = self._random.random() < SHORT_ROW_SHARE
+        short = self._random.random() < SHORT_SHARE
         self._target = (
-            int(self._random.integers(SHORTEST_ROW, self.row_length, endpoint=True)) if short else self.row_length
+            int(self._random.integers(SHORTEST, self.max_seq_length, endpoint=True)) if short else self.max_seq_length
         )
 
         ids = [self.tokens.cls, *first, self.tokens.sep]
         second_segment = len(ids)
         if second:
             ids += [*second, self.tokens.sep]
-        return [Row(np.array(ids, dtype=np.int64), second_segment)]
-
-
-def _check_length(packer: FullPacker | OriginalPacker, row_length: int) -> None:
-    if row_length < packer.minimum_length:
-        raise ValueError(
-            f"Rows of {row_length} tokens are too short for packing={packer.name!r}: "
-            f"take at least {packer.minimum_length} (the paper: 128 or 512)."
-        )
+        return [PackedSequence(np.array(ids, dtype=np.int64), second_segment)]
 
 
 PACKERS = {packer.name: packer for packer in (FullPacker, OriginalPacker)}
 
 
 def get_packer(
-    name: str, tokenizer: PreTrainedTokenizerBase, row_length: int, seed: int
+    name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int
 ) -> FullPacker | OriginalPacker:
-    """A new packer of that name.
-
-    Raises:
-        ValueError: if there is none, or the rows are too short for it.
-    """
+    """A new packer. Raises ValueError for an unknown name, or a sequence length that is too short for it."""
     check_packing(name)
-    return PACKERS[name](PackingTokens.of(tokenizer), row_length, seed)
+    packer = PACKERS[name]
+    if max_seq_length < packer.minimum_length:
+        raise ValueError(
+            f"--max_seq_length {max_seq_length} is too short for --packing {name}: choose at least "
+            f"{packer.minimum_length} (the paper: 128 or 512)."
+        )
+    return packer(PackingTokens.of(tokenizer), max_seq_length, seed)
 
 
 def check_packing(name: str) -> None:
-    """Raises ValueError if there is no packing of that name."""
+    """Raises ValueError for an unknown packing."""
     if name not in PACKERS:
-        raise ValueError(f"There is no packing={name!r}. Known are: {', '.join(map(repr, PACKERS))}.")
+        raise ValueError(f"There is no packing {name!r} (--packing). Known: {', '.join(PACKERS)}.")

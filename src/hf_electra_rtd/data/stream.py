@@ -1,58 +1,43 @@
-"""The training stream as a pure function: position i of the run gives its epoch, its row and its random numbers."""
+"""The training stream as a pure function: position i of a run gives its epoch, its sequence and its random numbers."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from hf_electra_rtd.data.blocks import BlockFile, RowBatch
+from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch
 from hf_electra_rtd.ops import randomness
 
 
-# Held-out rows stand here, so that they share no random number with a training row.
+# Position of the first held-out sequence, so that none shares a random number with a training sequence.
 HELD_OUT_POSITION = 2**40
 
 
-class MapStyle(Protocol):
-    """What a stream reads rows from: a [`BlockFile`], or any dataset of dicts with `input_ids`."""
+class SequenceStream(Dataset):
+    """`num_positions` sequences in the order of training. Read it in order, from wherever a run was interrupted.
 
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Any: ...
-
-
-class RowStream(Dataset):
-    """`num_positions` rows in the order of training; read it in sequence, from wherever a run was interrupted.
-
-    Every epoch is a permutation of the rows that depends on the seed and the epoch alone. Workers, ranks, accumulation
-    and resuming cannot change what stands at a position. (A sampler that shuffles is not needed, and neither is
-    `set_epoch`, which `Trainer` does not call on every rank.)
-
-    Args:
-        rows: where the rows come from.
-        num_positions: length of the run in rows; by default one epoch.
-        seed: of the order.
-        shuffle: permute the rows; False reads them as they stand.
-        first_position: number of the first position.
+    `sequences` is a [`BlockFile`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation
+    that depends on the seed and the epoch alone: workers, processes, accumulation and resuming do not change it.
+    `num_positions` is one epoch by default; `shuffle=False` keeps the order of the dataset.
 
     Raises:
-        ValueError: if there are no rows.
+        ValueError: if there is no sequence.
     """
 
     def __init__(
         self,
-        rows: MapStyle,
+        sequences: Any,
         num_positions: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
         first_position: int = 0,
     ) -> None:
-        if not len(rows):
-            raise ValueError("There is not a single row: the text is shorter than one row of tokens.")
-        self.rows = rows
-        self.num_positions = len(rows) if num_positions is None else num_positions
+        if not len(sequences):
+            raise ValueError("The dataset holds no sequence. Give more text, or shorter sequences.")
+        self.sequences = sequences
+        self.num_positions = len(sequences) if num_positions is None else num_positions
         self.seed, self.shuffle, self.first_position = seed, shuffle, first_position
         self._order: tuple[int, np.ndarray] | None = None
 
@@ -65,45 +50,42 @@ class RowStream(Dataset):
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([range(len(self))[index]])[0]
 
-    def __getitems__(self, indices: list[int]) -> RowBatch | list[dict[str, Any]]:
+    def __getitems__(self, indices: list[int]) -> SequenceBatch | list[dict[str, Any]]:
         positions = np.asarray(indices, dtype=np.int64)
-        rows = self.row_indices(positions)
+        found = self.sequence_indices(positions)
         stream_positions = positions + self.first_position
-        if isinstance(self.rows, BlockFile):
-            batch = self.rows.read(rows)
+        if isinstance(self.sequences, BlockFile):
+            batch = self.sequences.read(found)
             batch.stream_positions = stream_positions
             return batch
         return [
-            {**self.rows[int(row)], "stream_position": int(position)}
-            for row, position in zip(rows, stream_positions, strict=True)
+            {**self.sequences[int(index)], "stream_position": int(position)}
+            for index, position in zip(found, stream_positions, strict=True)
         ]
 
-    def row_indices(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each position: int64 (B,)."""
-        epochs, places = np.divmod(positions, len(self.rows))
+    def sequence_indices(self, positions: np.ndarray) -> np.ndarray:
+        """Index of the sequence at each position, int64 (B,)."""
+        epochs, places = np.divmod(positions, len(self.sequences))
         if not self.shuffle:
             return places
-        rows = np.empty_like(places)
+        indices = np.empty_like(places)
         for epoch in set(epochs.tolist()):
             here = epochs == epoch
-            rows[here] = self._permutation(epoch)[places[here]]
-        return rows
+            indices[here] = self._permutation(epoch)[places[here]]
+        return indices
 
     def _permutation(self, epoch: int) -> np.ndarray:
         if self._order is None or self._order[0] != epoch:
-            order = randomness.permutation(self.seed, epoch, len(self.rows))
-            # Half of the memory, for as long as the epoch lasts, in every worker.
+            order = randomness.permutation(self.seed, epoch, len(self.sequences))
+            # Every worker keeps it for an epoch, so in half of the memory.
             self._order = (epoch, order.astype(np.uint32) if len(order) <= 2**32 else order)
         return self._order[1]
 
     def num_tokens(self, num_positions: int | None = None) -> int:
-        """Tokens in the rows of the first `num_positions` positions (all, by default), padding left out.
-
-        Raises:
-            TypeError: for rows that are not a block file, whose lengths are not known without reading them.
-        """
-        if not isinstance(self.rows, BlockFile):
-            raise TypeError("Only a block file knows how many tokens its rows have.")
-        epochs, rest = divmod(len(self) if num_positions is None else num_positions, len(self.rows))
-        last = self.row_indices(np.arange(rest) + epochs * len(self.rows))
-        return epochs * self.rows.header.num_tokens + int(self.rows.lengths(last).sum())
+        """Tokens in the first `num_positions` sequences (by default all), padding left out. Raises TypeError for a
+        dataset that is not a block file: its lengths are not known without reading it."""
+        if not isinstance(self.sequences, BlockFile):
+            raise TypeError("Only a block file knows how many tokens its sequences have.")
+        epochs, rest = divmod(len(self) if num_positions is None else num_positions, len(self.sequences))
+        last = self.sequence_indices(np.arange(rest) + epochs * len(self.sequences))
+        return epochs * self.sequences.header.num_tokens + int(self.sequences.lengths(last).sum())

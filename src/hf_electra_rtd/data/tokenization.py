@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
 
-# Order and ids as `train_new_from_iterator` keeps them and as the English BERT vocabulary begins.
+logger = logging.getLogger(__name__)
+
+# In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
+VOCABULARY_FILE = "vocab.txt"
+# Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
+_PROBES = (
+    "The MILL's old Café naïve Ångström ﬁne Straße İstanbul ǅ",
+    "don't stop-gap (3.14%) $5,000 a_b 10^3 x≤y e.g. http://a.b/c?d=1 #tag @you …",
+    "河水 流。『东西』 カタカナ ｶﾞ 한국어 слово Ελληνικά हिन्दी ไทย עברית العربية 😀👍🏽",
+    "tab\tno\u00a0break\u200bzero\u2028line\ufeff\x07 a\u0301 \u00e1  two  spaces ",
+)
 
 
 def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer.
+    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line.
 
-    Args:
-        name_or_path: a directory, a Hub id, or a `vocab.txt`, one WordPiece a line.
-        lowercase: for a `vocab.txt`, whether text is lower-cased and loses its accents before it is looked up. By
-            default it is, unless the vocabulary itself holds upper-case letters.
-
-    Raises:
-        ValueError: if there is none; for a tokenizer without one of [PAD], [UNK], [CLS], [SEP], [MASK], or whose ids
-            do not fit.
+    `lowercase` is for a `vocab.txt`: whether to lower-case text and to strip its accents. By default it follows from
+    the vocabulary: yes, unless that holds upper-case letters. Raises ValueError if the tokenizer cannot be loaded or
+    used (see `check_tokenizer`).
     """
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
@@ -42,53 +49,57 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
     else:
         if lowercase is not None:
-            raise ValueError(f"{name_or_path} says itself whether it lower-cases: --lowercase is for a vocab.txt.")
+            raise ValueError(
+                f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out."
+            )
         try:
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
         except OSError as error:
             reason = str(error).strip().partition("\n")[0]
             raise ValueError(
-                f"{name_or_path} is no tokenizer: it is neither a vocab.txt nor a directory with a tokenizer.json, "
-                f"and the Hub does not give one. ({reason})"
+                f"{name_or_path} is no tokenizer: no vocab.txt, no directory with a tokenizer.json, and no id on the "
+                f"Hub that can be reached. ({reason})"
             ) from None
     check_tokenizer(tokenizer)
     return tokenizer
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a tokenizer that RTD pre-training cannot work with.
-
-    Raises:
-        ValueError: names the special token that is missing, or says that the ids have gaps.
-    """
+    """Raises ValueError for a slow tokenizer, ids with gaps, or a missing special token."""
     if not tokenizer.is_fast:
-        raise ValueError("The tokenizer is a slow one: convert it to a fast one (a tokenizer.json).")
-    if max(tokenizer.get_vocab().values()) >= len(tokenizer):
+        raise ValueError("The tokenizer is a slow one. Convert it to a fast one (a tokenizer.json).")
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= len(tokenizer):
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens, but ids up to {max(tokenizer.get_vocab().values())}: a "
-            "vocabulary must not name a token twice, nor leave a line blank."
+            f"The tokenizer has {len(tokenizer)} tokens, but ids up to {highest}. Remove tokens that its vocabulary "
+            "names twice, and blank lines."
         )
     for name in ("pad", "unk", "cls", "sep", "mask"):
-        if tokenizer.convert_tokens_to_ids(str(getattr(tokenizer, f"{name}_token"))) is None or (
-            getattr(tokenizer, f"{name}_token_id") is None
-        ):
+        token = getattr(tokenizer, f"{name}_token")
+        if token is None or tokenizer.convert_tokens_to_ids(str(token)) is None:
             raise ValueError(
                 f"The tokenizer has no {name}_token: ELECTRA needs [PAD], [UNK], [CLS], [SEP] and [MASK]."
             )
 
 
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
+    """Writes the tokenizer, and the `vocab.txt` that `transformers` 5 no longer writes but older tools read."""
+    tokenizer.save_pretrained(directory)
+    vocabulary = _vocabulary(tokenizer)
+    if [index for _, index in vocabulary] != list(range(len(vocabulary))):
+        logger.warning(f"No {VOCABULARY_FILE} is written to {directory}: the tokenizer's ids have gaps.")
+        return
+    text = "".join(f"{token}\n" for token, _ in vocabulary)
+    (Path(directory) / VOCABULARY_FILE).write_text(text, encoding="utf-8")
+
+
 def train_wordpiece(
     lines: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Trains an uncased (or cased) WordPiece vocabulary, in the manner of BERT's. The same text gives the same one.
+    """Trains a WordPiece vocabulary in the manner of BERT's. The same text gives the same one.
 
-    Args:
-        lines: gives the text; it is read twice.
-        vocab_size: at most this many tokens; a small text yields fewer.
-        lowercase: lower-case and strip accents first.
-
-    Raises:
-        ValueError: for a vocabulary with no room for more than the special tokens.
+    `lines` gives the text and is called twice. A small text yields fewer than `vocab_size` tokens. `lowercase` strips
+    accents too. Raises ValueError for a size with no room for more than the special tokens.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -104,7 +115,7 @@ def train_wordpiece(
         return wordpiece.get_vocab()
 
     if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(f"A vocabulary of {vocab_size} tokens has no room for words: ask for some thousands.")
+        raise ValueError(f"--vocab_size {vocab_size} leaves no room for words. Choose some thousands.")
     # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
     # between merges by these numbers. So the alphabet is collected first, and fixed in its own order.
     alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
@@ -112,10 +123,28 @@ def train_wordpiece(
     return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
 
 
+def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A `tokenizers.Tokenizer` of its own, without truncation and padding."""
+    from tokenizers import Tokenizer
+
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of everything that decides how text becomes ids: two tokenizers with one hash give the same blocks."""
-    pipeline = json.loads(tokenizer.backend_tokenizer.to_str())
-    parts = ("normalizer", "pre_tokenizer", "model", "added_tokens")
-    described: dict[str, Any] = {key: pipeline[key] for key in parts}
-    described["special"] = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    """SHA-256 of the tokens with their ids, the special tokens, and the ids of texts that show how it tokenizes.
+
+    Tokenizers with one hash give the same blocks. The library's serialization is left out, so that an upgrade that
+    changes no id changes no hash.
+    """
+    vocabulary = _vocabulary(tokenizer)
+    texts = [*_PROBES, *(text for token, _ in vocabulary for text in (token, token.upper()))]
+    encoded = get_backend(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
+    special = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+    return hashlib.sha256(json.dumps([vocabulary, special, [line.ids for line in encoded]]).encode()).hexdigest()
+
+
+def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, int]]:
+    return sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])

@@ -1,0 +1,179 @@
+import json
+import re
+import runpy
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from hf_electra_rtd.data import prepare
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.prepare import DataArguments, get_sequences, get_tokenizer, main, prepare_sequences
+from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from tests.conftest import VOCABULARY, make_text
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass
+class Run:
+    """The training arguments that `get_sequences` reads."""
+
+    output_dir: str
+    process_index: int = 0
+    max_seq_length: int = 32
+    seed: int = 0
+    disable_tqdm: bool = True
+
+
+def test_sources_of_several_kinds_make_one_corpus(tmp_path, tokenizer):
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "a.txt").write_text(make_text(10), encoding="utf-16")
+    records = "".join(json.dumps({"body": make_text(1, seed + 100)}) + "\n" for seed in range(10))
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
+    data = DataArguments(
+        train_files=[f"{tmp_path}/plain,encoding=utf-16", f"{tmp_path}/*.zst,weight=2"],
+        text_column="body",
+        held_out_share=0.0,
+        drop_duplicates="exact",
+    )
+    train, held_out = get_sequences(data, Run(str(tmp_path / "run")), tokenizer)
+    assert held_out is None
+    assert train.header.statistics["documents"] == 30
+    described = [(source["name"], source["weight"]) for source in train.header.sources]
+    assert described == [("a.txt", 1.0), ("b.jsonl.zst", 2.0)]
+
+
+def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp_path, corpus, tokenizer, monkeypatch):
+    data = DataArguments(train_files=[str(corpus)], held_out_share=0.1)
+    directory = str(tmp_path / "run")
+    with pytest.raises(ValueError, match=r"train\.blocks is missing.*share the directory"):
+        get_sequences(data, Run(directory, process_index=1), tokenizer)
+    first = get_sequences(data, Run(directory), tokenizer)
+    monkeypatch.setattr(prepare, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
+    opened = get_sequences(data, Run(directory, process_index=1), tokenizer)
+    assert [file.header for file in opened] == [file.header for file in first]
+    named = DataArguments(train_files=[first[0].path], held_out_files=[first[1].path])
+    assert get_sequences(named, Run(directory), tokenizer)[1].header == first[1].header
+
+
+def test_held_out_sequences_of_an_earlier_preparation_do_not_stay(tmp_path, corpus, tokenizer):
+    for share in (0.1, 0.0):
+        data = DataArguments(train_files=[str(corpus)], held_out_share=share)
+        prepare_sequences(data, tokenizer, tmp_path / "blocks", 32, 0, disable_progress=True)
+        assert (tmp_path / "blocks" / "held_out.blocks").exists() == bool(share)
+
+
+def test_text_that_is_both_trained_on_and_held_out_is_refused(tmp_path, tokenizer):
+    train, directory = tmp_path / "train", Run(str(tmp_path / "run"))
+    train.mkdir()
+    for path, seed in ((train / "a.txt", 0), (train / "b.txt", 1), (tmp_path / "other.txt", 2)):
+        path.write_text(make_text(20, seed))
+    (tmp_path / "copy.txt.zst").write_bytes(zstandard.compress(make_text(20).encode()))
+    (tmp_path / "link.txt").symlink_to(train / "a.txt")
+    data = DataArguments(train_files=[str(train)], held_out_files=[str(tmp_path / "other.txt")])
+    sequences, held_out = get_sequences(data, directory, tokenizer)
+    assert held_out.header.statistics["documents"] == 20
+    for source in (str(train), sequences.path):
+        for name in ("train/a.txt", "link.txt", "copy.txt.zst"):
+            data = DataArguments(train_files=[source], held_out_files=[str(tmp_path / name)])
+            message = rf"{Path(name).name}, which is held out, .* as a\.txt, which is trained on"
+            with pytest.raises(ValueError, match=message):
+                get_sequences(data, directory, tokenizer)
+
+
+def test_old_training_sequences_are_not_used_with_held_out_ones_of_another_split(tmp_path, corpus, tokenizer):
+    data, made = DataArguments(train_files=[str(corpus)], held_out_share=0.1), []
+    for seed in (0, 1):
+        made.append(prepare_sequences(data, tokenizer, tmp_path / str(seed), 32, seed, disable_progress=True))
+    data = DataArguments(train_files=[made[0][0].path], held_out_files=[made[1][1].path])
+    with pytest.raises(ValueError, match=r"holds the same text as corpus\.txt"):
+        prepare_sequences(data, tokenizer, tmp_path / "used", 32, 0, disable_progress=True)
+
+
+def test_options_that_cannot_be_used_are_refused_at_once():
+    for options in ({"encoding": "utf-9"}, {"drop_duplicates": "all"}, {"packing": "tight"}, {"num_proc": 0}):
+        with pytest.raises(ValueError, match=re.escape(str(*options.values()))):
+            DataArguments(**options)
+
+
+def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, tokenizer):
+    made, _ = get_sequences(DataArguments([str(corpus)], held_out_share=0.0), Run(str(tmp_path)), tokenizer)
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
+    other = Run(str(tmp_path / "other"), max_seq_length=64)
+    for files, run_, tokenizer_, message in (
+        ([], other, tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
+        ([made.path], other, tokenizer, r"has sequences of 32 tokens, not 64.*--max_seq_length 32"),
+        ([made.path], other, load_tokenizer(str(path)), r"another tokenizer.*--tokenizer"),
+        ([made.path, str(corpus)], other, tokenizer, "one block file alone, not 2 sources"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            get_sequences(DataArguments(files), run_, tokenizer_)
+    with pytest.raises(ValueError, match="no text to train a tokenizer on"):
+        get_tokenizer(DataArguments([made.path]), str(tmp_path / "run"))
+
+
+def test_a_resumed_run_finds_the_tokenizer_that_was_trained(tmp_path, corpus, monkeypatch):
+    data, directory = DataArguments([str(corpus)], vocab_size=100), str(tmp_path / "run")
+    trained, again = (tokenizer_hash(get_tokenizer(data, directory)) for _ in range(2))
+    monkeypatch.setattr(prepare, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
+    assert trained == again == tokenizer_hash(get_tokenizer(data, directory, resumed=True))
+
+
+def test_a_tokenizer_that_was_interrupted_leaves_nothing(tmp_path, corpus, monkeypatch):
+    bad, directory = tmp_path / "a.txt", tmp_path / "run"
+    bad.write_bytes(b"the mill \xff")
+    with pytest.raises(ValueError, match=r"a\.txt, line 1 is not UTF-8"):
+        get_tokenizer(DataArguments([str(bad)]), str(directory))
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "train_wordpiece", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        get_tokenizer(DataArguments([str(corpus)]), str(directory))
+    assert not (directory / "tokenizer").exists()
+    assert {path.name for path in (directory / "blocks").iterdir()} <= {".lock"}
+
+
+# ---- The command ----
+
+
+@pytest.mark.parametrize("held_out_share", ["0.1", "0"])
+def test_the_command_that_it_prints_trains_on_what_it_made(
+    tmp_path, corpus, capsys, caplog, monkeypatch, held_out_share
+):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--train_files", str(corpus), "--max_seq_length", "32", "--vocab_size", "100"]
+    main([*flags, "--disable_tqdm", "--held_out_share", held_out_share])
+    assert "Training: " in caplog.text
+    assert ("Held out: " in caplog.text) == (held_out_share != "0")
+    (command,) = re.findall(r"accelerate launch -m (.*)", capsys.readouterr().out)
+    module, *arguments = shlex.split(command)
+    assert module == "hf_electra_rtd.training.pretrain"
+    assert arguments[1].endswith("train.blocks")
+    if held_out_share == "0":
+        assert "--held_out_share 0" in command
+        return
+    from hf_electra_rtd.training import pretrain
+
+    few = ["--max_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "4", "--use_cpu"]
+    monkeypatch.setattr(sys, "argv", ["pretrain.py"])
+    pretrain.main([*arguments, *few, "--disable_tqdm", "True", "--output_dir", "run"])
+    assert (tmp_path / "run" / "discriminator").exists()
+
+
+def test_the_example_prepares_the_bundled_corpus(tmp_path, monkeypatch, tokenizer):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--tokenizer", "tokenizer", "--disable_tqdm"]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
+    assert not exit.value.code
+    assert BlockFile("runs/corpus/train.blocks", verify=True).header.statistics["documents"] == 94

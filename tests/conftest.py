@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -20,50 +21,11 @@ from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 
 
-WORDS = [
-    "the",
-    "a",
-    "of",
-    "and",
-    "to",
-    "in",
-    "he",
-    "she",
-    "it",
-    "was",
-    "were",
-    "had",
-    "has",
-    "not",
-    "but",
-    "with",
-    "for",
-    "on",
-    "at",
-    "by",
-    "from",
-    "river",
-    "mill",
-    "letter",
-    "garden",
-    "horse",
-    "night",
-    "morning",
-    "window",
-    "door",
-    "street",
-    "old",
-    "young",
-    "little",
-    "great",
-    "said",
-    "went",
-    "came",
-    "saw",
-    "knew",
-    "took",
-    "gave",
-]
+_WORDS = (
+    "the a of and to in he she it was were had has not but with for on at by from river mill letter garden horse "
+    "night morning window door street old young little great said went came saw knew took gave"
+)
+WORDS = _WORDS.split()
 VOCABULARY = [*SPECIAL_TOKENS, ".", ",", "!", "?", '"', *WORDS, "##s", "##ing", "##ed"]
 
 
@@ -74,26 +36,21 @@ def _seeded() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> BertTokenizer:
-    return BertTokenizer(
-        vocab={token: index for index, token in enumerate(VOCABULARY)}, do_lower_case=True, model_max_length=512
-    )
+    vocab = {token: index for index, token in enumerate(VOCABULARY)}
+    return BertTokenizer(vocab=vocab, do_lower_case=True, model_max_length=512)
 
 
 def make_text(num_documents: int, seed: int = 0, lines: tuple[int, int] = (1, 8)) -> str:
     """Sentences of known words, several a line; an empty line ends a document."""
     random = np.random.default_rng(seed)
-    documents = []
-    for _ in range(num_documents):
-        documents.append(
-            "\n".join(
-                " ".join(
-                    " ".join(random.choice(WORDS, random.integers(3, 12))) + random.choice([" .", " !", " ?", ' . "'])
-                    for _ in range(random.integers(1, 5))
-                )
-                for _ in range(random.integers(*lines))
-            )
-        )
-    return "\n\n".join(documents) + "\n"
+
+    def sentence():
+        return " ".join(random.choice(WORDS, random.integers(3, 12))) + random.choice([" .", " !", " ?", ' . "'])
+
+    def line():
+        return " ".join(sentence() for _ in range(random.integers(1, 5)))
+
+    return "\n\n".join("\n".join(line() for _ in range(random.integers(*lines))) for _ in range(num_documents)) + "\n"
 
 
 @pytest.fixture(scope="session")
@@ -105,28 +62,18 @@ def corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def blocks(corpus, tokenizer, tmp_path_factory):
-    """(training rows, held-out rows) of 32 tokens."""
-    return prepare_blocks(
-        [str(corpus)], tokenizer, tmp_path_factory.mktemp("blocks"), 32, held_out_share=0.1, disable_progress=True
-    )
+    """(training, held-out) sequences of 32 tokens."""
+    directory, options = tmp_path_factory.mktemp("blocks"), {"held_out_share": 0.1, "disable_progress": True}
+    return prepare_blocks([str(corpus)], tokenizer, directory, 32, **options)
 
 
 def tiny_config(**options) -> ElectraRTDConfig:
-    alike = options.get("sharing") == "all" or not needs_generator_network(**options)
-    return ElectraRTDConfig.from_size(
-        "tiny",
-        **{
-            "vocab_size": len(VOCABULARY),
-            "num_hidden_layers": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "embedding_size": 16,
-            "max_position_embeddings": 64,
-            **({} if alike else {"generator_hidden_size": 0.5}),
-            "initializer_range": 0.2,  # far from uniform, so that mistakes show
-            **options,
-        },
-    )
+    sizes = {"vocab_size": len(VOCABULARY), "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"embedding_size": 16, "max_position_embeddings": 64}
+    sizes["initializer_range"] = 0.2  # far from uniform, so that mistakes show
+    if options.get("sharing") != "all" and needs_generator_network(**options):
+        sizes["generator_hidden_size"] = 0.5
+    return ElectraRTDConfig.from_size("tiny", **{**sizes, **options})
 
 
 @pytest.fixture
@@ -136,20 +83,41 @@ def model() -> ElectraForRTDPretraining:
 
 @pytest.fixture
 def batch(blocks, tokenizer) -> dict[str, torch.Tensor]:
-    """Eight full rows of 32 tokens, masked."""
+    """Eight full sequences of 32 tokens, masked."""
     collator = DataCollatorForRTD(tokenizer, seed=3)
-    rows = blocks[0].read(np.arange(8))
-    rows.stream_positions = np.arange(8)
-    return collator(rows)
+    sequences = blocks[0].read(np.arange(8))
+    sequences.stream_positions = np.arange(8)
+    return collator(sequences)
+
+
+def pretraining_flags(workplace: Path, corpus: Path, output_dir: Path | str, *flags: str, **options) -> list[str]:
+    """The command line of a pre-training of four steps on the CPU, with its vocabulary and configuration in
+    `workplace`. `options` are more flags with their values; None leaves one out."""
+    (workplace / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    tiny_config().save_pretrained(workplace / "config")
+    values = {"output_dir": output_dir, "train_files": corpus, "tokenizer": workplace / "vocab.txt"}
+    values |= {"model_config": workplace / "config", "max_seq_length": 32, "per_device_train_batch_size": 8}
+    values |= {"max_steps": 4, "warmup_steps": 1, "logging_steps": 1, "eval_steps": 2, "save_steps": 2, **options}
+    given = [part for name, value in values.items() if value is not None for part in (f"--{name}", str(value))]
+    return [*given, "--use_cpu", "--disable_tqdm", "True", *flags]
+
+
+@pytest.fixture(scope="session")
+def finished_run(corpus, tmp_path_factory) -> Path:
+    """The output directory of a finished pre-training of four steps: checkpoints 2 and 4, exports after 50 % and
+    100 %, held-out metrics. To be read only: copy it to change it."""
+    from hf_electra_rtd.training.pretrain import main
+
+    workplace = tmp_path_factory.mktemp("pretraining")
+    flags = pretraining_flags(workplace, corpus, workplace / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
+        assert main([*flags, "--checkpoint_fractions", "0.5", "1.0"]) == 0
+    return workplace / "run"
 
 
 def pad_batch(batch: dict[str, torch.Tensor], padding: int) -> dict[str, torch.Tensor]:
-    """The same rows with `padding` more columns of [PAD]."""
-    size = batch["input_ids"].shape
-    real = batch.get("attention_mask", torch.ones(size, dtype=torch.long))
-    wide = {
-        "input_ids": torch.nn.functional.pad(batch["input_ids"], (0, padding)),
-        "token_type_ids": torch.nn.functional.pad(batch["token_type_ids"], (0, padding)),
-        "attention_mask": torch.nn.functional.pad(real, (0, padding)),
-    }
-    return {**batch, **wide}
+    """The same sequences with `padding` more columns of [PAD]."""
+    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    wide = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"], "attention_mask": real}
+    return {**batch, **{name: torch.nn.functional.pad(tensor, (0, padding)) for name, tensor in wide.items()}}

@@ -20,8 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import traceback
 from pathlib import Path
 
 
@@ -34,182 +33,126 @@ import torch  # noqa: E402
 
 torch.set_num_threads(1)  # threads do not survive a fork
 
-import pretrain  # noqa: E402
 import pretrain_no_trainer  # noqa: E402
 
+from hf_electra_rtd.training import pretrain  # noqa: E402
 from hf_electra_rtd.training.checkpoints import checkpoint_step, list_checkpoints  # noqa: E402
-from tests.conftest import VOCABULARY, make_text, tiny_config  # noqa: E402
+from tests.conftest import make_text, pretraining_flags, tiny_config  # noqa: E402
 
 
 SCRIPTS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
 MAX_STEPS, SAVE_STEPS = 60, 3
-# What a checkpoint is, of either loop: weights, optimiser, schedule, random numbers. (The log holds times.)
+# What a checkpoint is, of either loop: weights, optimizer, schedule, random numbers. (The log holds times.)
 PARTS = (
     *("model.safetensors", "optimizer.pt", "optimizer.bin", "scheduler.pt", "scheduler.bin"),
     *("rng_state.pth", "random_states_0.pkl", "config.json"),
 )
+WEIGHTS = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
 
 
-@dataclass
-class Findings:
-    """What the kills showed."""
+class Runs:
+    """Runs of one script in a directory: small, with dropout, so that the state of random numbers counts."""
 
-    kills: int = 0
-    in_a_write: int = 0
-    checkpoints_compared: int = 0
-    most_steps_lost: int = 0
-    faults: list[str] = field(default_factory=list)
+    def __init__(self, script: str, workplace: Path, seed: int) -> None:
+        self.main, self.workplace, self.random = SCRIPTS[script], workplace, random.Random(seed)
+        self.log, self.reference = workplace / "log.txt", workplace / "reference"
+        self.in_a_write = self.compared = self.most_lost = 0
+        self.faults: list[str] = []
+        (workplace / "corpus.txt").write_text(make_text(60), encoding="utf-8")
+        tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).save_pretrained(workplace)
+        began = time.monotonic()
+        self.finish(self.reference, "--save_total_limit", "1000")
+        self.longest = time.monotonic() - began
 
+    def start(self, output_dir: Path, *more: str) -> int:
+        """Forks a run that writes what it prints to the log; returns its process id."""
+        options: dict[str, object] = {"max_steps": MAX_STEPS, "warmup_steps": 5, "eval_steps": 1000}
+        options |= {"save_steps": SAVE_STEPS, "per_device_train_batch_size": 4, "model_config": self.workplace}
+        flags = pretraining_flags(self.workplace, self.workplace / "corpus.txt", output_dir, *more, **options)
+        if child := os.fork():
+            return child
+        status = 1
+        try:
+            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.argv = ["pretrain.py"]
+            status = self.main(flags)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
 
-def flags(workplace: Path, output_dir: Path, *more: str) -> list[str]:
-    """The command line of a run: small, with dropout, so that the state of random numbers counts."""
-    values = {
-        "train_files": workplace / "corpus.txt",
-        "tokenizer": workplace / "vocab.txt",
-        "model_config": workplace / "config.json",
-        "output_dir": output_dir,
-        "row_length": 32,
-        "per_device_train_batch_size": 4,
-        "max_steps": MAX_STEPS,
-        "warmup_steps": 5,
-        "logging_steps": 1,
-        "eval_steps": 1000,
-        "save_steps": SAVE_STEPS,
-    }
-    return [part for name, value in values.items() for part in (f"--{name}", str(value))] + [
-        *("--use_cpu", "--disable_tqdm", "True"),
-        *more,
-    ]
+    def finish(self, output_dir: Path, *more: str) -> None:
+        if os.waitpid(self.start(output_dir, *more), 0)[1]:
+            raise RuntimeError(f"The run failed:\n{self.log.read_text()[-3000:]}")
 
+    def kill(self, child: int, output_dir: Path, in_a_write: bool) -> bool:
+        """Kills a run, anywhere or in one of its next writes; False if it was over before."""
+        deadline = time.monotonic() + (30.0 if in_a_write else self.random.uniform(0.0, self.longest))
+        writes_to_wait_for, writing = self.random.randrange(3) if in_a_write else 10**9, False
+        while time.monotonic() < deadline:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return False
+            before, writing = writing, is_writing(output_dir)
+            if writing and not before:
+                if writes_to_wait_for == 0:
+                    time.sleep(self.random.uniform(0.0, 0.03))
+                    break
+                writes_to_wait_for -= 1
+            time.sleep(0.0005)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        self.in_a_write += is_writing(output_dir)
+        return True
 
-def prepare(workplace: Path) -> None:
-    """Text, vocabulary and configuration."""
-    (workplace / "corpus.txt").write_text(make_text(60), encoding="utf-8")
-    (workplace / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1)
-    config.save_pretrained(workplace)
+    def examine(self, output_dir: Path) -> None:
+        """Looks at what a killed run left."""
+        steps_done = [int(step) for step in re.findall(r"^step (\d+)/", self.log.read_text(), flags=re.MULTILINE)]
+        checkpoints = list_checkpoints(output_dir)
+        last = checkpoint_step(checkpoints[-1]) if checkpoints else 0
+        if steps_done:
+            # The line of a step is printed before the step is saved.
+            self.most_lost = max(self.most_lost, steps_done[-1] - last)
+            if last < (steps_done[-1] - 1) // SAVE_STEPS * SAVE_STEPS:
+                self.faults.append(f"killed after step {steps_done[-1]}, but the last checkpoint is of step {last}")
+        for checkpoint in checkpoints:
+            there = [name for name in PARTS if (self.reference / checkpoint.name / name).exists()]  # of this loop
+            self.compare(checkpoint, self.reference / checkpoint.name, there)
+            self.compared += 1
 
+    def compare(self, directory: Path, undisturbed: Path, names: tuple[str, ...] | list[str] = WEIGHTS) -> None:
+        for name in names:
+            left = directory / name
+            if not left.exists() or left.read_bytes() != (undisturbed / name).read_bytes():
+                self.faults.append(f"{directory.name}/{name} is not that of the undisturbed run")
 
-def start(main: Callable[[list[str]], int], argv: list[str], log: Path) -> int:
-    """Forks a run that writes what it prints to `log`; returns its process id."""
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        sys.argv = ["pretrain.py"]
-        status = main(argv)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
-def finish(main: Callable[[list[str]], int], argv: list[str], log: Path) -> None:
-    """Runs to the end.
-
-    Raises:
-        RuntimeError: if it fails.
-    """
-    _, status = os.waitpid(start(main, argv, log), 0)
-    if status:
-        raise RuntimeError(f"The run failed:\n{log.read_text()[-3000:]}")
-
-
-def kill_somewhere(child: int, output_dir: Path, longest: float, generator: random.Random, in_a_write: bool) -> bool:
-    """Kills the child; False if it was over before."""
-    deadline = time.monotonic() + (30.0 if in_a_write else generator.uniform(0.0, longest))
-    writes_to_wait_for = generator.randrange(3) if in_a_write else 10**9
-    writing = False
-    while time.monotonic() < deadline:
-        if os.waitpid(child, os.WNOHANG)[0]:
-            return False
-        now = (output_dir / ".unfinished").exists()
-        if now and not writing:
-            if writes_to_wait_for == 0:
-                time.sleep(generator.uniform(0.0, 0.03))
-                break
-            writes_to_wait_for -= 1
-        writing = now
-        time.sleep(0.0005)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return True
-
-
-def examine(output_dir: Path, reference: Path, log: Path, findings: Findings) -> None:
-    """Looks at what a killed run left."""
-    steps_done = [int(step) for step in re.findall(r"^step (\d+)/", log.read_text(), flags=re.MULTILINE)]
-    checkpoints = list_checkpoints(output_dir)
-    last = checkpoint_step(checkpoints[-1]) if checkpoints else 0
-    if steps_done:
-        # The line of a step is printed before the step is saved.
-        findings.most_steps_lost = max(findings.most_steps_lost, steps_done[-1] - last)
-        if last < (steps_done[-1] - 1) // SAVE_STEPS * SAVE_STEPS:
-            findings.faults.append(f"killed after step {steps_done[-1]}, but the last checkpoint is of step {last}")
-    for checkpoint in checkpoints:
-        for name in PARTS:
-            undisturbed = reference / checkpoint.name / name
-            if not undisturbed.exists():
-                continue  # the other loop's name for it
-            findings.checkpoints_compared += name == PARTS[0]
-            left = checkpoint / name
-            if not left.exists() or left.read_bytes() != undisturbed.read_bytes():
-                findings.faults.append(f"{checkpoint.name}/{name} is not that of the undisturbed run")
-
-
-def disturb(script: str, kills: int, seed: int, workplace: Path, say: Callable[[str], None]) -> Findings:
-    """Kills a run `kills` times (a new run begins where one comes to its end), and finishes it."""
-    main, generator, findings = SCRIPTS[script], random.Random(seed), Findings()
-    prepare(workplace)
-    reference, log = workplace / "reference", workplace / "log.txt"
-    began = time.monotonic()
-    finish(main, flags(workplace, reference, "--save_total_limit", "1000"), log)
-    longest = time.monotonic() - began
-    say(f"{script}: an undisturbed run takes {longest:.1f} s")
-    runs = 0
-    output_dir = workplace / f"run-{runs}"
-    while findings.kills < kills:
-        in_a_write = findings.kills % 2 == 1
-        child = start(main, flags(workplace, output_dir, "--resume_from_checkpoint", "auto"), log)
-        if not kill_somewhere(child, output_dir, longest, generator, in_a_write):
-            if (output_dir / "run_record.json").exists():
-                compare_ends(output_dir, reference, findings)
-                runs += 1
-                output_dir = workplace / f"run-{runs}"
+    def disturb(self, kills: int) -> None:
+        """Kills a run `kills` times (a new run begins where one comes to its end), and finishes it."""
+        done = ended = 0
+        resume = ("--resume_from_checkpoint", "auto")
+        while done < kills:
+            output_dir = self.workplace / f"run-{ended}"
+            if self.kill(self.start(output_dir, *resume), output_dir, in_a_write=done % 2 == 1):
+                done += 1
+                self.examine(output_dir)
+            elif (output_dir / "run_record.json").exists():
+                self.compare(output_dir, self.reference)
+                ended += 1
             else:
-                findings.faults.append(f"a run that was gone on with failed:\n{log.read_text()[-2000:]}")
-                break
-            continue
-        findings.kills += 1
-        findings.in_a_write += (output_dir / ".unfinished").exists()
-        examine(output_dir, reference, log, findings)
-    finish(main, flags(workplace, output_dir, "--resume_from_checkpoint", "auto"), log)
-    compare_ends(output_dir, reference, findings)
-    say(
-        f"{script}: {findings.kills} kills, {findings.in_a_write} of them while a checkpoint was written; "
-        f"{findings.checkpoints_compared} checkpoints compared; at most {findings.most_steps_lost} steps lost "
-        f"(saved every {SAVE_STEPS}); {len(findings.faults)} faults"
-    )
-    for fault in findings.faults:
-        say(f"  {fault}")
-    return findings
+                self.faults.append(f"a run that was gone on with failed:\n{self.log.read_text()[-2000:]}")
+                return
+        self.finish(output_dir, *resume)
+        self.compare(output_dir, self.reference)
+        if is_writing(output_dir):
+            self.faults.append("a finished run left a half-written checkpoint")
 
 
-def compare_ends(output_dir: Path, reference: Path, findings: Findings) -> None:
-    """The weights that a run ends with, in all three places."""
-    for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):
-        if (output_dir / name).read_bytes() != (reference / name).read_bytes():
-            findings.faults.append(f"{name} at the end is not that of the undisturbed run")
-    if (output_dir / ".unfinished").exists():
-        findings.faults.append("a finished run left an unfinished directory")
+def is_writing(output_dir: Path) -> bool:
+    """Whether a checkpoint is half-written."""
+    return any(output_dir.glob(".checkpoint-*.partial-*"))
 
 
 if __name__ == "__main__":
@@ -219,7 +162,16 @@ if __name__ == "__main__":
     parser.add_argument("--script", choices=list(SCRIPTS), nargs="*", default=list(SCRIPTS))
     arguments = parser.parse_args()
     faulty = False
-    for chosen in arguments.script:
+    for script in arguments.script:
         with tempfile.TemporaryDirectory() as directory:
-            faulty |= bool(disturb(chosen, arguments.kills, arguments.seed, Path(directory), print).faults)
+            runs = Runs(script, Path(directory), arguments.seed)
+            runs.disturb(arguments.kills)
+        print(
+            f"{script}: {arguments.kills} kills, {runs.in_a_write} of them while a checkpoint was written; "
+            f"{runs.compared} checkpoints compared; at most {runs.most_lost} steps lost (saved every {SAVE_STEPS}); "
+            f"{len(runs.faults)} faults",
+            *runs.faults,
+            sep="\n  ",
+        )
+        faulty |= bool(runs.faults)
     sys.exit(int(faulty))

@@ -1,4 +1,4 @@
-"""Runs command lines of the two scripts, one after the other, in one process group: a worker for `test_processes.py`.
+"""Runs pre-trainings one after the other in one process group: a worker for `test_processes.py`.
 
     torchrun --nproc_per_node 2 several_processes.py commands.json
 
@@ -20,27 +20,23 @@ sys.path[:0] = [str(ROOT / "examples")]
 def shard_on_cpus() -> None:
     from accelerate import DistributedType, state
 
-    os.environ.update(
-        ACCELERATE_USE_FSDP="true",
-        FSDP_VERSION="2",
-        FSDP_AUTO_WRAP_POLICY="TRANSFORMER_BASED_WRAP",
-        FSDP_TRANSFORMER_CLS_TO_WRAP="ElectraLayer",
-        FSDP_STATE_DICT_TYPE="SHARDED_STATE_DICT",
-        FSDP_RESHARD_AFTER_FORWARD="true",
-    )
+    layers = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "ElectraLayer"}
+    states = {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "true"}
+    os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", **layers, **states)
     original = state.AcceleratorState.__init__
 
-    def initialise(self, *args, **kwargs):
+    def initialize(self, *args, **kwargs):
         if "fsdp_plugin" not in state.AcceleratorState._shared_state:
             state.PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         original(self, *args, **kwargs)
 
-    state.AcceleratorState.__init__ = initialise
+    state.AcceleratorState.__init__ = initialize
 
 
 if __name__ == "__main__":
-    import pretrain
     import pretrain_no_trainer
+
+    from hf_electra_rtd.training import pretrain
 
     if "--shard" in sys.argv:
         shard_on_cpus()

@@ -4,13 +4,29 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from hf_electra_rtd import ElectraRTDOutput
+from hf_electra_rtd import (
+    ElectraAdamW,
+    ElectraForRTDPretraining,
+    ElectraRTDOutput,
+    get_electra_schedule,
+    get_parameter_groups,
+    layers,
+)
 from hf_electra_rtd.generators import MaskedLMGenerator
 from hf_electra_rtd.objectives import ReplacedTokenDetection
-from hf_electra_rtd.training.evaluation import held_out_metrics, held_out_tensors
-from hf_electra_rtd.training.health import has_collapsed
-from hf_electra_rtd.training.meters import Stopwatch, TrainingMeters
+from hf_electra_rtd.training.meters import (
+    Stopwatch,
+    TrainingMeters,
+    count_items,
+    evaluation_at,
+    exact_loss,
+    has_collapsed,
+    held_out_metrics,
+    held_out_tensors,
+)
+from tests.conftest import pad_batch, tiny_config
 
 
 MEASURES = (*MaskedLMGenerator.measures, *ReplacedTokenDetection.measures)
@@ -18,7 +34,7 @@ MEASURES = (*MaskedLMGenerator.measures, *ReplacedTokenDetection.measures)
 
 @pytest.fixture
 def by_hand():
-    """Two rows of four tokens, the last of row 1 padding; two slots each, the last of row 1 unused."""
+    """Two sequences of four tokens, the last of the second padding; two slots each, the last of the second unused."""
     inputs = {
         "input_ids": torch.tensor([[2, 4, 11, 3], [2, 4, 3, 0]]),
         "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]]),
@@ -48,22 +64,18 @@ COUNTED = {
 }
 
 
-def test_training_meters_count_by_hand(by_hand):
+def test_training_meters_count_by_hand_and_weigh_batches_by_their_tokens(by_hand):
+    output, inputs = by_hand
     meters = TrainingMeters(MEASURES)
-    meters.update(*by_hand)
+    meters.update(output, inputs)
     drained = meters.drain()
     assert drained["tokens"] == 7
     for name, value in COUNTED.items():
         assert drained[name] == pytest.approx(value), name
     assert meters.drain() == {}
-
-
-def test_training_meters_weigh_batches_by_their_tokens(by_hand):
-    output, inputs = by_hand
-    meters = TrainingMeters(MEASURES)
     meters.update(output, inputs)
-    one_row = ElectraRTDOutput(**{k: v[1:] for k, v in output.items()})
-    meters.update(one_row, {key: value[1:] for key, value in inputs.items()})
+    one = ElectraRTDOutput(**{k: v[1:] for k, v in output.items()})
+    meters.update(one, {key: value[1:] for key, value in inputs.items()})
     drained = meters.drain()
     assert drained["generator_loss"] == pytest.approx((4.5 + 1.5) / (3 + 1))
     assert drained["discriminator_loss"] == pytest.approx((1.75 + 0.75) / (7 + 3))
@@ -73,8 +85,7 @@ def test_the_estimated_auc_is_right_for_normal_logits(by_hand):
     output, inputs = by_hand
     replaced = (torch.rand(200, 4) < 0.3).long()
     output.logits, output.replaced_labels = torch.randn(200, 4) + 1.2 * replaced, replaced
-    names = ("corrupted_input_ids", "generator_predictions", "generator_token_losses", "discriminator_token_losses")
-    for name in names:
+    for name in output.keys() - {"logits", "replaced_labels"}:
         output[name] = output[name][:1].expand(200, -1)
     inputs = {name: value[:1].expand(200, -1) for name, value in inputs.items() if name != "attention_mask"}
     meters = TrainingMeters(MEASURES)
@@ -85,54 +96,103 @@ def test_the_estimated_auc_is_right_for_normal_logits(by_hand):
 
 def held_out(output, inputs, padding=0):
     tensors = [tensor.numpy() for tensor in held_out_tensors(MEASURES, output, inputs)]
-    # The Trainer pads what is as long as a row where ranks or batches had longer rows.
+    # The Trainer pads what is as long as a sequence where other processes or batches had longer ones.
     padded = [np.pad(t, ((0, 0), (0, padding)), constant_values=-100) for t in tensors[1:]]
     return held_out_metrics(MEASURES, [tensors[0], *padded])
 
 
-def test_held_out_metrics_count_by_hand(by_hand):
+def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand):
     output, inputs = by_hand
     metrics = held_out(output, inputs)
     for name, value in COUNTED.items():
         assert metrics[name] == pytest.approx(value), name
-    logits = output.logits[inputs["attention_mask"].bool()]
-    labels = output.replaced_labels[inputs["attention_mask"].bool()]
-    assert metrics["discriminator_auc"] == pytest.approx(roc_auc_score(labels, logits))
-
-
-def test_held_out_metrics_ignore_what_the_trainer_padded(by_hand):
-    assert held_out(*by_hand, padding=3) == held_out(*by_hand)
-
-
-def test_an_auc_of_one_class_is_not_a_number(by_hand):
-    output, inputs = by_hand
+    real = inputs["attention_mask"].bool()
+    exact = roc_auc_score(output.replaced_labels[real], output.logits[real])
+    assert metrics["discriminator_auc"] == pytest.approx(exact)
+    assert held_out(*by_hand, padding=3) == metrics
     output.replaced_labels = torch.zeros_like(output.replaced_labels)
     metrics = held_out(output, inputs)
-    assert math.isnan(metrics.pop("discriminator_auc"))
+    assert math.isnan(metrics.pop("discriminator_auc"))  # of one class
     assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_an_evaluation_is_found_in_the_log():
+    log = [{"step": 3, "eval_loss": 1.0}, {"step": 6, "loss": 2.0}, {"step": 6, "eval_loss": 3.0, "epoch": 1.0}]
+    assert evaluation_at(6, log) == {"eval_loss": 3.0}
+    assert evaluation_at(4, log) is None
 
 
 def test_the_stopwatch_counts_only_what_is_not_paused():
     now = 100.0
-    stopwatch = Stopwatch(now=lambda: now)
-    assert stopwatch.seconds == 0
+    stopwatch = Stopwatch([{"train_seconds": 3.0}, {"train_seconds": 4.0}, {"loss": 9.0}], now=lambda: now)
     with stopwatch.paused():
         now += 5
     stopwatch.start()
     now += 10
     with stopwatch.paused():
         now += 1000
-        assert stopwatch.seconds == 10
+        assert stopwatch.seconds == 14
         with stopwatch.paused():
             now += 1000
-        assert stopwatch.seconds == 10
+        assert stopwatch.seconds == 14
     now += 7
-    assert stopwatch.seconds == 17
+    assert stopwatch.seconds == 21
+    assert stopwatch.lap() == 17
 
 
 @pytest.mark.parametrize(
     ("recall", "auc", "collapsed"),
     [(0.0, 0.5, True), (1.0, 0.5, True), (0.0, 0.8, False), (0.3, 0.5, False), (0.0, float("nan"), False)],
 )
-def test_collapse_is_saying_one_thing_to_everything_and_knowing_nothing(recall, auc, collapsed):
+def test_collapse_is_one_answer_to_everything_and_no_ranking(recall, auc, collapsed):
     assert has_collapsed(recall, auc) == collapsed
+
+
+# ---- Exact normalization ----
+
+
+@pytest.mark.parametrize("objective", ["rtd", "rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm"])
+def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, objective):
+    """Of every objective: what its losses are means over is what is counted."""
+    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
+    whole = pad_batch(batch, 4)
+    whole["attention_mask"][2:5, 20:] = 0  # three shorter sequences
+    whole["labels"] = whole["labels"].masked_fill(whole["masked_positions"] >= 20, -100)
+    parts = [{name: tensor[some] for name, tensor in whole.items()} for some in (slice(0, 3), slice(3, 8))]
+    counts = torch.stack([count_items(model, part) for part in parts]).sum(dim=0)
+    assert torch.equal(counts, count_items(model, whole))
+    losses = [exact_loss(model, model(**part), part, counts) for part in parts]
+    assert sum(losses).item() == pytest.approx(model(**whole).loss.item(), rel=1e-5)
+
+
+# ---- A step must never wait for a GPU: fake tensors, which have no values, refuse to be read ----
+
+
+def fake_batch():
+    ids, slots = torch.randint(5, 30, (4, 32)), torch.randint(5, 30, (4, 5))
+    batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "labels": slots}
+    return {**batch, "masked_positions": torch.randint(1, 32, (4, 5)), "sampling_uniforms": torch.rand(4, 5, 2)}
+
+
+@pytest.mark.parametrize("options", [{}, {"objective": "replace_mlm"}, {"objective": "mlm"}, {"sharing": "gdes"}])
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_no_number_is_read_in_a_step(options, exchanged, monkeypatch):
+    if not exchanged:
+        monkeypatch.setattr(layers, "_is_slow", lambda *_: False)  # as on a GPU
+    with FakeTensorMode():
+        config = tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, **options)
+        model = ElectraForRTDPretraining(config).train()
+        optimizer = ElectraAdamW(get_parameter_groups(model, 0.01), lr=1e-3)
+        schedule, meters = get_electra_schedule(optimizer, 2, 10), TrainingMeters(model.measures)
+        for _ in range(2):
+            inputs = fake_batch()
+            with torch.autocast("cpu", torch.bfloat16):
+                output = model(**inputs)
+            output.loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            meters.update(output, inputs)
+        with pytest.raises(DataDependentOutputException):
+            output.loss.item()  # it would be noticed

@@ -1,4 +1,4 @@
-"""Two processes do what one does: the same rows, losses and weights, whoever began and whoever goes on."""
+"""Two processes do what one does: the same sequences, losses and weights, whoever begins and whoever resumes."""
 
 import json
 import os
@@ -13,54 +13,34 @@ import torch
 from safetensors.torch import load_file
 
 from hf_electra_rtd import PretrainingRecord
-from tests.conftest import VOCABULARY, make_text, tiny_config
+from hf_electra_rtd.training import pretrain
+from tests.conftest import make_text, pretraining_flags
 
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 
-import pretrain  # noqa: E402
 import pretrain_no_trainer  # noqa: E402
 
 
+pytestmark = pytest.mark.slow
 MAINS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
-ROWS_PER_STEP = 16
+SEQUENCES_PER_STEP = 16
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     directory = tmp_path_factory.mktemp("processes")
     (directory / "corpus.txt").write_text(make_text(40), encoding="utf-8")
-    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
-    tiny_config().save_pretrained(directory)
     return directory
 
 
 def command(workplace, script, name, num_processes, *flags):
     """Two epochs, with the same global batch for any number of processes."""
-    values = {
-        "train_files": workplace / "corpus.txt",
-        "tokenizer": workplace / "vocab.txt",
-        "model_config": workplace,
-        "output_dir": workplace / name,
-        "row_length": 32,
-        "per_device_train_batch_size": ROWS_PER_STEP // num_processes,
-        "per_device_eval_batch_size": 3,  # the last batch is not full, in any process
-        "max_steps": -1,
-        "num_train_epochs": 2,
-        "learning_rate": 1e-3,
-        "warmup_steps": 2,
-        "logging_steps": 1,
-        "eval_steps": 5,
-        "save_steps": 5,
-        "save_total_limit": 100,
-    }
-    return [
-        script,
-        *(part for flag, value in values.items() for part in (f"--{flag}", str(value))),
-        *("--use_cpu", "--disable_tqdm", "True"),
-        *flags,
-    ]
+    options = {"max_steps": -1, "num_train_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 2}
+    options |= {"per_device_train_batch_size": SEQUENCES_PER_STEP // num_processes, "save_total_limit": 100}
+    options |= {"eval_steps": 5, "save_steps": 5, "per_device_eval_batch_size": 3}  # the last batch is never full
+    return [script, *pretraining_flags(workplace, workplace / "corpus.txt", workplace / name, *flags, **options)]
 
 
 # Batches of a quarter, added up: another way to the same step.
@@ -73,17 +53,23 @@ def run_here(arguments, monkeypatch):
     assert MAINS[script](flags) == 0
 
 
-def launch(commands, workplace, launcher=("-m", "torch.distributed.run"), flags=()):
+def launch(workplace, commands, *flags):
     """Runs command lines in two processes."""
     (workplace / "commands.json").write_text(json.dumps(commands))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [sys.executable, *launcher, "--nproc_per_node", "2", "--master_port", str(port)]
-    words += [str(Path(__file__).parent / "several_processes.py"), str(workplace / "commands.json"), *flags]
+    words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    python(*words, Path(__file__).parent / "several_processes.py", workplace / "commands.json", *flags)
+
+
+def python(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=280
+    )
     assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout
 
 
 def begun_before(workplace, name, source, step=5):
@@ -100,16 +86,12 @@ def assert_same_run(one, other, rounding=1e-5):
         if rounding == 0.0 or not name.endswith("key.bias"):
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=rounding)
     records = [PretrainingRecord.load(directory) for directory in (one, other)]
-    assert (records[0].steps, records[0].rows, records[0].tokens) == (
-        records[1].steps,
-        records[1].rows,
-        records[1].tokens,
-    )
+    counts = [(record.steps, record.sequences, record.tokens) for record in records]
+    assert counts[0] == counts[1]
     names = ("loss", "grad_norm", "learning_rate", "generator_loss", "discriminator_loss", "generator_accuracy")
     names += ("sampled_accuracy", "replaced_share", "epoch", "eval_loss", "eval_discriminator_auc")
     curves = [
-        {(log["step"], name): log[name] for log in record.curves for name in names if name in log}
-        for record in records
+        {(log["step"], name): log[name] for log in each.curves for name in names if name in log} for each in records
     ]
     assert curves[0].keys() == curves[1].keys()
     for key, value in curves[0].items():
@@ -130,42 +112,43 @@ def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from
     resume = ("--resume_from_checkpoint", "latest")
     commands = []
     for name, script in scripts.items():
-        commands.append(command(workplace, script, f"{name}-2", 2, "--checkpoint_fractions", "0.5", "1"))
+        exports = ("--checkpoint_fractions", "0.5", "1") if name == "trainer" else ()
+        commands.append(command(workplace, script, f"{name}-2", 2, *exports))
         commands.append(command(workplace, script, f"{name}-1-2", 2, *resume))
-    launch(commands, workplace)
+    launch(workplace, commands)
+    assert_same_towers(workplace / "trainer-2" / "fractions" / "100", workplace / "trainer-2")
     for name, script in scripts.items():
-        assert_same_towers(workplace / f"{name}-2" / "fractions" / "100", workplace / f"{name}-2")
         begun_before(workplace, f"{name}-2-1", f"{name}-2")
         run_here(command(workplace, script, f"{name}-2-1", 1, *resume, *ACCUMULATED), monkeypatch)
 
     record = PretrainingRecord.load(workplace / "trainer-1")
-    rows = record.data["train"]["num_rows"]
-    assert rows * 2 - ROWS_PER_STEP < record.rows <= rows * 2
+    sequences = record.data["train"]["num_sequences"]
+    assert sequences * 2 - SEQUENCES_PER_STEP < record.sequences <= sequences * 2
     assert_same_run(workplace / "trainer-1", workplace / "loop-1", rounding=0.0)
     for name in scripts:
         for other in ("2", "1-2", "2-1"):
             assert_same_run(workplace / f"{name}-1", workplace / f"{name}-{other}")
 
 
-def test_sharded_training_is_the_same_run_and_resumes(workplace, monkeypatch):
-    """And leaves whole towers on the way."""
+def test_sharded_training_is_the_same_run_exports_whole_models_and_resumes(workplace, monkeypatch):
     if not (workplace / "loop-1").exists():
         run_here(command(workplace, "pretrain_no_trainer.py", "loop-1", 1), monkeypatch)
     fractions = ("--checkpoint_fractions", "0.5", "1")
-    whole = [command(workplace, script, f"sharded-{script[:-3]}", 2, *fractions) for script in MAINS]
-    launch(whole, workplace, flags=["--shard"])
+    whole = [
+        command(workplace, script, f"sharded-{script[:-3]}", 2, *(fractions if script == "pretrain.py" else ()))
+        for script in MAINS
+    ]
+    launch(workplace, whole, "--shard")
     for script in MAINS:
         directory = workplace / f"sharded-{script[:-3]}"
         assert_same_run(workplace / "loop-1", directory)
-        assert_same_towers(directory / "fractions" / "100", directory)
-        assert (directory / "fractions" / "50" / "fraction.json").exists()
         begun_before(workplace, f"{directory.name}-resumed", directory.name)
+    directory = workplace / "sharded-pretrain"
+    assert_same_towers(directory / "fractions" / "100", directory)
+    assert (directory / "fractions" / "50" / "fraction.json").exists()
     resume = ("--resume_from_checkpoint", "latest")
-    launch(
-        [command(workplace, script, f"sharded-{script[:-3]}-resumed", 2, *resume) for script in MAINS],
-        workplace,
-        flags=["--shard"],
-    )
+    resumed = [command(workplace, script, f"sharded-{script[:-3]}-resumed", 2, *resume) for script in MAINS]
+    launch(workplace, resumed, "--shard")
     for script in MAINS:
         assert_same_run(workplace / "loop-1", workplace / f"sharded-{script[:-3]}-resumed")
 
@@ -173,16 +156,37 @@ def test_sharded_training_is_the_same_run_and_resumes(workplace, monkeypatch):
 def test_accelerate_launches_two_processes_on_the_cpu(workplace):
     """With the configuration that the examples give, which `accelerate launch --cpu --num_processes 2` does not do."""
     script, *flags = command(workplace, "pretrain.py", "launched", 2)
-    config = ROOT / "examples" / "accelerate_configs" / "cpu.yaml"
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    words = [*launcher, str(ROOT / "examples" / script), *flags]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-5000:]
-    assert done.stdout.count("The run") == 1  # one of them speaks
+    launcher = ("-m", "accelerate.commands.launch", "--config_file", ROOT / "examples/accelerate_configs/cpu.yaml")
+    assert python(*launcher, ROOT / "examples" / script, *flags).count("The run") == 1  # one of them speaks
     record = PretrainingRecord.load(workplace / "launched")
-    assert record.rows == record.steps * ROWS_PER_STEP
-    assert record.arguments["training"]["per_device_train_batch_size"] == ROWS_PER_STEP // 2
+    assert record.sequences == record.steps * SEQUENCES_PER_STEP
+    assert record.arguments["training"]["per_device_train_batch_size"] == SEQUENCES_PER_STEP // 2
+
+
+def test_exact_normalization_makes_uneven_sequences_the_same_run_however_they_are_batched(workplace, monkeypatch):
+    """1 x 16, 4 x 4, and two processes of 1 x 8 and 2 x 4; without it, they differ."""
+    uneven = ("--packing", "original", "--held_out_share", "0.2")
+    exact = (*uneven, "--exact_loss_normalization")
+
+    def batches(size, accumulated):
+        return "--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", str(accumulated)
+
+    for name, flags in (
+        ("exact", exact),
+        ("exact-4x4", (*exact, *batches(4, 4))),
+        ("means-4x4", (*uneven, *batches(4, 4))),
+    ):
+        run_here(command(workplace, "pretrain.py", name, 1, *flags), monkeypatch)
+    halves = command(workplace, "pretrain.py", "exact-2-8", 2, *exact)
+    quarters = command(workplace, "pretrain.py", "exact-2-2x4", 2, *exact, *batches(4, 2))
+    launch(workplace, [halves, quarters])
+    for name in ("exact-4x4", "exact-2-8", "exact-2-2x4"):
+        assert_same_run(workplace / "exact", workplace / name)
+    found = [
+        [log["loss"] for log in PretrainingRecord.load(workplace / name).curves if "loss" in log]
+        for name in ("exact", "means-4x4")
+    ]
+    assert max(abs(one - other) / one for one, other in zip(*found, strict=True)) > 1e-3
 
 
 def test_every_accelerate_config_can_be_read():
@@ -193,33 +197,3 @@ def test_every_accelerate_config_can_be_read():
     }
     assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "fsdp2"}
     assert configs["fsdp2"].fsdp_config["fsdp_version"] == 2
-
-
-def test_exact_normalization_makes_rows_of_any_length_the_same_run_however_they_are_batched(workplace, monkeypatch):
-    """1 x 16, 4 x 4, and two processes of 1 x 8 and 2 x 4, in both loops; without it, they differ."""
-    uneven = ("--packing", "original", "--held_out_share", "0.2")
-    exact = (*uneven, "--exact_loss_normalization")
-
-    def batches(size, accumulated):
-        return "--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", str(accumulated)
-
-    run_here(command(workplace, "pretrain.py", "exact", 1, *exact), monkeypatch)
-    run_here(command(workplace, "pretrain.py", "exact-4x4", 1, *exact, *batches(4, 4)), monkeypatch)
-    run_here(command(workplace, "pretrain_no_trainer.py", "exact-loop-4x4", 1, *exact, *batches(4, 4)), monkeypatch)
-    run_here(command(workplace, "pretrain.py", "means-4x4", 1, *uneven, *batches(4, 4)), monkeypatch)
-    launch(
-        [
-            command(workplace, "pretrain.py", "exact-2-8", 2, *exact),
-            command(workplace, "pretrain.py", "exact-2-2x4", 2, *exact, *batches(4, 2)),
-            command(workplace, "pretrain_no_trainer.py", "exact-loop-2-2x4", 2, *exact, *batches(4, 2)),
-        ],
-        workplace,
-    )
-    for name in ("exact-4x4", "exact-loop-4x4", "exact-2-8", "exact-2-2x4", "exact-loop-2-2x4"):
-        assert_same_run(workplace / "exact", workplace / name)
-    losses = [
-        [log["loss"] for log in PretrainingRecord.load(workplace / name).curves if "loss" in log]
-        for name in ("exact", "means-4x4")
-    ]
-    difference = max(abs(one - other) / one for one, other in zip(*losses, strict=True))
-    assert difference > 1e-3

@@ -1,4 +1,4 @@
-"""The original's optimiser and learning-rate schedule (google-research/electra model/optimization.py)."""
+"""The original's optimizer and learning-rate schedule (google-research/electra model/optimization.py)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-
-# Where torch has AdamW in one kernel.
-_FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+_FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has AdamW in one kernel
 
 
 class ElectraAdamW(torch.optim.AdamW):
@@ -31,23 +29,12 @@ class ElectraAdamW(torch.optim.AdamW):
 
     Source: `AdamWeightDecayOptimizer` of google-research/electra. Next to a corrected Adam, step t is larger by
     (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 times at its peak, step 12, still 3.2 times at step 100 and 1.6 at step 500.
-    The original's 10,000 steps of warm-up take this up; a short warm-up does not, and a discriminator can be stuck for
-    good in the first hundred steps. Short runs want `bias_correction=True`, or a lower learning rate.
+    A warm-up of 10,000 steps makes up for this. After a short one the discriminator can get stuck for good in the
+    first hundred steps: short runs want a lower learning rate or `bias_correction=True`, which gives
+    `torch.optim.AdamW`. This class takes the options of that one; `fused` is the default where the devices have it.
 
     After infinitely many steps there is nothing left to correct: without bias correction, the `step` in the state of
     each parameter is infinite from the start, and torch's own kernels do the rest.
-
-    Args:
-        params: parameters, or groups of them (see `get_parameter_groups`).
-        lr: learning rate.
-        betas: decay rates of both moments.
-        eps: added to the square root.
-        weight_decay: times the learning rate, the share by which a parameter shrinks a step.
-        bias_correction: True gives `torch.optim.AdamW`.
-        **options: further ones of `torch.optim.AdamW`; `fused` by default where the devices of the parameters have it.
-
-    Raises:
-        ValueError: for a value out of range.
     """
 
     def __init__(
@@ -61,12 +48,12 @@ class ElectraAdamW(torch.optim.AdamW):
         **options: Any,
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, **options)
-        tensors = [param for group in self.param_groups for param in group["params"]]
-        if not options.keys() & {"fused", "foreach", "differentiable"} and _have_fused_kernel(tensors):
-            self.defaults["fused"] = True
-            for group in self.param_groups:
-                group["fused"] = True
         self.defaults["bias_correction"] = bias_correction
+        tensors = [param for group in self.param_groups for param in group["params"]]
+        is_chosen = options.keys() & {"fused", "foreach", "differentiable"}
+        if not is_chosen and all(each.device.type in _FUSED_DEVICES and each.is_floating_point() for each in tensors):
+            for options_of in (self.defaults, *self.param_groups):
+                options_of["fused"] = True
         for group in self.param_groups:
             group.setdefault("bias_correction", bias_correction)
 
@@ -89,27 +76,19 @@ class ElectraAdamW(torch.optim.AdamW):
                     self.state[param]["step"].fill_(math.inf)
 
 
-def _have_fused_kernel(tensors: list[Tensor]) -> bool:
-    return all(tensor.device.type in _FUSED_DEVICES and tensor.is_floating_point() for tensor in tensors)
-
-
 def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Two groups: everything else with weight decay, biases and LayerNorm without.
 
     Source: google-research/electra, `exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]`. A tied tensor
     appears once; frozen parameters not at all.
     """
-    norms = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.LayerNorm)
-        for parameter in module.parameters(recurse=False)
-    }
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
     decayed: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (exempt if id(parameter) in norms or name.endswith("bias") else decayed).append(parameter)
+            (exempt if id(parameter) in exempted or name.endswith("bias") else decayed).append(parameter)
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
 
 
@@ -117,15 +96,7 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
     """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up).
 
     Source: google-research/electra, `create_optimizer`. `transformers`' linear schedule decays only after the warm-up,
-    and so reaches the full base rate, which this one never does.
-
-    Args:
-        optimizer: its learning rate is the base.
-        num_warmup_steps: 0 for none.
-        num_training_steps: total; the rate is 0 from there on.
-
-    Raises:
-        ValueError: if the run has no steps.
+    and so reaches the full base rate, which this one never does. A run without steps is a `ValueError`.
     """
     if num_training_steps < 1:
         raise ValueError(f"num_training_steps is {num_training_steps}: a schedule needs at least one step.")
@@ -138,22 +109,17 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
 
 
 def make_optimizer(model: nn.Module, args: RTDTrainingArguments) -> ElectraAdamW:
-    """The optimiser that a run's arguments ask for."""
-    return ElectraAdamW(
-        get_parameter_groups(model, args.weight_decay),
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-        bias_correction=args.bias_correction,
-    )
+    """The optimizer of a run."""
+    groups, betas = get_parameter_groups(model, args.weight_decay), (args.adam_beta1, args.adam_beta2)
+    return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
 
 
 def make_schedule(optimizer: Optimizer, args: RTDTrainingArguments, num_training_steps: int) -> LambdaLR:
-    """The schedule that a run's arguments ask for; warns of a warm-up that takes the whole run."""
+    """The schedule of a run. Warns of a warm-up that takes the whole run."""
     num_warmup_steps = args.get_warmup_steps(num_training_steps)
     if num_warmup_steps >= num_training_steps:
         logger.warning(
-            f"The warm-up takes {num_warmup_steps:,} steps, the whole run only {num_training_steps:,}: the learning "
-            "rate never gets near its base. Lower warmup_steps (below 1, it is a share of the run)."
+            f"The warm-up takes {num_warmup_steps:,} steps, the whole run only {num_training_steps:,}. Lower "
+            "--warmup_steps (below 1, it is a share of the run)."
         )
     return get_electra_schedule(optimizer, num_warmup_steps, num_training_steps)

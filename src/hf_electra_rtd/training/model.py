@@ -1,0 +1,213 @@
+"""From flags to the pair of networks that a run trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import ElectraForMaskedLM, PreTrainedTokenizerBase
+
+from hf_electra_rtd.cli import flag
+from hf_electra_rtd.configuration_electra_rtd import (
+    GENERATOR_NAMES,
+    OBJECTIVE_TRAITS,
+    SHARED_SIZES,
+    ElectraRTDConfig,
+    derive_generator_config,
+    needs_generator_network,
+    refuse_unknown_names,
+)
+from hf_electra_rtd.data.tokenization import MAX_LENGTH
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.objectives import get_objective
+from hf_electra_rtd.sharing import get_sharing
+from hf_electra_rtd.towers import load_tower, read_config
+
+
+# Width and depth of a new generator for a given discriminator, as fractions of it.
+DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
+# The second stage of two-stage training, as options of the configuration.
+SECOND_STAGE = {"sharing": "none", "freeze_generator": True}
+_OPTIONS = (
+    *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
+    *("disallow_correct", "sampling_dropout", "freeze_generator"),
+)
+
+
+@dataclass
+class ModelArguments:
+    """The networks and how they work together."""
+
+    size: str = flag("tiny", "Architecture and recipe: tiny, small, small++, base or large.")
+    model_config: str | None = flag(None, "A config.json of the pair, or its directory: an architecture of your own.")
+    generator: str | None = flag(None, "Directory or Hub id of a pre-trained generator to start from.")
+    discriminator: str | None = flag(None, "Directory or Hub id of a pre-trained discriminator to start from.")
+    two_stage_from: str | None = flag(
+        None,
+        "output_dir of a first stage (--objective mlm). Its model becomes the generator, frozen, and the start of the "
+        "discriminator's encoder.",
+    )
+    # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config.
+    objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")
+    sharing: str | None = flag(None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.")
+    generator_type: str | None = flag(None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES)}. Default: masked_lm.")
+    generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.")
+    discriminator_weight: float | None = flag(
+        None, "Weight of the discriminator's loss. Default: 50 for replaced-token detection, 1 for predicting tokens."
+    )
+    temperature: float | None = flag(None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.")
+    disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
+    sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
+    freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
+    # Sizes of a new generator.
+    generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
+    generator_layers: float | None = flag(None, "Generator's depth as a fraction of the discriminator's. Default: 1.")
+    attn_implementation: str | None = flag(
+        None,
+        "Attention of both networks, named as in transformers: sdpa, eager, flash_attention_2, flex_attention. "
+        "Default: torch's sdpa, and our own on a CPU with dropout.",
+    )
+
+    def __post_init__(self) -> None:
+        refuse_unknown_names(self.options)
+        networks = list(self.given(("generator", "discriminator")))
+        if self.two_stage_from is not None:
+            for name in self.given(("model_config", *networks, "generator_type", *DEFAULT_FRACTIONS)):
+                raise ValueError(f"--two_stage_from decides which networks there are. Leave --{name} out.")
+            if self.objective is not None and not OBJECTIVE_TRAITS[self.objective].has_generator:
+                raise ValueError(
+                    f"--two_stage_from needs an objective with a generator: --objective {self.objective}."
+                )
+            for name, value in SECOND_STAGE.items():
+                if getattr(self, name) not in (None, value):
+                    raise ValueError(f"--two_stage_from means --{name} {value}. Leave --{name} out.")
+        elif self.model_config is not None and networks:
+            raise ValueError(f"--model_config describes new networks. Leave it or --{networks[0]} out.")
+        elif self.generator is not None and self.fractions:
+            raise ValueError(f"--{next(iter(self.fractions))} is for a new generator. Leave it or --generator out.")
+        elif self.model_config is None and not networks:
+            ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)  # refuses before any work is lost
+
+    def given(self, names: Iterable[str]) -> dict[str, Any]:
+        """Those of the flags that were given."""
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    @property
+    def fractions(self) -> dict[str, float]:
+        """The given sizes of a new generator."""
+        return self.given(DEFAULT_FRACTIONS)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The given options of `ElectraRTDConfig`, by its names."""
+        given = self.given(_OPTIONS).items()
+        return {"generator" if name == "generator_type" else name: value for name, value in given}
+
+    @property
+    def tokenizer_source(self) -> str | None:
+        """The pre-trained network whose tokenizer is used where no other is named."""
+        if self.two_stage_from is not None:
+            return str(Path(self.two_stage_from) / "discriminator")
+        return self.discriminator or self.generator
+
+
+def build_model(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> ElectraForRTDPretraining:
+    """The pair: new from a size or a configuration, from one or two pre-trained networks, or from a first stage.
+
+    Raises:
+        ValueError: for networks that do not fit the tokenizer, the sequence length or each other, or an attention that
+            is unknown or not installed.
+    """
+    if arguments.two_stage_from is not None:
+        model = _second_stage(Path(arguments.two_stage_from), arguments.options)
+    elif arguments.generator is None and arguments.discriminator is None:
+        model = ElectraForRTDPretraining(_new_config(arguments, tokenizer, max_seq_length))
+    else:
+        model = _from_pretrained(arguments, tokenizer, max_seq_length)
+    if model.config.freeze_generator and arguments.two_stage_from is None and arguments.generator is None:
+        raise ValueError("--freeze_generator would freeze an untrained generator. Name a trained one (--generator).")
+    for name, config in model.config.towers.items():
+        tokens, positions = config.vocab_size, config.max_position_embeddings
+        if tokens != len(tokenizer):
+            remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
+            raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
+        if positions < max_seq_length:
+            message = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}."
+            raise ValueError(f"{message} Use shorter sequences or another model.")
+    if arguments.attn_implementation is not None:
+        try:
+            model.set_attn_implementation(arguments.attn_implementation)
+        except ImportError as error:
+            raise ValueError(f"--attn_implementation {arguments.attn_implementation}: {error}") from error
+    return model
+
+
+def _new_config(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> ElectraRTDConfig:
+    if arguments.model_config is None:
+        return ElectraRTDConfig.from_size(
+            arguments.size,
+            vocab_size=len(tokenizer),
+            max_position_embeddings=max(MAX_LENGTH, max_seq_length),
+            pad_token_id=tokenizer.pad_token_id,
+            **arguments.fractions,
+            **arguments.options,
+        )
+    config, options = ElectraRTDConfig.from_pretrained(arguments.model_config), arguments.options
+    if arguments.fractions:
+        options["generator_config"] = _smaller(config.discriminator_config, arguments)
+    return config.changed(**options)
+
+
+def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretraining:
+    """The second stage of two-stage training (paper, section 3.2): the generator as the first stage left it, frozen,
+    and a discriminator whose encoder starts as the generator's."""
+    has_ended = (run / "config.json").is_file() and (run / "discriminator").is_dir()
+    objective = read_config(run).get("objective") if has_ended else None
+    if objective != "mlm":
+        found = f"was trained with --objective {objective}" if has_ended else "is not a finished run"
+        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} {found}.")
+    generator = load_tower(ElectraForMaskedLM, run / "discriminator")
+    both = {"generator_config": generator.config, "discriminator_config": generator.config}
+    model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **{**SECOND_STAGE, **options}), generator=generator)
+    model.discriminator.electra.load_state_dict(generator.electra.state_dict())
+    return model
+
+
+def _from_pretrained(
+    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> ElectraForRTDPretraining:
+    """A pair from two networks, or from one and another that is made to fit."""
+    generator: Any = arguments.generator
+    discriminator: Any = arguments.discriminator
+    sharing = arguments.sharing or ElectraRTDConfig.sharing
+    main_class: Any = get_objective(arguments.objective or ElectraRTDConfig.objective).main_tower_class
+    trained: Any = None
+    new: Any = None
+    if discriminator is None:
+        trained = generator = load_tower(ElectraForMaskedLM, generator)
+        config = _new_config(arguments, tokenizer, max_seq_length).discriminator_config
+        for size in SHARED_SIZES[sharing]:
+            setattr(config, size, getattr(generator.config, size))
+        new = discriminator = main_class(config)
+    elif generator is None and needs_generator_network(**arguments.options):
+        trained = discriminator = load_tower(main_class, discriminator)
+        is_same = sharing == "all" and not arguments.fractions
+        new = generator = ElectraForMaskedLM(trained.config if is_same else _smaller(trained.config, arguments))
+    if new is not None:
+        with torch.no_grad():
+            for name in get_sharing(sharing).starting_parameters(new.electra):
+                new.electra.get_parameter(name).copy_(trained.electra.get_parameter(name))
+    join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
+    return join(generator, discriminator, **arguments.given(_OPTIONS))
+
+
+def _smaller(config: Any, arguments: ModelArguments) -> Any:
+    """A generator's configuration for a discriminator's."""
+    return derive_generator_config(config, *(DEFAULT_FRACTIONS | arguments.fractions).values())

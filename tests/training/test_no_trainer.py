@@ -1,0 +1,63 @@
+"""The loop in bare `accelerate` gives what `RTDTrainer` gives, and ignores no flag."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_electra_rtd import PretrainingRecord
+from hf_electra_rtd.detection.detect import load_for_detection
+from hf_electra_rtd.training import pretrain
+from tests.conftest import pretraining_flags
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+
+import pretrain_no_trainer
+
+
+@pytest.fixture
+def train(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+
+    def run(main, name, *flags):
+        options = {"max_steps": 6, "save_steps": 3, "eval_steps": 4, "gradient_accumulation_steps": 2}
+        options |= {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 8}
+        assert main(pretraining_flags(tmp_path, corpus, tmp_path / name, *flags, **options)) == 0
+        return tmp_path / name
+
+    return run
+
+
+def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train):
+    mains = {"trainer": pretrain.main, "loop": pretrain_no_trainer.main}
+    one, other = (train(main, name) for name, main in mains.items())
+    names = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
+    weights = [(one / name).read_bytes() for name in names]
+    assert [(other / name).read_bytes() for name in names] == weights
+    records = [PretrainingRecord.load(directory) for directory in (one, other)]
+    clocks = ("runtime", "per_second", "train_seconds")
+    curves = [
+        [{name: value for name, value in log.items() if not name.endswith(clocks)} for log in record.curves]
+        for record in records
+    ]
+    assert curves[1] == curves[0][: len(curves[1])]  # the Trainer's last log is a summary
+    assert records[1].metrics.items() <= records[0].metrics.items()
+    for name, main in mains.items():
+        directory = one.parent / name
+        shutil.rmtree(directory / "checkpoint-6")
+        (directory / "run_record.json").unlink()
+        train(main, name, "--resume_from_checkpoint", "latest")
+        assert [(directory / part).read_bytes() for part in names] == weights
+    load_for_detection(str(one.parent / "loop" / "checkpoint-6"))
+    with pytest.raises(ValueError, match=r"written by RTDTrainer, so pretrain_no_trainer\.py cannot resume"):
+        train(pretrain_no_trainer.main, "trainer", "--resume_from_checkpoint", "latest")
+
+
+@pytest.mark.parametrize(
+    "flags", [("--optim", "adafactor"), ("--push_to_hub", "True", "--hub_model_id", "a/b"), ("--dry_run",)]
+)
+def test_flags_that_the_loop_does_not_obey_are_refused(train, flags):
+    with pytest.raises(ValueError, match=f"does not obey .*{flags[0]}"):
+        train(pretrain_no_trainer.main, "run", *flags)

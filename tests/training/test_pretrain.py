@@ -1,0 +1,364 @@
+"""`hf-electra-rtd pretrain`, as its user sees it."""
+
+import contextlib
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoTokenizer,
+    ElectraForMaskedLM,
+    ElectraForPreTraining,
+)
+
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
+from hf_electra_rtd.cli import parse_arguments
+from hf_electra_rtd.data.prepare import DataArguments
+from hf_electra_rtd.files import lock_directory
+from hf_electra_rtd.publishing.hub import remember
+from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.training.model import ModelArguments
+from hf_electra_rtd.training.pretrain import find_checkpoint, main, print_resume_command
+from tests.conftest import pretraining_flags, tiny_config
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def pretrain(tmp_path, corpus, monkeypatch):
+    """Runs the command for four steps, by default in `tmp_path/run`; returns its status and directory."""
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
+    # The picture takes longer than the steps; `finished_run` has one.
+    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
+
+    def run(*flags, output_dir=tmp_path / "run", pair=None, command=main, **options):
+        argv = pretraining_flags(tmp_path, corpus, output_dir, *flags, **options)
+        if pair is not None:
+            pair.save_pretrained(tmp_path / "config")
+        return command(argv), output_dir
+
+    return run
+
+
+@pytest.fixture
+def copied_run(finished_run, tmp_path):
+    shutil.copytree(finished_run, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def weights(directory):
+    return (directory / "model.safetensors").read_bytes()
+
+
+def cut_back(directory):
+    """What a run leaves that is interrupted after its first checkpoint."""
+    for name in ("checkpoint-4", "generator", "discriminator"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    (directory / "run_record.json").unlink()
+
+
+def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
+    assert {path.name for path in finished_run.iterdir() if path.name != ".lock"} == {
+        *("checkpoint-2", "checkpoint-4", "model.safetensors", "config.json", "tokenizer.json", "vocab.txt"),
+        *("generator", "discriminator", "run_record.json", "training_curves.png", "blocks", "fractions"),
+        "tokenizer_config.json",
+    }
+    assert {path.name for path in (finished_run / "fractions").iterdir() if path.is_dir()} == {"50", "100"}
+    record = PretrainingRecord.load(finished_run)
+    assert (record.steps, record.sequences, record.tokens) == (4, 32, 32 * 32)
+    assert record.command.startswith("hf-electra-rtd pretrain --output_dir run --train_files corpus.txt")
+    assert record.arguments["training"]["max_seq_length"] == 32
+    assert (record.arguments["model"]["size"], record.arguments["data"]["packing"]) == ("tiny", "full")
+    (source,) = record.data["train"]["sources"]
+    assert (source["name"], len(source["sha256"])) == (corpus.name, 64)
+    assert record.data["train"]["statistics"]["documents"] + record.data["held_out"]["statistics"]["documents"] == 40
+    assert [entry["step"] for entry in record.curves if "loss" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in record.curves if "eval_loss" in entry] == [2, 4]  # the last one once
+    assert record.metrics["eval_discriminator_auc"] > 0
+    assert [fraction["step"] for fraction in record.fractions] == [2, 4]
+    assert record.train_seconds > 0
+
+
+def test_the_networks_of_a_run_load_without_this_package(finished_run):
+    record, pair = PretrainingRecord.load(finished_run), ElectraForRTDPretraining.from_pretrained(finished_run)
+    ids = AutoTokenizer.from_pretrained(finished_run / "discriminator")("the river", return_tensors="pt")["input_ids"]
+    for name, auto in (("discriminator", AutoModelForPreTraining), ("generator", AutoModelForMaskedLM)):
+        network = auto.from_pretrained(finished_run / name)
+        assert network.num_parameters() == record.parameters[name]
+        torch.testing.assert_close(network(ids).logits, getattr(pair, name)(ids).logits)
+
+
+def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, finished_run, capsys):
+    cut_back(copied_run)
+    status, _ = pretrain("--resume_from_checkpoint", "auto", "--checkpoint_fractions", "0.5", "1.0")
+    assert status == 0
+    for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):
+        assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
+    records = [PretrainingRecord.load(directory) for directory in (finished_run, copied_run)]
+    assert records[0].tokens == records[1].tokens
+    for name in ("eval_loss", "eval_generator_accuracy", "eval_discriminator_auc"):
+        assert records[0].metrics[name] == records[1].metrics[name]
+    shown = capsys.readouterr().out
+    assert "step 3/4" in shown
+    assert "step 2/4" not in shown
+    for expected in ("HELD-OUT", "original", "replaced?", "discriminator, held out", "from_pretrained"):
+        assert expected in shown
+
+
+def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_run, copied_run, tmp_path):
+    for resume in ("latest", "auto"):
+        assert find_checkpoint(str(finished_run), resume, overwrite=False) == str(finished_run / "checkpoint-4")
+    shutil.rmtree(copied_run / "checkpoint-4")
+    named = str(copied_run / "checkpoint-2")
+    assert find_checkpoint(str(copied_run), named, overwrite=False) == named
+    shutil.rmtree(named)
+    assert find_checkpoint(str(tmp_path), "auto", overwrite=False) is None  # nothing is there
+    with pytest.raises(SystemExit) as ended:  # a finished run is there
+        find_checkpoint(str(copied_run), "auto", overwrite=False)
+    assert ended.value.code == 0
+
+
+def test_another_run_is_replaced_only_when_asked(pretrain, copied_run):
+    before = (copied_run / "run_record.json").read_bytes()
+    with pytest.raises(ValueError, match=r"another run.*--resume_from_checkpoint latest"):
+        pretrain()
+    assert (copied_run / "run_record.json").read_bytes() == before
+    (copied_run / "publish.json").touch()
+    pretrain("--overwrite_output_dir", max_steps=2)
+    assert not {"checkpoint-4", "fractions", "publish.json"} & {path.name for path in copied_run.iterdir()}
+    assert PretrainingRecord.load(copied_run).steps == 2
+
+
+def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch, capsys):
+    monkeypatch.setenv("HF_TOKEN", "hf_invalid")
+    path, asked = copied_run / "publish.json", []
+    path.write_text('{"run": "old"}')
+
+    def check(repo_ids, directory, *options):
+        asked.append(remember(directory))
+        if len(asked) == 1:
+            raise ValueError("The Hub refuses.")
+
+    monkeypatch.setattr("hf_electra_rtd.training.trainer.check", check)
+    hub = {"push_to_hub": True, "hub_model_id": "lab/electra", "hub_strategy": "end", "max_steps": 1}
+    with pytest.raises(ValueError, match="refuses"):
+        pretrain("--overwrite_output_dir", **hub)
+    assert path.read_text() == '{"run": "old"}'  # the run is still there, so its key is, too
+    status, _ = pretrain("--overwrite_output_dir", **hub)
+    assert "old" not in asked
+    assert json.loads(path.read_text())["run"] == asked[1]
+    # A run that could not be published is complete all the same, and says so.
+    assert (status, PretrainingRecord.load(copied_run).steps) == (1, 1)
+    assert "--resume" in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("flags", [["--dry_run"], ["--max_seq_length", "65"], ["--dataloader_prefetch_factor", "2"]])
+def test_a_dry_run_or_a_mistake_deletes_no_run(pretrain, copied_run, flags):
+    before = {path: path.stat().st_mtime_ns for path in copied_run.rglob("*") if "blocks" not in path.parts}
+    with contextlib.suppress(ValueError, OSError, TypeError):
+        pretrain("--overwrite_output_dir", *flags)
+    for path, time in before.items():
+        assert path.is_dir() or path.stat().st_mtime_ns == time, path
+
+
+def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, tmp_path, capsys):
+    status, directory = pretrain("--dry_run")
+    assert status == 0
+    shown = capsys.readouterr().out
+    for part in ("The networks", "Tied tensors", "Sequences of the first step", "[MASK]", "4 of 8 sequences"):
+        assert part in shown
+    assert {path.name for path in directory.iterdir()} == {"blocks"}
+    assert find_checkpoint(str(directory), None, overwrite=False) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train_files": "nothing/*.txt"}, "nothing"),
+        ({"sharing": "some"}, "no sharing='some'"),
+        ({"packing": "loose"}, "packing"),
+        ({"mask_probability": 1.5}, r"mask_probability is 1\.5"),
+        ({"resume_from_checkpoint": "latest"}, "no complete checkpoint"),
+        ({"resume_from_checkpoint": "elsewhere"}, "elsewhere is not a whole checkpoint"),
+        ({"two_stage_from": "run"}, "Leave --model_config out"),
+    ],
+)
+def test_mistakes_are_told_before_any_work_is_lost(pretrain, tmp_path, options, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        pretrain(**options)
+    assert not (tmp_path / "run" / "blocks").exists()
+
+
+def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, copied_run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"file cannot be written.*another directory"):
+        pretrain(output_dir=tmp_path / "file")
+    with pytest.raises(ValueError, match=r"has checkpoints after step 2: checkpoint-4"):
+        pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-2"))
+    with pytest.raises(ValueError, match="is the first stage"):
+        pretrain(two_stage_from=copied_run, model_config=None)
+    lock = lock_directory(tmp_path / "new")
+    with pytest.raises(ValueError, match="Another process is using"):
+        pretrain(output_dir=tmp_path / "new")
+    lock.release()
+    usage = namedtuple("usage", "total used free")(10**9, 10**9, 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match="but 1 kB are free"):
+        pretrain(output_dir=tmp_path / "new")
+    assert not list((tmp_path / "new").glob("checkpoint-*"))
+
+
+def test_prepared_blocks_and_their_tokenizer_can_be_named(pretrain, blocks, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    train, held_out = blocks
+    files = {"train_files": train.path, "held_out_files": held_out.path, "tokenizer": tmp_path / "tokenizer"}
+    _, directory = pretrain(**files, max_steps=1)
+    data = PretrainingRecord.load(directory).data
+    assert (data["train"]["sha256"], data["held_out"]["sha256"]) == (train.header.sha256, held_out.header.sha256)
+
+
+def test_pretraining_continues_from_networks(pretrain, tmp_path, tokenizer):
+    pair = ElectraForRTDPretraining(tiny_config())
+    pair.save_towers(tmp_path, tokenizer)
+    given = {"generator": tmp_path / "generator", "discriminator": tmp_path / "discriminator"}
+    _, directory = pretrain(**given, model_config=None, tokenizer=None, learning_rate=0.0, max_steps=1)
+    assert str(tmp_path) not in (directory / "run_record.json").read_text()
+    trained = ElectraForRTDPretraining.from_pretrained(directory)
+    for (name, parameter), (_, expected) in zip(trained.named_parameters(), pair.named_parameters(), strict=True):
+        assert torch.equal(parameter, expected), name
+
+
+def test_a_max_grad_norm_of_zero_clips_nothing_in_either_loop(pretrain, tmp_path):
+    loop = runpy.run_path(str(EXAMPLES / "pretrain_no_trainer.py"))["main"]
+    runs = {"zero": (main, 0), "loop": (loop, 0), "high": (main, 1e9), "low": (main, 1e-3)}
+    for name, (command, norm) in runs.items():
+        pretrain(command=command, output_dir=tmp_path / name, max_grad_norm=norm, max_steps=2, eval_strategy="no")
+    unclipped, loop_, high, low = (weights(tmp_path / name) for name in runs)
+    assert unclipped == loop_ == high != low
+
+
+def test_the_record_is_that_of_the_best_model_where_it_is_loaded(pretrain):
+    best = ["--load_best_model_at_end", "True", "--metric_for_best_model", "eval_loss", "--greater_is_better", "True"]
+    _, directory = pretrain(*best, learning_rate=0.03)
+    record = PretrainingRecord.load(directory)
+    while_training = [log["eval_loss"] for log in record.curves if "eval_loss" in log][:2]
+    assert while_training[0] > while_training[1]  # so that the last model is not the best
+    assert record.metrics["eval_loss"] == pytest.approx(while_training[0], rel=1e-6)
+
+
+def test_the_command_to_resume_is_the_one_that_was_typed(capsys):
+    argv = ["hf-electra-rtd pretrain", "--resume_from_checkpoint", "auto", "--train_files", "a b.txt", "c.txt"]
+    args = SimpleNamespace(max_steps=9, output_dir="runs/x", process_index=0)
+    print_resume_command(SimpleNamespace(argv=[*argv, "--overwrite_output_dir", "--use_cpu"], args=args), 5)
+    shown = capsys.readouterr().out
+    assert "after step 5 of 9 and saved in runs/x" in shown
+    command = "  hf-electra-rtd pretrain --train_files 'a b.txt' c.txt --use_cpu --resume_from_checkpoint latest\n"
+    assert shown.endswith(command)
+
+
+# ---- Objectives, generators, sharing ----
+
+HELD_OUT = {
+    "mlm": {"eval_discriminator_loss", "eval_discriminator_masked_accuracy"},
+    "replace_mlm": {"eval_generator_accuracy", "eval_sampled_accuracy", "eval_discriminator_masked_accuracy"},
+    "all_tokens_mlm": {"eval_discriminator_token_accuracy", "eval_copy_probability_replaced"},
+    "rtd_masked_only": {"eval_discriminator_auc", "eval_discriminator_auc_all"},
+}
+
+
+@pytest.mark.parametrize("objective", HELD_OUT)
+def test_an_objective_trains_leaves_what_it_implies_and_resumes(pretrain, objective, capsys):
+    network_class = ElectraForPreTraining if objective == "rtd_masked_only" else ElectraForMaskedLM
+    config = tiny_config(temperature=0.5)  # of rtd; the flag wins, and what follows from it follows
+    _, directory = pretrain(pair=config, objective=objective)
+    assert f"{network_class.__name__}.from_pretrained" in capsys.readouterr().out
+    assert (directory / "generator").exists() == (objective != "mlm")
+    network_class.from_pretrained(directory / "discriminator")
+
+    record = PretrainingRecord.load(directory)
+    config = ElectraForRTDPretraining.from_pretrained(directory).config
+    assert record.metrics.keys() >= HELD_OUT[objective]
+    assert ("eval_generator_accuracy" in record.metrics) == (objective != "mlm")
+    assert config.discriminator_weight == (50.0 if objective == "rtd_masked_only" else 1.0)
+    assert config.temperature == (1.0 if objective == "mlm" else 0.5)
+    for log, prefix in ((record.metrics, "eval_"), *((log, "") for log in record.curves if "loss" in log)):
+        loss = log[f"{prefix}discriminator_loss"] * config.discriminator_weight
+        loss += log.get(f"{prefix}generator_loss", 0.0)
+        assert log[f"{prefix}loss"] == pytest.approx(loss, rel=1e-5)
+    if objective in ("mlm", "all_tokens_mlm"):  # without a generator; with a head beside the networks
+        whole = weights(directory)
+        cut_back(directory)
+        pretrain("--resume_from_checkpoint", "latest", pair=tiny_config(temperature=0.5), objective=objective)
+        assert weights(directory) == whole
+
+
+@pytest.mark.parametrize("options", [{"generator_type": "uniform"}, {"sharing": "gdes"}, {"sharing": "all"}])
+def test_generators_and_sharing_are_chosen_by_flags(pretrain, options):
+    _, directory = pretrain(pair=tiny_config(**options) if "all" in options.values() else None, max_steps=2, **options)
+    record, has_network = PretrainingRecord.load(directory), "generator_type" not in options
+    assert (directory / "generator").exists() == has_network
+    assert ("eval_generator_accuracy" in record.metrics) == (record.parameters["generator"] > 0) == has_network
+    pair = ElectraForRTDPretraining.from_pretrained(directory).eval()
+    ids = torch.tensor([[2, 21, 22, 3]])
+    alone = ElectraForPreTraining.from_pretrained(directory / "discriminator").eval()
+    torch.testing.assert_close(alone(ids).logits, pair(ids).logits)
+
+
+def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_path):
+    _, one = pretrain(output_dir=tmp_path / "one", pair=tiny_config(objective="mlm"))
+    second = {"output_dir": tmp_path / "two", "two_stage_from": one, "model_config": None, "tokenizer": None}
+    _, two = pretrain(**second)
+    generator = ElectraForMaskedLM.from_pretrained(one / "discriminator").state_dict()
+    for directory in (two, two / "checkpoint-2"):
+        pair = ElectraForRTDPretraining.from_pretrained(directory)
+        assert (pair.config.sharing, pair.config.freeze_generator) == ("none", True)
+        assert all(torch.equal(tensor, generator[name]) for name, tensor in pair.generator.state_dict().items())
+        encoder = "electra.encoder.layer.0.output.dense.weight"
+        assert not torch.equal(pair.discriminator.get_parameter(encoder), generator[encoder])
+    states = torch.load(two / "checkpoint-4" / "optimizer.pt", weights_only=True)["state"]
+    assert len(states) == len(list(pair.discriminator.parameters()))
+    whole = weights(two)
+    cut_back(two)
+    pretrain("--resume_from_checkpoint", "latest", **second)
+    assert weights(two) == whole
+
+
+# ---- Examples ----
+
+
+@pytest.mark.parametrize("path", sorted((EXAMPLES / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_holds_known_flags(path):
+    argv = ["--config", str(path), "--use_cpu"]
+    recipes = {name: size.pretraining for name, size in SIZES.items()}
+    parse_arguments((ModelArguments, DataArguments, RTDTrainingArguments), argv, recipes=recipes)
+
+
+@pytest.mark.parametrize("flags", [[], ["--train_datasets", "lab/text"], ["--train_datasets=lab/text"]])
+def test_the_example_takes_the_bundled_corpus_only_where_no_text_is_named(monkeypatch, flags):
+    monkeypatch.setattr("hf_electra_rtd.training.pretrain.main", lambda argv, description, defaults: defaults)
+    defaults = runpy.run_path(str(EXAMPLES / "pretrain.py"))["main"](flags)
+    assert ("train_files" in defaults) == (not flags)
+
+
+@pytest.mark.slow
+def test_the_example_trains_as_a_script_and_the_module_under_accelerate(tmp_path):
+    corpus = EXAMPLES / "data" / "eltec_eng_excerpts.txt.gz"
+    flags = ["--use_cpu", "--max_steps", "2", "--vocab_size", "500", "--eval_strategy", "no", "--output_dir"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "-m"]
+    launch += ["hf_electra_rtd.training.pretrain", "--train_files", str(corpus), *flags, str(tmp_path / "module")]
+    script = [sys.executable, str(EXAMPLES / "pretrain.py"), *flags, str(tmp_path / "script")]
+    for command, program in ((script, "pretrain.py "), (launch, "hf-electra-rtd pretrain ")):
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert PretrainingRecord.load(command[-1]).command.startswith(program)
+    assert weights(tmp_path / "module") == weights(tmp_path / "script")

@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Times fine-tuning: rows of similar length together and padded to the longest of them, against fixed rows.
+"""Times fine-tuning: examples of similar length together and padded to the longest, against a fixed length.
 
     python benchmarks/finetuning.py --data_dir glue --task_name mrpc --size small --output_dir benchmarks/results
 
-The same rows, model, optimiser and number of rows a step, by turns; the median over rounds of rows a second:
+The same rows, model, optimizer and number of rows a step, by turns; the median over rounds of rows a second:
 
-- `by length`: what `finetune.py` does
-- `random`: rows as they come, padded to the longest of the batch
-- `fixed`: rows as they come, all padded to `--max_length` (as the original does)
+- `by length`: what `hf-electra-rtd finetune` does
+- `random`: in random order, padded to the longest of the batch
+- `fixed`: in random order, all padded to `--max_seq_length` (as the original does)
 
 Weights are random: they do not matter here. Last on stdout is the report as one line of JSON.
 """
@@ -32,13 +32,12 @@ from transformers import ElectraForPreTraining
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.configuration_electra_rtd import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.finetuning.arguments import AdapterArguments, FineTuningArguments, TaskArguments
-from hf_electra_rtd.finetuning.benchmarks import get_task
-from hf_electra_rtd.finetuning.data import read_task
-from hf_electra_rtd.finetuning.finetune import FineTuner
-from hf_electra_rtd.finetuning.job import Job, make_job, make_model, open_source
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.run import FineTuning, Job
+from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.tasks import get_task
 
 
 CONTESTANTS = {"by length": "group_by_length", "random": "random", "fixed": "random"}
@@ -51,22 +50,28 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--task_name", default="mrpc", help="a task of it (%(default)s)")
     parser.add_argument("--tokenizer", required=True, help="directory or vocab.txt")
     parser.add_argument("--size", default="small", choices=sorted(SIZES), help="(%(default)s)")
-    parser.add_argument("--batch_size", type=int, default=32, help="rows a step (%(default)s)")
-    parser.add_argument("--max_length", type=int, default=128, help="tokens of a row (%(default)s)")
+    parser.add_argument("--batch_size", type=int, default=32, help="(%(default)s)")
+    parser.add_argument("--max_seq_length", type=int, default=128, help="tokens of an example (%(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="a round (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="of each, by turns (%(default)s)")
     parser.add_argument("--output_dir", help="write the report there, too")
     return parser.parse_args(argv)
 
 
-def prepare(options: argparse.Namespace, directory: str) -> Job:
+def prepare(options: argparse.Namespace, directory: str) -> tuple[FineTuning, Job]:
     """The task with a model of random weights."""
     tokenizer = load_tokenizer(options.tokenizer)
     config: Any = ElectraRTDConfig.from_size(options.size, vocab_size=len(tokenizer)).discriminator_config
     ElectraForPreTraining(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    task = get_task(options.benchmark, options.task_name)
-    task_args = TaskArguments(model_name_or_path=directory, max_length=options.max_length, size=options.size)
+    task_args = TaskArguments(
+        model_name_or_path=directory,
+        benchmark=options.benchmark,
+        task_name=[options.task_name],
+        data_dir=options.data_dir,
+        max_seq_length=options.max_seq_length,
+        size=options.size,
+    )
     args = FineTuningArguments(
         output_dir=directory,
         max_steps=options.steps,
@@ -74,54 +79,54 @@ def prepare(options: argparse.Namespace, directory: str) -> Job:
         disable_tqdm=True,
         report_to="none",
     )
-    rows = read_task(task, options.data_dir, train=True, test=False)
-    return make_job(task, rows, open_source(task_args), task_args, AdapterArguments(), args, "benchmark")
+    fine_tuning = FineTuning(task_args, OwnTaskArguments(), LoraArguments(), args)
+    return fine_tuning, fine_tuning.prepare(get_task(options.benchmark, options.task_name))
 
 
-def rows_per_second(job: Job, contestant: str, seed: int) -> tuple[float, float]:
-    """Rows a second over one round, and the share of the tokens that are no padding."""
+def examples_per_second(fine_tuning: FineTuning, job: Job, contestant: str, seed: int) -> tuple[float, float]:
+    """Examples a second over one round, and the share of the tokens that are no padding."""
     job.args.train_sampling_strategy, job.args.seed = CONTESTANTS[contestant], seed
-    assert job.data.train is not None
-    trainer = FineTuner(
-        make_model(job, seed), job.args, job.kind, job.settings.layer_decay, train=job.data.train.encoded
-    )
+    decay = job.settings["layerwise_lr_decay"]
+    trainer = FineTuner(fine_tuning.make_model(job, seed), job.args, job.kind, decay, train=job.splits["train"])
     real = padded = 0
 
     def collate(features: list[dict[str, Any]]) -> dict[str, Tensor]:
         nonlocal real, padded
         batch = job.kind.collate(features)
-        missing = job.settings.max_length - batch["input_ids"].shape[1]
+        missing = job.settings["max_seq_length"] - batch["input_ids"].shape[1]
         if contestant == "fixed":
-            rows = {name for name, tensor in batch.items() if tensor.shape == batch["input_ids"].shape}
-            batch = {name: F.pad(tensor, (0, missing)) if name in rows else tensor for name, tensor in batch.items()}
+            wide = {name for name, tensor in batch.items() if tensor.shape == batch["input_ids"].shape}
+            batch = {name: F.pad(tensor, (0, missing)) if name in wide else tensor for name, tensor in batch.items()}
         real += int(batch["attention_mask"].sum())
         padded += batch["attention_mask"].numel()
         return batch
 
     trainer.data_collator = collate
     seconds = trainer.train().metrics["train_runtime"]
-    return job.settings.rows_per_step * trainer.state.global_step / seconds, real / padded
+    return job.settings["batch_size"] * trainer.state.global_step / seconds, real / padded
 
 
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     options = parse(argv)
     transformers_logging.disable_progress_bar()  # one for every model that is read
-    asked = ("task_name", "size", "batch_size", "max_length", "steps", "rounds")
+    asked = ("task_name", "size", "batch_size", "max_seq_length", "steps", "rounds")
     config = {"device": "cuda" if torch.cuda.is_available() else "cpu"}
     report = reporting.describe_run("finetuning", config | {name: getattr(options, name) for name in asked})
     with tempfile.TemporaryDirectory() as directory:
-        job = prepare(options, directory)
+        fine_tuning, job = prepare(options, directory)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTESTANTS}
         for round_number in range(options.rounds):
             for name, rounds in found.items():
-                rounds.append(rows_per_second(job, name, seed=round_number))
-                reporting.say(f"round {round_number + 1} of {options.rounds}: {name} {rounds[-1][0]:,.1f} rows/s")
+                rounds.append(examples_per_second(fine_tuning, job, name, seed=round_number))
+                reporting.say(f"round {round_number + 1} of {options.rounds}: {name} {rounds[-1][0]:,.1f} examples/s")
     base = statistics.median(speed for speed, _ in found["fixed"])
-    table = Table("batches", "rows/s", "x fixed", "tokens that are no padding")
+    table = Table("batches", "examples/s", "x fixed", "tokens that are no padding")
     report["rows"] = []
     for name, rounds in found.items():
         speed, real = (statistics.median(values) for values in zip(*rounds, strict=True))
-        report["rows"].append({"what": name, "rows_per_second": speed, "x_fixed": speed / base, "real_share": real})
+        report["rows"].append(
+            {"what": name, "examples_per_second": speed, "x_fixed": speed / base, "real_share": real}
+        )
         table.add_row(name, f"{speed:,.1f}", f"{speed / base:.2f}", f"{real:.0%}")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
     if options.output_dir is not None:

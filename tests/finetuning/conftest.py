@@ -1,4 +1,4 @@
-"""A tiny encoder and a task that it can learn, as files."""
+"""A tiny encoder and a task that it can learn, as files; and a cache for `datasets` that goes with the tests."""
 
 from __future__ import annotations
 
@@ -9,8 +9,19 @@ from pathlib import Path
 import pytest
 from transformers import ElectraConfig, ElectraForPreTraining, set_seed
 
+from hf_electra_rtd.finetuning import finetune
 
+
+QUIET = ["--use_cpu", "True", "--disable_tqdm", "True"]
 WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "window", "door", "street"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _datasets_cache(tmp_path_factory) -> None:
+    import datasets
+
+    datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp("datasets")
+    datasets.disable_progress_bars()
 
 
 @pytest.fixture(scope="session")
@@ -32,37 +43,33 @@ def encoder(tokenizer, tmp_path_factory) -> str:
     return str(directory)
 
 
-def write_rows(path: Path, num_rows: int, seed: int, labelled: bool = True) -> str:
+def write_examples(path: Path, number: int, seed: int, labeled: bool = True) -> str:
     """Sentences of different lengths, `yes` where the word `old` stands in them."""
     draw = random.Random(seed)
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["review", "verdict"] if labelled else ["review"])
-        for _ in range(num_rows):
+        writer.writerow(["review", "verdict"] if labeled else ["review"])
+        for _ in range(number):
             words = draw.choices(WORDS, k=draw.randint(2, 12))
             label = draw.choice(["yes", "no"])
             if label == "yes":
                 words.insert(draw.randrange(len(words)), "old")
-            writer.writerow([" ".join(words), label] if labelled else [" ".join(words)])
+            writer.writerow([" ".join(words), label] if labeled else [" ".join(words)])
     return str(path)
 
 
-@pytest.fixture
-def own_files(tmp_path) -> dict[str, str]:
-    """Files of a task that takes one look at the words."""
-    return {
-        "train": write_rows(tmp_path / "train.csv", 300, seed=1),
-        "dev": write_rows(tmp_path / "dev.csv", 60, seed=2),
-        "test": write_rows(tmp_path / "test.csv", 20, seed=3, labelled=False),
-    }
-
-
-@pytest.fixture
-def own_flags(encoder, own_files, tmp_path) -> list[str]:
-    """A command line for this task."""
-    return [
-        *("--model_name_or_path", encoder, "--output_dir", str(tmp_path / "run"), "--task_name", "reviews"),
-        *("--train_file", own_files["train"], "--dev_file", own_files["dev"], "--test_file", own_files["test"]),
-        *("--text_column", "review", "--label_column", "verdict", "--use_cpu", "True", "--disable_tqdm", "True"),
-        *("--per_device_train_batch_size", "16", "--learning_rate", "3e-3", "--dropout", "0"),
+@pytest.fixture(scope="session")
+def finished(encoder, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A directory with data and a finished run of two seeds in `run`, and the run's flags. Copy what you change."""
+    directory = tmp_path_factory.mktemp("reviews")
+    for name, count, seed in (("train", 300, 1), ("dev", 60, 2), ("test", 20, 3)):
+        write_examples(directory / f"{name}.csv", count, seed, labeled=name != "test")
+    flags = [
+        *("--model_name_or_path", encoder, "--output_dir", str(directory / "run"), "--task_name", "reviews"),
+        *("--train_file", str(directory / "train.csv"), "--validation_file", str(directory / "dev.csv")),
+        *("--test_file", str(directory / "test.csv"), "--text_column_name", "review"),
+        *("--label_column_name", "verdict", "--per_device_train_batch_size", "16", "--learning_rate", "3e-3"),
+        *("--dropout", "0", "--num_train_epochs", "6", "--seeds", "2", *QUIET),
     ]
+    assert finetune.main(flags) == 0
+    return directory, flags

@@ -1,148 +1,403 @@
-"""The loss of a step, whatever batches it is cut into, and what becomes of rows on their way to predictions."""
+"""The command, as its user sees it: runs, what they leave, and what is refused."""
 
 from __future__ import annotations
 
-import dataclasses
+import csv
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    DebertaV2Config,
+    ModernBertConfig,
+)
 
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments
-from hf_electra_rtd.finetuning.data import EncodedSplit
-from hf_electra_rtd.finetuning.examples import TaggedExample, TextExample
-from hf_electra_rtd.finetuning.finetune import FineTuner
-from hf_electra_rtd.finetuning.judging import Features, answer_split
-from hf_electra_rtd.finetuning.kinds.base import Encoded, Encoding
-from hf_electra_rtd.finetuning.kinds.registry import make_kind
-from hf_electra_rtd.finetuning.loading import Split
-from hf_electra_rtd.finetuning.tasks import Task
-from hf_electra_rtd.ops import LossSum
-
-
-WORDS = ["river", "mill", "letter", "garden", "horse", "night", "morning", "window", "door", "street"]
-CLASSIFY = Task("own", "own", "Own", "en", "classification", ("accuracy",), "accuracy", ("no", "yes"))
-REGRESS = dataclasses.replace(CLASSIFY, kind="regression", metrics=("pearson",), main_metric="pearson", labels=())
-TAG = dataclasses.replace(CLASSIFY, kind="tagging", metrics=("f1",), main_metric="f1", labels=("O", "B-X", "I-X"))
+from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.publishing.hub import Published
+from hf_electra_rtd.records import EvaluationRecord
+from tests.finetuning.conftest import QUIET, WORDS
 
 
-def make_examples(kind: str, count: int = 48) -> list:
-    draw = np.random.default_rng(0)
-    sentences = [list(draw.choice(WORDS, draw.integers(2, 14))) for _ in range(count)]
-    if kind == "tagging":
-        return [
-            TaggedExample(str(i), tuple(words), tuple(draw.choice(["O", "B-X", "I-X"], len(words))))
-            for i, words in enumerate(sentences)
-        ]
-    labels = draw.uniform(0, 5, count).tolist() if kind == "regression" else draw.choice(["no", "yes"], count).tolist()
-    return [
-        TextExample(str(i), (" ".join(words),), label)
-        for i, (words, label) in enumerate(zip(sentences, labels, strict=True))
-    ]
+def record_of(directory: Path, seed: int = 42, task: str = "reviews") -> EvaluationRecord:
+    return EvaluationRecord.load(directory / task / f"seed_{seed}")
 
 
-def train_one_step(task, tokenizer, encoder, tmp_path, batch_size: int, accumulation: int) -> tuple[float, float]:
-    """Logged loss and norm of the gradients of a step over 48 rows."""
-    kind = make_kind(task, tokenizer, Encoding(32))
-    model = kind.make_model(encoder, "transformers", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    # The same head in every run.
-    torch.manual_seed(5)
-    for name, parameter in model.named_parameters():
-        if not name.startswith("electra."):
-            torch.nn.init.normal_(parameter, std=0.5)
-    args = FineTuningArguments(
-        output_dir=str(tmp_path),
-        learning_rate=1e-3,
-        num_train_epochs=1,
-        per_device_train_batch_size=batch_size,
-        gradient_accumulation_steps=accumulation,
-        logging_steps=1,
-        use_cpu=True,
-        disable_tqdm=True,
-        report_to="none",
-    )
-    trainer = FineTuner(model, args, kind, 0.8, train=kind.encode(make_examples(task.kind), training=True))
-    trainer.train()
-    (step,) = (entry for entry in trainer.state.log_history if "grad_norm" in entry)
-    return step["loss"], step["grad_norm"]
+def read_lines(path: Path) -> list:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("task", [CLASSIFY, REGRESS, TAG], ids=lambda task: task.kind)
-def test_a_step_in_batches_of_different_sizes_has_the_loss_and_gradient_of_one_batch(
-    task, tokenizer, encoder, tmp_path
+def without(flags: list[str], *names: str) -> list[str]:
+    """The flags without some of them and their values."""
+    pairs = [flags[place : place + 2] for place in range(0, len(flags), 2)]
+    return [word for pair in pairs if pair[0] not in names for word in pair]
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> tuple[Path, list[str]]:
+    """A copy of the finished run, to change, and its flags."""
+    directory, flags = finished
+    shutil.copytree(directory / "run", tmp_path / "run")
+    return tmp_path / "run", [*flags, "--output_dir", str(tmp_path / "run")]
+
+
+# ---- Runs ----
+
+
+def test_a_task_is_learned_evaluated_predicted_and_recorded(finished):
+    directory, _ = finished
+    run = directory / "run"
+    record = record_of(run)
+    assert record.score > 0.95
+    assert (record.selection, record.steps) == ("last step", 6 * 19)  # 300 examples in batches of 16
+    assert record.data["train"]["examples"] == 300
+    assert (record.arguments["learning_rate"], record.arguments["layerwise_lr_decay"]) == (3e-3, 0.8)
+    assert (record.arguments["batch_size"], record.arguments["precision"]) == (16, "float32")
+    assert str(directory) not in json.dumps([record.model, record.data, record.command])
+    with (directory / "test.csv").open() as file:
+        expected = ["yes" if "old" in row["review"] else "no" for row in csv.DictReader(file)]
+    assert [line["prediction"] for line in read_lines(run / "reviews/seed_42/predictions_test.jsonl")] == expected
+    assert json.loads((run / "results.json").read_text())
+    (kept,) = run.glob("reviews/*/model")  # the best seed's
+    model = AutoModelForSequenceClassification.from_pretrained(kept)
+    assert model.config.id2label == {0: "no", 1: "yes"}
+    assert not list(run.rglob("*.bin")) + list(run.rglob("checkpoint-*"))
+
+
+def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):
+    run, flags = copied
+    first = record_of(run).finished
+    shutil.rmtree(run / "reviews/seed_43")
+    assert finetune.main([*flags, "--keep_models", "none"]) == 0
+    assert record_of(run).finished == first
+    assert "already done" in caplog.text
+    assert record_of(run, seed=43).seed == 43
+
+
+def test_a_model_that_was_not_kept_is_trained_again_when_it_is_wanted(finished, tmp_path, caplog):
+    flags = [*finished[1], "--max_steps", "3", "--output_dir"]
+    directory, fresh = tmp_path / "run", tmp_path / "fresh"
+    assert finetune.main([*flags, str(directory), "--keep_models", "none"]) == 0
+    assert not list(directory.rglob("model"))
+    for run in (directory, fresh):
+        assert finetune.main([*flags, str(run)]) == 0
+    assert caplog.text.count("trained again") == 1
+    (again,), (wanted,) = (list(run.glob("reviews/*/model/model.safetensors")) for run in (directory, fresh))
+    assert again.read_bytes() == wanted.read_bytes()
+
+
+def test_the_best_model_on_dev_is_kept_where_it_is_asked_for(finished, tmp_path):
+    flags = [*finished[1], "--seeds", "1", "--num_train_epochs", "3", "--select", "best"]
+    assert finetune.main([*flags, "--output_dir", str(tmp_path)]) == 0
+    record = record_of(tmp_path)
+    assert record.selection == "best of 3 evaluations by accuracy on dev"
+    scores = [entry["eval_accuracy"] for entry in record.curves if "eval_accuracy" in entry]
+    assert record.score == pytest.approx(max(scores))
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_a_run_that_diverges_is_no_score(finished, tmp_path):
+    flags = [*finished[1], "--output_dir", str(tmp_path), "--max_steps", "30"]
+    with pytest.raises(ValueError, match="diverged"):
+        finetune.main([*flags, "--learning_rate", "1e30", "--max_grad_norm", "0"])
+    assert not list(tmp_path.rglob("evaluation_record.json"))
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+SPECIAL = dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 2)
+RELATIVE = {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buckets": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "more"),
+    [
+        (ModernBertConfig(vocab_size=64, **SIZES, **SPECIAL, pad_token_id=0), []),
+        (DebertaV2Config(vocab_size=64, **SIZES, **RELATIVE), []),
+        (BertConfig(vocab_size=64, **SIZES), ["--lora", "True"]),  # its pooler is no part of the encoder
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_other_encoders_are_fine_tuned_and_evaluated_again(config, more, finished, tokenizer, tmp_path):
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "encoder")
+    tokenizer.save_pretrained(tmp_path / "encoder")
+    flags = [*without(finished[1], "--dropout"), "--model_name_or_path", str(tmp_path / "encoder"), "--seeds", "1"]
+    assert finetune.main([*flags, "--max_steps", "2", *more, "--output_dir", str(tmp_path / "run")]) == 0
+    assert record_of(tmp_path / "run").arguments["layerwise_lr_decay"] == (1.0 if more else 0.8)
+    directory, name = tmp_path / "run/reviews/seed_42", "predictions_dev.jsonl"
+    evaluate(directory / "model", finished, tmp_path / "again")
+    assert (tmp_path / "again/reviews/seed_42" / name).read_text() == (directory / name).read_text()
+
+
+# ---- What is refused ----
+
+
+def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, finished, encoder, tmp_path):
+    run, flags = copied
+    first = record_of(run).finished
+    other = tmp_path / "other"
+    shutil.copytree(encoder, other)
+    (other / "config.json").write_text((other / "config.json").read_text() + "\n")
+    changed = tmp_path / "dev.csv"
+    changed.write_text((finished[0] / "dev.csv").read_text() + "another,no\n")
+    for difference, message in (
+        (["--learning_rate", "1e-3"], r"learning_rate 0\.003 \(now 0\.001\).*--overwrite_output_dir"),
+        (["--metrics", "accuracy"], "metrics"),
+        (["--validation_file", str(changed)], "the data of dev"),
+        (["--text_column_name", "verdict", "--test_file", str(changed)], "the data of train"),
+        (["--model_name_or_path", str(other)], "the model's .*sha256"),
+        (["--from_scratch", "True"], "the model's from_scratch"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            finetune.main([*flags, *difference])
+    assert record_of(run).finished == first
+
+
+def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
+    run, flags = copied
+    for path in run.glob("reviews/*/evaluation_record.json"):
+        values = json.loads(path.read_text())
+        values["data"].pop("test")
+        path.write_text(json.dumps(values))
+    first = record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino
+    assert finetune.main([*flags, "--seeds", "1"]) == 0
+    assert "test" in record_of(run).data
+    assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) != first
+
+
+def test_nothing_is_deleted_before_everything_is_checked(copied):
+    run, flags = copied
+    first = record_of(run).finished
+    flags = [*flags, "--overwrite_output_dir", "True"]
+    (model,) = run.glob("reviews/*/model")
+    for difference, message in (
+        (["--model_name_or_path", "absent/absent/absent"], "absent"),
+        (["--model_name_or_path", str(model)], "would delete"),
+        (["--label_column_name", "opinion"], "opinion"),
+        (["--lora", "True", "--lora_target_modules", "q_proj"], "check your `target_modules`"),
+        (["--push_to_hub", "True", "--hub_model_id", "ORG/NAME", "--keep_models", "none"], "no model to publish"),
+        (["--labels", "no", "maybe"], "maybe"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            finetune.main([*flags, *difference])
+    assert record_of(run).finished == first
+    assert finetune.main([*flags, "--learning_rate", "1e-3", "--seeds", "1", "--max_steps", "2"]) == 0
+    assert record_of(run).steps == 2
+    assert not (run / "reviews/seed_43").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--head", "other"], "transformers, paper"),
+        (["--seeds", "0"], "at least 1"),
+        (["--text_column_name", "reviews"], "review"),
+        (["--from_scratch", "True", "--lora", "True"], "random weights"),
+        (["--max_seq_length", "65"], "64 positions"),
+        (["--merge_adapter", "True"], "needs --lora"),
+        (["--layerwise_lr_decay", "1.5"], "at most 1"),
+        (["--layerwise_lr_decay", "0.9", "--lora", "True"], "one learning rate"),
+        (["--optim", "adafactor"], "--layerwise_lr_decay 1"),
+        (["--size", "huge"], "tiny, small, small.., base, large"),
+        (["--push_to_hub", "True"], "needs --hub_model_id"),
+        (["--task_kind", "guessing"], "tagging"),
+        (["--task_name", "../elsewhere"], "plain word"),
+        (["--load_best_model_at_end", "True"], "--load_best_model_at_end cannot be used .* --select best"),
+        (["--resume_from_checkpoint", "somewhere"], "goes on with what is missing"),
+        (["--label_smoothing_factor", "0.1"], "the loss|The task"),
+        (["--data_seed", "3"], "--seed"),
+        (["--evaluate_only", "True"], "was not fine-tuned"),
+        (["--evaluate_only", "True", "--from_scratch", "True"], "as it is"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tmp_path):
+    given = finished[1] if "--labels" in flags else [*finished[1], "--labels", "no", "yes"]
+    with pytest.raises(ValueError, match=message):
+        finetune.main([*given, "--output_dir", str(tmp_path), *flags])
+    assert not list(tmp_path.rglob("*.json"))
+
+
+# ---- Benchmarks ----
+
+
+@pytest.fixture(scope="session")
+def glue(tmp_path_factory) -> Path:
+    """Some files of GLUE: CoLA without its test split, MNLI without its mismatched half, AX, and a broken RTE."""
+    directory = tmp_path_factory.mktemp("glue")
+    for name in ("CoLA", "MNLI", "RTE"):
+        (directory / name).mkdir()
+    for split, count in (("train", 20), ("dev", 8)):
+        text = "".join(f"x\t{i % 2}\t\tthe old river {i}\n" for i in range(count))
+        (directory / f"CoLA/{split}.tsv").write_text(text)
+    labels = ("entailment", "neutral", "contradiction")
+    for split, count in (("train", 24), ("dev_matched", 9), ("test_matched", 6)):
+        rows = [f"{i}\tthe river {i}\tthe mill\t{labels[i % 3]}" for i in range(count)]
+        text = "\n".join(["index\tsentence1\tsentence2\tgold_label", *rows])
+        (directory / f"MNLI/{split}.tsv").write_text(text + "\n")
+    rows = "".join(f"{i}\tthe old river\tthe mill {i}\n" for i in range(4))
+    (directory / "MNLI/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n" + rows)
+    (directory / "diagnostic").mkdir()
+    shutil.copy(directory / "MNLI/diagnostic.tsv", directory / "diagnostic/diagnostic.tsv")
+    (directory / "RTE/train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta river\ta mill\tperhaps\n")
+    return directory
+
+
+def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(glue, encoder, tmp_path, caplog):
+    flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path / "run"), "--data_dir", str(glue), *QUIET]
+    flags += ["--max_steps", "2", "--predict", "True", "--task_name"]
+    with pytest.raises(ValueError, match=r"CoLA.*test"):
+        finetune.main([*flags, "cola"])
+    assert finetune.main([*flags, "cola", "rte", "mnli"]) == 1
+    assert "RTE is left out" in caplog.text
+    assert "perhaps" in caplog.text
+    assert record_of(tmp_path / "run", task="cola").predictions.keys() == {"dev"}
+    assert record_of(tmp_path / "run", task="mnli").predictions.keys() == {"dev_matched", "test_matched", "ax"}
+    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == {
+        *("AX.tsv", "MNLI-m.tsv", "glue_submission.zip"),
+    }
+
+
+def test_a_task_that_breaks_while_it_runs_leaves_the_others_their_results(
+    glue, encoder, tmp_path, caplog, monkeypatch
 ):
-    whole = train_one_step(task, tokenizer, encoder, tmp_path, batch_size=48, accumulation=1)
-    # 48 = 2 x 20 + 8: the last batch is smaller, and for tags no two batches have as many words.
-    cut = train_one_step(task, tokenizer, encoder, tmp_path, batch_size=20, accumulation=3)
-    assert cut == pytest.approx(whole, rel=1e-4)
+    run = finetune.FineTuning.run_task
+
+    def break_at_cola(self, job):
+        if job.task.name == "cola":
+            raise RuntimeError("out of memory")
+        return run(self, job)
+
+    monkeypatch.setattr(finetune.FineTuning, "run_task", break_at_cola)
+    flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path), "--data_dir", str(glue), *QUIET]
+    assert finetune.main([*flags, "--max_steps", "2", "--task_name", "cola", "mnli"]) == 1
+    assert "CoLA failed: out of memory" in caplog.text
+    assert record_of(tmp_path, task="mnli").steps == 2
 
 
-def test_the_loss_of_evaluation_is_a_mean(tokenizer, encoder, tmp_path):
-    kind = make_kind(CLASSIFY, tokenizer, Encoding(32))
-    model = kind.make_model(encoder, "transformers").eval()
-    args = FineTuningArguments(
-        output_dir=str(tmp_path), learning_rate=1e-3, num_train_epochs=1, use_cpu=True, report_to="none"
+def squad_file(path: Path, num_questions: int, seed: int) -> None:
+    """The answer is the word `old`; a context without it has none."""
+    draw, paragraphs = random.Random(seed), []
+    for number in range(num_questions):
+        words, answers = draw.choices(WORDS, k=8), []
+        if number % 3:
+            words.insert(draw.randrange(8), "old")
+            answers = [{"text": "old", "answer_start": " ".join(words).index("old")}]
+        question = {"id": f"q{number}", "question": "what was it ?", "answers": answers, "is_impossible": not answers}
+        paragraphs.append({"context": " ".join(words), "qas": [question]})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "", "paragraphs": paragraphs}]}))
+
+
+def test_questions_are_answered_or_known_to_have_no_answer_with_the_papers_head(encoder, tmp_path):
+    for name, count in (("train-v2.0.json", 240), ("dev-v2.0.json", 60)):
+        squad_file(tmp_path / "squad2" / name, count, seed=count)
+    flags = ["--model_name_or_path", encoder, "--benchmark", "more", "--task_name", "squad2", "--head", "paper"]
+    flags += ["--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--max_seq_length", "48"]
+    flags += ["--doc_stride", "8", "--max_query_length", "8", "--num_train_epochs", "12", "--learning_rate", "5e-3"]
+    flags += ["--layerwise_lr_decay", "1", "--per_device_train_batch_size", "16", "--dropout", "0", *QUIET]
+    assert finetune.main(flags) == 0
+    record = record_of(tmp_path / "run", task="squad2")
+    assert record.metrics["dev"]["exact_match"] > 0.8
+    assert record.model["architecture"] == "ElectraForAnswerableQuestionAnswering"
+
+
+# ---- Evaluation and adapters ----
+
+
+def evaluate(model: Path, finished, output: Path, *more: str) -> EvaluationRecord:
+    flags = without(finished[1], "--train_file", "--test_file", "--seeds", "--dropout")
+    given = ["--model_name_or_path", str(model), "--output_dir", str(output), "--evaluate_only", "True"]
+    assert finetune.main([*flags, *given, *more]) == 0
+    return record_of(output)
+
+
+def test_a_fine_tuned_model_is_evaluated_and_predicts_as_it_did(finished, tmp_path):
+    directory, flags = finished
+    (model,) = (directory / "run").glob("reviews/*/model")
+    record = evaluate(model, finished, tmp_path / "dev")
+    before = EvaluationRecord.load(model.parent)
+    assert (record.metrics, record.selection) == ({"dev": before.metrics["dev"]}, "as it was given")
+    alone = without(flags, "--train_file", "--validation_file")
+    alone += ["--model_name_or_path", str(model), "--evaluate_only", "True", "--output_dir", str(tmp_path / "test")]
+    assert finetune.main(alone) == 0
+    assert record_of(tmp_path / "test").metrics == {}
+    name = "predictions_test.jsonl"
+    assert (tmp_path / "test/reviews/seed_42" / name).read_text() == (model.parent / name).read_text()
+
+
+def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_path):
+    flags = [*finished[1], "--seeds", "1", "--output_dir", str(tmp_path / "run"), "--lora", "True"]
+    assert (
+        finetune.main([*flags, "--num_train_epochs", "8", "--learning_rate", "1e-2", "--merge_adapter", "True"]) == 0
     )
-    trainer = FineTuner(model, args, kind, 0.8)
-    batch = kind.collate(kind.encode(make_examples("classification"), training=False).features)
-    loss = trainer.compute_loss(model, batch, num_items_in_batch=7)
-    logits = model(**kind.inputs(batch, training=False)).logits.double()
-    assert loss.item() == pytest.approx(torch.nn.functional.cross_entropy(logits, batch["labels"]).item(), rel=1e-5)
+    record, directory = record_of(tmp_path / "run"), tmp_path / "run/reviews/seed_42"
+    assert record.model["peft"] == "lora"
+    assert record.model["trained_parameters"] < record.model["parameters"] / 2
+    assert record.arguments["layerwise_lr_decay"] == 1
+    adapters = load_file(directory / "model/adapter_model.safetensors")
+    assert not any("word_embeddings" in name for name in adapters)
+    assert AutoModelForSequenceClassification.from_pretrained(directory / "merged").num_labels == 2
+    before = (directory / "predictions_dev.jsonl").read_text()
+    for name in ("model", "merged"):
+        assert evaluate(directory / name, finished, tmp_path / name).metrics == {"dev": record.metrics["dev"]}
+        assert (tmp_path / name / "reviews/seed_42/predictions_dev.jsonl").read_text() == before
+    with pytest.raises(ValueError, match="other labels"):
+        evaluate(directory / "model", finished, tmp_path / "labels", "--labels", "yes", "no")
+    with pytest.raises(ValueError, match="Merge them first"):
+        finetune.main([*finished[1], "--model_name_or_path", str(directory / "model")])
+    assert not list((tmp_path / "run").rglob("README.md"))
 
 
-class _EchoKind:
-    """Its model's output is the first token of a row; a prediction is that of the example's last feature."""
-
-    def decode(self, outputs, encoded, examples):
-        predictions = [None] * len(examples)
-        for owner, output in zip(encoded.owners, outputs, strict=True):
-            predictions[owner] = int(output)
-        return predictions
-
-    def score(self, predictions, examples):
-        return {}
-
-    def loss(self, outputs, batch) -> LossSum:
-        raise AssertionError
+# ---- Publishing ----
 
 
-@pytest.mark.parametrize("as_tuple", [False, True])
-def test_predictions_come_back_to_their_examples_though_rows_are_sorted_by_length(as_tuple):
-    draw = np.random.default_rng(3)
-    features = [{"input_ids": [i] * int(draw.integers(1, 9))} for i in range(40)]
-    owners = draw.permutation(40).tolist()
-    seen: list[int] = []
+@pytest.mark.parametrize("error", [None, "The Hub did not answer."])
+def test_the_best_model_is_published_and_a_failure_is_in_the_exit_status(error, copied, monkeypatch):
+    _, flags = copied
+    sent = []
 
-    def run(rows: Features):
-        seen.extend(len(feature["input_ids"]) for feature in rows.features)
-        firsts = np.array([feature["input_ids"][0] for feature in rows.features])
-        return (firsts, firsts) if as_tuple else firsts
+    def publish(repositories, directory, private, force):
+        sent.append([repository.repo_id for repository in repositories])
+        return [Published(repo_id, None, "", error is None, error) for repo_id in sent[-1]]
 
-    class Kind(_EchoKind):
-        def decode(self, outputs, encoded, examples):
-            return super().decode(outputs[1] if as_tuple else outputs, encoded, examples)
-
-    split = EncodedSplit(Split([None] * 40, None, {}), Encoded(features, owners, [None] * 40))
-    predictions, _ = answer_split(Kind(), split, run)
-    assert seen == sorted(seen)
-    assert predictions == [owners.index(place) for place in range(40)]
+    checked = []
+    monkeypatch.setattr(finetune, "check", lambda repo_ids, *rest: checked.extend(repo_ids))
+    monkeypatch.setattr(finetune, "publish", publish)
+    flags += ["--push_to_hub", "True", "--hub_model_id", "ORG/NAME", "--base_model", "ORG/BASE"]
+    assert finetune.main(flags) == (0 if error is None else 1)
+    assert checked == ["ORG/NAME-reviews"]
+    assert sent[-1] == ["ORG/NAME-reviews"]
 
 
-def test_rows_without_labels_among_labelled_ones_are_all_run_without():
-    features = [{"input_ids": [1, 2], "labels": 0}, {"input_ids": [3]}]
-
-    def run(rows: Features):
-        assert all(feature.keys() == {"input_ids"} for feature in rows.features)
-        return np.array([feature["input_ids"][0] for feature in rows.features])
-
-    split = EncodedSplit(Split([None] * 2, None, {}), Encoded(features, [0, 1], [None] * 2))
-    assert answer_split(_EchoKind(), split, run)[0] == [1, 3]
+# ---- Several processes ----
 
 
-def test_an_optimizer_with_one_rate_is_refused_layer_decay(tokenizer, encoder, tmp_path):
-    kind = make_kind(CLASSIFY, tokenizer, Encoding(32))
-    args = FineTuningArguments(
-        output_dir=str(tmp_path), learning_rate=1e-3, num_train_epochs=1, use_cpu=True, optim="adafactor"
-    )
-    with pytest.raises(ValueError, match="--layer_decay 1"):
-        FineTuner(kind.make_model(encoder, "transformers"), args, kind, 0.8)
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(finished, tmp_path):
+    flags = [*finished[1], "--max_steps", "10", "--logging_steps", "1", "--train_sampling_strategy", "sequential"]
+    assert finetune.main([*flags, "--output_dir", str(tmp_path / "one")]) == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command += ["-m", "hf_electra_rtd.finetuning.finetune", *flags, "--per_device_train_batch_size", "8"]
+    command += ["--output_dir", str(tmp_path / "two")]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for seed in (42, 43):
+        records = [record_of(tmp_path / run, seed=seed) for run in ("one", "two")]
+        losses = [[entry["loss"] for entry in record.curves if "loss" in entry] for record in records]
+        assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+        paths = [tmp_path / run / f"reviews/seed_{seed}/predictions_dev.jsonl" for run in ("one", "two")]
+        assert paths[0].read_text() == paths[1].read_text()
+    assert len(list((tmp_path / "two").glob("reviews/*/model"))) == 1

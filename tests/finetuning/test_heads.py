@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 
 import pytest
@@ -17,8 +16,6 @@ from transformers import (
     BertForMaskedLM,
     BertForPreTraining,
     BertModel,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
     ElectraConfig,
     ElectraForMaskedLM,
     ElectraForMultipleChoice,
@@ -26,21 +23,23 @@ from transformers import (
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
     ElectraModel,
+    PreTrainedConfig,
     T5Config,
 )
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.finetuning.heads import PaperElectraForSequenceClassification, load_with_head
+from hf_electra_rtd.finetuning.heads import (
+    ElectraForAnswerableQuestionAnswering,
+    load_with_head,
+)
 from tests.conftest import tiny_config
 
 
+CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
+ANSWERS, CHOICE = AutoModelForQuestionAnswering, AutoModelForMultipleChoice
 LABELS = ("entailment", "neutral", "contradiction")
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 10, 11, 12, 3]])
-AUTO_CLASSES = [
-    (AutoModelForSequenceClassification, LABELS, (2, 3)),
-    (AutoModelForSequenceClassification, (), (2, 1)),
-    (AutoModelForTokenClassification, LABELS, (2, 5, 3)),
-]
+AUTO_CLASSES = [(CLASSES, LABELS, (2, 3)), (CLASSES, (), (2, 1)), (TAGS, LABELS, (2, 5, 3))]
 
 
 def electra_config(**options):
@@ -74,14 +73,11 @@ def logits(model):
         return model.eval()(IDS).logits
 
 
-# ---- Encoders ----
-
-
 @pytest.mark.parametrize("head", ["transformers", "paper"])
 @pytest.mark.parametrize("saved_as", [ElectraForPreTraining, ElectraForMaskedLM, ElectraModel])
 def test_the_whole_encoder_comes_from_the_source(tmp_path, saved_as, head):
     source = saved_as(electra_config())
-    model = load_with_head(AutoModelForSequenceClassification, saved(source, tmp_path), head, LABELS)
+    model = load_with_head(CLASSES, saved(source, tmp_path), head, LABELS)
     assert same_tensors(model.electra, source.base_model)
     assert logits(model).shape == (2, 3)
 
@@ -96,17 +92,19 @@ def test_other_encoders_load_with_and_without_their_pooler(tmp_path, saved_as, a
 
 
 def test_question_answering_has_two_outputs_and_multiple_choice_one_whatever_the_source_had(tmp_path, discriminator):
-    fine_tuned = saved(load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS), tmp_path)
-    answers = load_with_head(AutoModelForQuestionAnswering, fine_tuned)
+    fine_tuned = saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path)
+    answers = load_with_head(ANSWERS, fine_tuned)
     assert answers.eval()(IDS).start_logits.shape == (2, 5)
-    choice = load_with_head(AutoModelForMultipleChoice, fine_tuned)
+    tags = load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)
+    assert logits(tags).shape == (2, 5, 3)
+    choice = load_with_head(CHOICE, fine_tuned)
     assert choice.eval()(IDS[None]).logits.shape == (1, 2)
 
 
 def test_weights_are_float32_and_in_training_mode_whatever_the_file_holds(tmp_path):
     source = saved(ElectraForPreTraining(electra_config()).to(torch.bfloat16), tmp_path)
     for options in ({}, {"from_scratch": True}):
-        model = load_with_head(AutoModelForSequenceClassification, source, labels=LABELS, **options)
+        model = load_with_head(CLASSES, source, labels=LABELS, **options)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
         assert all(module.training for module in model.modules())
 
@@ -116,111 +114,86 @@ def test_of_a_run_and_of_a_saved_pair_the_discriminator_is_taken(tmp_path):
     pair.save_pretrained(tmp_path / "checkpoint")
     pair.save_towers(tmp_path / "run")
     for source in ("checkpoint", "run"):
-        model = load_with_head(AutoModelForSequenceClassification, tmp_path / source, labels=LABELS)
+        model = load_with_head(CLASSES, tmp_path / source, labels=LABELS)
         assert same_tensors(model.electra, pair.native_discriminator().electra)
-        drawn = load_with_head(AutoModelForSequenceClassification, tmp_path / source, labels=LABELS, from_scratch=True)
+        drawn = load_with_head(CLASSES, tmp_path / source, labels=LABELS, from_scratch=True)
         assert drawn.config.hidden_size == 32
 
 
 def test_from_scratch_takes_the_configuration_alone(tmp_path):
     source = ElectraForSequenceClassification(electra_config(id2label={0: "a", 1: "b"}))
     source.config.save_pretrained(tmp_path)  # there are no weights at all
-    model = load_with_head(AutoModelForSequenceClassification, tmp_path, labels=LABELS, from_scratch=True)
+    model = load_with_head(CLASSES, tmp_path, labels=LABELS, from_scratch=True)
     weight = model.electra.encoder.layer[0].intermediate.dense.weight
     assert weight.std().item() == pytest.approx(0.02, rel=0.2)
     assert not torch.equal(weight, source.electra.encoder.layer[0].intermediate.dense.weight)
 
 
-def test_the_report_of_tensors_left_aside_is_kept_off_the_log(discriminator, caplog):
-    caplog.set_level(logging.WARNING)
-    load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS)
-    load_with_head(AutoModelForQuestionAnswering, discriminator)
-    assert not caplog.records
-    # Only there: the next one who loads is told again.
-    ElectraForSequenceClassification.from_pretrained(discriminator)
-    assert any("LOAD REPORT" in message for message in caplog.messages)
-
-
-# ---- Configuration ----
-
-
 def test_labels_and_options_are_in_the_configuration_that_is_saved(tmp_path, discriminator):
-    model = load_with_head(
-        AutoModelForSequenceClassification,
-        discriminator,
-        labels=LABELS,
-        hidden_dropout_prob=0.3,
-        classifier_dropout=0.2,
-    )
+    dropouts = {"hidden_dropout_prob": 0.3, "classifier_dropout": 0.2}
+    model = load_with_head(CLASSES, discriminator, labels=LABELS, **dropouts)
     assert model.electra.encoder.layer[0].output.dropout.p == 0.3
     assert model.classifier.dropout.p == 0.2
     config = json.loads((saved(model, tmp_path) / "config.json").read_text())
     assert config["id2label"] == {"0": "entailment", "1": "neutral", "2": "contradiction"}
     assert config["label2id"] == {"entailment": 0, "neutral": 1, "contradiction": 2}
-    number = load_with_head(AutoModelForSequenceClassification, discriminator)
+    number = load_with_head(CLASSES, discriminator)
     assert (number.config.num_labels, number.config.problem_type) == (1, "regression")
-    answers = load_with_head(AutoModelForQuestionAnswering, saved(number, tmp_path / "number"))
+    answers = load_with_head(ANSWERS, saved(number, tmp_path / "number"))
     assert (answers.config.num_labels, answers.config.problem_type) == (2, None)
-
-
-def test_options_that_do_not_fit_the_architecture_are_refused(tmp_path, discriminator):
-    with pytest.raises(ValueError, match="type 'electra', whose configuration has no droput"):
-        load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS, droput=0.1)
-    with pytest.raises(ValueError, match="hidden_dropout_prob='a lot' does not fit"):
-        load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS, hidden_dropout_prob="a lot")
-    distilled = DistilBertForMaskedLM(DistilBertConfig(vocab_size=20, dim=16, n_layers=1, n_heads=2, hidden_dim=16))
-    saved(distilled, tmp_path)
-    with pytest.raises(ValueError, match="type 'distilbert', whose configuration has no hidden_dropout_prob"):
-        load_with_head(AutoModelForSequenceClassification, tmp_path, labels=LABELS, hidden_dropout_prob=0.1)
-
-
-# ---- Fine-tuned models ----
 
 
 @pytest.mark.parametrize("head", ["transformers", "paper"])
 @pytest.mark.parametrize("labels", [LABELS, ()])
 def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, head, labels):
-    model = load_with_head(AutoModelForSequenceClassification, discriminator, head, labels)
+    model = load_with_head(CLASSES, discriminator, head, labels)
     saved(model, tmp_path)
-    again = load_with_head(AutoModelForSequenceClassification, tmp_path, labels=labels)
+    again = load_with_head(CLASSES, tmp_path, labels=labels)
     assert type(again) is type(model)
     assert same_tensors(again, model)
-    torch.testing.assert_close(logits(again), logits(model))
+    assert same_tensors(type(model).from_pretrained(tmp_path), model)
 
 
-def test_a_fine_tuned_model_of_another_class_gets_a_new_head(tmp_path):
-    source = saved(ElectraForQuestionAnswering(electra_config()), tmp_path)
-    model = load_with_head(AutoModelForTokenClassification, source, labels=LABELS)
-    assert logits(model).shape == (2, 5, 3)
+ELECTRA, BERT = ElectraForPreTraining(electra_config()), BertModel(bert_config())
 
 
-@pytest.mark.parametrize("labels", [("neutral", "entailment", "contradiction"), LABELS[:2], ("a", "b", "c")])
-@pytest.mark.parametrize("auto_class", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
-def test_labels_of_another_task_are_refused_and_both_lists_told(tmp_path, discriminator, auto_class, labels):
-    saved(load_with_head(auto_class, discriminator, labels=LABELS), tmp_path)
-    with pytest.raises(ValueError, match=f"it has {', '.join(LABELS)} .*, the task {', '.join(labels)}"):
-        load_with_head(auto_class, tmp_path, labels=labels)
-
-
-def test_numbers_and_labels_are_not_mixed_up(tmp_path, discriminator):
-    saved(load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS), tmp_path / "classes")
-    with pytest.raises(ValueError, match=r"fine-tuned for the classes entailment, .*, not for a number"):
-        load_with_head(AutoModelForSequenceClassification, tmp_path / "classes")
-    saved(load_with_head(AutoModelForSequenceClassification, discriminator), tmp_path / "number")
-    with pytest.raises(ValueError, match="fine-tuned for other labels"):
-        load_with_head(AutoModelForSequenceClassification, tmp_path / "number", labels=LABELS)
+@pytest.mark.parametrize(
+    ("source", "tuned", "wanted", "message"),
+    [
+        *(
+            (
+                ELECTRA,
+                (each, "transformers", LABELS),
+                (each, "transformers", other),
+                f"{LABELS[2]} .*{', '.join(other)}",
+            )
+            for each in (CLASSES, TAGS)
+            for other in (("neutral", "entailment", "contradiction"), LABELS[:2], ("a", "b", "c"))
+        ),
+        (ELECTRA, (CLASSES, "transformers", LABELS), (CLASSES,), r"the classes entailment, .*, not for a number"),
+        (ELECTRA, (CLASSES,), (CLASSES, "transformers", LABELS), "fine-tuned for other labels"),
+        (ELECTRA, (CLASSES, "transformers", LABELS), (CLASSES, "paper", LABELS), "cannot become the paper's"),
+        (BERT, None, (CLASSES, "paper", LABELS), "not for BertForSequenceClassification"),
+        (ELECTRA, None, (TAGS, "paper", LABELS), "not for ElectraForTokenClassification"),
+        (T5Config(), None, (CHOICE,), "type 't5', for which transformers has no ModelForMultip"),
+        (PreTrainedConfig(), None, (CLASSES, "transformers", LABELS), r"configuration of .*source cannot be read"),
+    ],
+)
+def test_a_source_that_does_not_fit_is_refused(tmp_path, source, tuned, wanted, message):
+    directory = saved(source, tmp_path / "source")
+    if tuned is not None:
+        directory = saved(load_with_head(tuned[0], directory, *tuned[1:]), tmp_path / "tuned")
+    with pytest.raises(ValueError, match=message):
+        load_with_head(wanted[0], directory, *wanted[1:])
 
 
 def test_a_fine_tuned_model_without_its_head_is_refused(tmp_path, discriminator):
-    saved(load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS), tmp_path)
+    saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path)
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     del tensors["classifier.out_proj.weight"]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match=r"lacks tensors: classifier\.out_proj\.weight"):
-        load_with_head(AutoModelForSequenceClassification, tmp_path, labels=LABELS)
-
-
-# ---- The paper's head ----
+        load_with_head(CLASSES, tmp_path, labels=LABELS)
 
 
 @settings(max_examples=10, deadline=None)
@@ -230,27 +203,19 @@ def test_the_papers_head_is_one_glorot_uniform_layer_on_cls(tmp_path_factory, hi
     electra_config(hidden_size=hidden).save_pretrained(directory)
     torch.manual_seed(seed)
     names = [str(index) for index in range(num_labels)]
-    model = load_with_head(AutoModelForSequenceClassification, directory, "paper", names, from_scratch=True)
+    model = load_with_head(CLASSES, directory, "paper", names, from_scratch=True)
     dense = model.classifier.out_proj
     # tf.layers.dense: uniform within +-sqrt(6 / (inputs + outputs)), far wider than transformers' 0.02.
     limit = math.sqrt(6 / (hidden + num_labels))
     assert 0.7 * limit < dense.weight.abs().max().item() <= limit
     assert not dense.bias.any()
+    assert model.classifier.dropout(torch.ones(10_000)).eq(0).float().mean().item() == pytest.approx(0.1, abs=0.02)
     cls = model.eval().electra(IDS).last_hidden_state[:, 0]
     torch.testing.assert_close(model(IDS).logits, F.linear(cls, dense.weight, dense.bias))
 
 
-def test_the_papers_head_drops_features_of_cls_while_training(discriminator):
-    model = load_with_head(
-        AutoModelForSequenceClassification, discriminator, "paper", LABELS, hidden_dropout_prob=0.25
-    )
-    assert model.classifier.dropout.p == 0.25
-    seen = model.classifier.dropout(torch.ones(10_000))
-    assert seen.eq(0).float().mean().item() == pytest.approx(0.25, abs=0.02)
-
-
 def test_the_papers_multiple_choice_is_the_stock_class_so_configured(tmp_path, discriminator):
-    model = load_with_head(AutoModelForMultipleChoice, discriminator, "paper", hidden_dropout_prob=0.3)
+    model = load_with_head(CHOICE, discriminator, "paper", hidden_dropout_prob=0.3)
     assert type(model) is ElectraForMultipleChoice
     assert model.sequence_summary.last_dropout.p == 0.3
     assert model.classifier.weight.abs().max().item() > 0.2  # Glorot: up to 0.59, not a normal of 0.02
@@ -263,38 +228,70 @@ def test_the_papers_multiple_choice_is_the_stock_class_so_configured(tmp_path, d
 
 
 def test_a_fresh_stock_head_on_a_model_of_the_papers_is_stock(tmp_path, discriminator):
-    saved(load_with_head(AutoModelForMultipleChoice, discriminator, "paper"), tmp_path)
-    model = load_with_head(AutoModelForSequenceClassification, tmp_path, labels=LABELS)
+    saved(load_with_head(CHOICE, discriminator, "paper"), tmp_path)
+    model = load_with_head(CLASSES, tmp_path, labels=LABELS)
     assert type(model) is ElectraForSequenceClassification
-    stock = load_with_head(AutoModelForMultipleChoice, discriminator).config
+    stock = load_with_head(CHOICE, discriminator).config
     for name in ("summary_use_proj", "summary_activation", "summary_last_dropout"):
         assert getattr(model.config, name) == getattr(stock, name)
     assert "classification_head" not in model.config.to_dict()
 
 
-def test_a_stock_head_that_was_fine_tuned_cannot_become_the_papers(tmp_path, discriminator):
-    saved(load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS), tmp_path)
-    with pytest.raises(ValueError, match="fine-tuned with the head of transformers, which cannot become the paper's"):
-        load_with_head(AutoModelForSequenceClassification, tmp_path, "paper", LABELS)
+QUESTIONS = {
+    "input_ids": torch.tensor([[2, 7, 3, 8, 9, 10, 11, 12, 3], [2, 7, 9, 3, 10, 8, 3, 0, 0]]),
+    "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1, 1, 1, 1]]),
+    "attention_mask": torch.tensor([[1] * 9, [1] * 7 + [0] * 2]),
+}
 
 
-def test_the_papers_head_is_refused_where_there_is_none(tmp_path, discriminator):
-    bert = saved(BertModel(bert_config()), tmp_path)
-    with pytest.raises(ValueError, match="not for BertForSequenceClassification"):
-        load_with_head(AutoModelForSequenceClassification, bert, "paper", LABELS)
-    with pytest.raises(ValueError, match="not for ElectraForTokenClassification"):
-        load_with_head(AutoModelForTokenClassification, discriminator, "paper", LABELS)
-    with pytest.raises(ValueError, match="no head 'mine': choose one of transformers, paper"):
-        load_with_head(AutoModelForTokenClassification, discriminator, "mine", LABELS)
+def answerable_model(directory, **options):
+    source = saved(ElectraForPreTraining(electra_config(initializer_range=0.5, max_position_embeddings=16)), directory)
+    return load_with_head(ANSWERS, source, "paper", unanswerable=True, **options)
 
 
-def test_the_class_of_the_papers_head_loads_its_own_checkpoint(tmp_path, discriminator):
-    model = load_with_head(AutoModelForSequenceClassification, discriminator, "paper", LABELS)
-    again = PaperElectraForSequenceClassification.from_pretrained(saved(model, tmp_path))
+@torch.no_grad()
+def test_the_papers_answerability_is_the_originals_formula(tmp_path):
+    model = answerable_model(tmp_path).eval()
+    output = model(**QUESTIONS)
+    for row, length in enumerate((9, 7)):
+        inputs = {name: tensor[row : row + 1, :length] for name, tensor in QUESTIONS.items()}
+        hidden = model.electra(**inputs).last_hidden_state[0].double()
+        weights = {name: tensor.double() for name, tensor in model.state_dict().items()}
+        allowed = [0, *(token for token in range(length) if QUESTIONS["token_type_ids"][row, token])]
+        logits = hidden[allowed] @ weights["qa_outputs.weight"].T + weights["qa_outputs.bias"]
+        for place, found in enumerate((output.start_logits[row], output.end_logits[row])):
+            torch.testing.assert_close(found[allowed].double(), logits[:, place], atol=1e-5, rtol=1e-5)
+            assert all(found[token] < -900 for token in range(9) if token not in allowed)
+        mean = logits[:, 0].softmax(0) @ hidden[allowed]
+        inner = weights["answerable_hidden.weight"] @ torch.cat([hidden[0], mean]) + weights["answerable_hidden.bias"]
+        wanted = F.gelu(inner) @ weights["answerable.weight"][0] + weights["answerable.bias"][0]
+        assert output.answerable_logits[row].item() == pytest.approx(wanted.item(), abs=1e-5)
+
+
+def test_the_layers_for_questions_are_glorot_uniform_and_all_are_trained(tmp_path):
+    model = answerable_model(tmp_path)
+    layers = {model.qa_outputs: (16, 1), model.answerable_hidden: (32, 512), model.answerable: (512, 1)}
+    for layer, (inputs, outputs) in layers.items():
+        bound = math.sqrt(6 / (inputs + outputs))
+        assert 0.8 * bound < layer.weight.abs().max() <= bound
+        assert not layer.bias.any()
+    output = model(**QUESTIONS)
+    losses = [F.cross_entropy(logits, torch.tensor([4, 5])) for logits in (output.start_logits, output.end_logits)]
+    (sum(losses) + output.answerable_logits.sum()).backward()
+    assert all(
+        p.grad.abs().max() > 1e-7
+        for name, p in model.named_parameters()
+        if "key.bias" not in name and name != "qa_outputs.bias"
+    )
+
+
+def test_a_model_for_questions_keeps_its_head(tmp_path):
+    model = answerable_model(tmp_path / "tower")
+    again = load_with_head(ANSWERS, saved(model, tmp_path / "tuned"), unanswerable=True)
+    assert type(again) is ElectraForAnswerableQuestionAnswering
     assert same_tensors(again, model)
-
-
-# ---- Bad sources ----
+    always = load_with_head(ANSWERS, tmp_path / "tower", "paper")
+    assert type(always) is ElectraForQuestionAnswering  # every question has an answer
 
 
 def test_missing_and_foreign_tensors_of_the_encoder_are_refused(discriminator):
@@ -303,37 +300,13 @@ def test_missing_and_foreign_tensors_of_the_encoder_are_refused(discriminator):
     name = "electra.encoder.layer.1.output.dense.weight"
     safetensors.torch.save_file({key: whole[key] for key in whole if key != name}, path, {"format": "pt"})
     with pytest.raises(ValueError, match=f"lacks tensors: {name}"):
-        load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS)
+        load_with_head(CLASSES, discriminator, labels=LABELS)
     foreign = name.replace("layer.1", "layer.2")
     safetensors.torch.save_file({**whole, foreign: whole[name].clone()}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"foreign to ElectraForSequenceClassification: {foreign}"):
-        load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS)
+    with pytest.raises(ValueError, match=f"ElectraForSequenceClassification: {foreign}"):
+        load_with_head(CLASSES, discriminator, labels=LABELS)
 
 
 def test_an_encoder_of_another_shape_than_its_configuration_is_refused(discriminator):
     with pytest.raises(ValueError, match=r"intermediate\.dense\.weight \(32, 16\), not \(24, 16\)"):
-        load_with_head(AutoModelForSequenceClassification, discriminator, labels=LABELS, intermediate_size=24)
-
-
-def test_what_is_no_model_is_refused_in_words(tmp_path, discriminator):
-    def load(source):
-        load_with_head(AutoModelForSequenceClassification, source, labels=LABELS)
-
-    with pytest.raises(ValueError, match="There is no directory"):
-        load(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"there is no config\.json in it"):
-        load(tmp_path / "empty")
-    T5Config().save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match="type 't5', of which transformers has no ModelForMultipleChoice"):
-        load_with_head(AutoModelForMultipleChoice, tmp_path / "t5")
-    (tmp_path / "empty" / "config.json").write_text('{"model_type": "unheard_of"}')
-    with pytest.raises(ValueError, match=r"configuration of .*empty cannot be read"):
-        load(tmp_path / "empty")
-    weights = discriminator / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    with pytest.raises(ValueError, match="damaged"):
-        load(discriminator)
-    weights.rename(discriminator / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="holds its weights as a pickle"):
-        load(discriminator)
+        load_with_head(CLASSES, discriminator, labels=LABELS, intermediate_size=24)

@@ -5,34 +5,24 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel
 
-from hf_electra_rtd.finetuning.arguments import AdapterArguments
-from hf_electra_rtd.towers import save_tokenizer
+from hf_electra_rtd.finetuning.arguments import LoraArguments
+from hf_electra_rtd.finetuning.heads import check_labels, head_of, load_with_head
 
 
-MERGED_DIRECTORY = "merged"
 ADAPTER_FILE = "adapter_config.json"  # as peft writes it
-_DESCRIPTION_FILE = "fine_tuned_for.json"
 
 
-def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) -> Any:
-    """Freezes the encoder, gives its linear layers adapters, and leaves the head to be trained and saved whole.
+def add_adapters(model: PreTrainedModel, source: str, args: LoraArguments) -> Any:
+    """Freezes the encoder and gives its linear layers adapters; the head is trained and saved whole.
 
-    Args:
-        model: an encoder with a head.
-        source: directory or Hub id that `from_pretrained` takes, for whoever loads the adapters.
-        args: rank, scale, dropout and the layers' names.
-
-    Returns:
-        A `peft.PeftModel`; its `save_pretrained` writes adapters and head alone.
+    `source` is the directory or Hub id of the encoder, for whoever loads the adapters. Returns a `peft.PeftModel`; its
+    `save_pretrained` writes adapters and head alone.
 
     Raises:
         ValueError: if the encoder has no layer of these names.
@@ -41,118 +31,58 @@ def add_adapters(model: PreTrainedModel, source: str, args: AdapterArguments) ->
 
     prefix = model.base_model_prefix
     names = "|".join(map(re.escape, args.lora_target_modules))
-    # The head has layers of the same names, and so has a pooler, which counts as head: they are trained whole.
-    pattern = rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({names})"
-    if not any(re.fullmatch(pattern, name) for name, _ in model.named_modules()):
-        layers = ((name, module) for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear))
-        known = sorted({name.rpartition(".")[2] for name, _ in layers})
-        raise ValueError(
-            f"--lora_target_modules {' '.join(args.lora_target_modules)}: this encoder has no such layers. Its linear "
-            f"layers are called {', '.join(known)}."
-        )
-    head = [name for name, child in model.named_children() if name != prefix and _has_parameters(child)]
-    head += [name for name, child in model.base_model.named_children() if name == "pooler" and _has_parameters(child)]
+    children = {name: child for name, child in model.named_children() if name != prefix}
+    children |= {name: child for name, child in model.base_model.named_children() if name == "pooler"}
     config = LoraConfig(
         r=args.lora_r,
         lora_alpha=args.lora_alpha,
         lora_dropout=args.lora_dropout,
-        target_modules=pattern,
-        modules_to_save=head,
+        # The head and the pooler have layers of the same names; they are trained whole.
+        target_modules=rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({names})",
+        modules_to_save=[name for name, child in children.items() if list(child.parameters())],
     )
-    with _without_renamed_attribute():
-        adapted = get_peft_model(model, config)
-    adapted.peft_config["default"].base_model_name_or_path = source
+    _silence_renamed_attribute()
+    adapted = get_peft_model(model, config)
+    is_local = Path(source).is_dir()
+    adapted.peft_config["default"].base_model_name_or_path = str(Path(source).resolve()) if is_local else source
     return adapted
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """What adapters were trained for.
-
-    Attributes:
-        base: directory or Hub id of the model that they belong to.
-        head: `transformers` or `paper`.
-        labels: of the task, in the order of the model's outputs.
-    """
-
-    base: str
-    head: str
-    labels: tuple[str, ...]
+def adapter_base(directory: str) -> str | None:
+    """The model that a directory's adapters belong to; None for a directory without adapters."""
+    path = Path(directory, ADAPTER_FILE)
+    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.is_file() else None
 
 
-def read_adapted(directory: str) -> Adapted:
-    """Reads what adapters were trained for.
+def load_fine_tuned(auto_class: Any, directory: str, labels: Sequence[str], unanswerable: bool = False) -> Any:
+    """Loads a fine-tuned model, or adapters with the model that they belong to, to evaluate it.
 
-    Args:
-        directory: of the adapters.
+    The other arguments are those of `load_with_head`; `directory` may be the Hub id of a model, but not of adapters.
 
     Raises:
-        ValueError: if the directory does not say it.
+        ValueError: if it was fine-tuned for something else.
     """
-    from peft import PeftConfig
-
-    base = PeftConfig.from_pretrained(directory).base_model_name_or_path
-    path = Path(directory) / _DESCRIPTION_FILE
-    if not base or not path.is_file():
-        raise ValueError(
-            f"{directory} does not say which model, head and labels its adapters belong to: it was not written by "
-            "finetune.py. Merge them with peft, and give the merged model."
-        )
-    described = json.loads(path.read_text(encoding="utf-8"))
-    return Adapted(str(base), described["head"], tuple(described["labels"]))
-
-
-def save_adapters(
-    model: Any, tokenizer: PreTrainedTokenizerBase, head: str, labels: Sequence[str], directory: Path
-) -> None:
-    """Writes adapters and head, and what `read_adapted` reads.
-
-    Args:
-        model: a `peft.PeftModel`.
-        tokenizer: saved beside it.
-        head: `transformers` or `paper`.
-        labels: of the task.
-        directory: made if need be.
-    """
-    model.save_pretrained(directory)
-    (directory / "README.md").unlink(missing_ok=True)  # peft's template of a card, with nothing filled in
-    save_tokenizer(tokenizer, directory)
-    text = json.dumps({"head": head, "labels": list(labels)}, indent=2, ensure_ascii=False)
-    (directory / _DESCRIPTION_FILE).write_text(text + "\n", encoding="utf-8")
-
-
-def load_adapters(model: PreTrainedModel, directory: str) -> Any:
-    """A model with adapters from their directory, head included, to be judged.
-
-    Args:
-        model: what they belong to.
-        directory: of the adapters.
-    """
+    base = adapter_base(directory)
+    if base is None:
+        return load_with_head(auto_class, directory, labels=labels, unanswerable=unanswerable)
     from peft import PeftModel
 
-    with _without_renamed_attribute():
-        return PeftModel.from_pretrained(model, directory)
+    config = AutoConfig.from_pretrained(directory)
+    check_labels(auto_class, directory, config, labels)
+    model = load_with_head(auto_class, base, head_of(config), labels, unanswerable=unanswerable)
+    _silence_renamed_attribute()
+    return PeftModel.from_pretrained(model, directory)
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
+def save_adapters(model: Any, directory: Path) -> None:
+    """Writes adapters and head, and the `config.json` of the whole model, which names head and labels."""
+    model.save_pretrained(directory)
+    core = model.get_base_model()
+    core.config.architectures = [type(core).__name__]
+    core.config.save_pretrained(directory)
+    (directory / "README.md").unlink(missing_ok=True)  # peft's empty template of a card
 
 
-@contextmanager
-def _without_renamed_attribute() -> Iterator[None]:
-    """`peft` asks for an attribute that `transformers` 5.23 calls otherwise."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
-        yield
-
-
-def save_merged(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Writes the model with its adapters added to its weights: it loads without `peft`.
-
-    Args:
-        model: a `peft.PeftModel`; it is merged for good.
-        tokenizer: saved beside it.
-        directory: made if need be.
-    """
-    model.merge_and_unload().save_pretrained(directory)
-    save_tokenizer(tokenizer, directory)
+def _silence_renamed_attribute() -> None:
+    """`peft` asks for an attribute that `transformers` 5.23 has renamed."""
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)

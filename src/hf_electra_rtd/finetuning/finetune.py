@@ -1,226 +1,154 @@
-"""`transformers.Trainer` for a task: its loss, scores, optimiser and batches of rows of similar length."""
+"""Fine-tunes and evaluates an encoder on GLUE, CLUE, SQuAD or your own task.
+
+    hf-electra-rtd finetune --model_name_or_path runs/small --task_name mrpc rte --seeds 5 --output_dir runs/glue
+
+The recipe is the paper's for the model's size; flags win. Each run leaves a record, its predictions, and the best
+seed's model; at the end stands a table beside published scores. If interrupted, the same command goes on with what is
+missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import logging
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Sampler, SequentialSampler
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerState
-from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import SchedulerType
-from transformers.training_args import OptimizerNames
+from transformers.trainer_utils import HubStrategy
+from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments
-from hf_electra_rtd.finetuning.data import EncodedSplit
-from hf_electra_rtd.finetuning.job import Job, Trained
-from hf_electra_rtd.finetuning.judging import Features, answer_split
-from hf_electra_rtd.finetuning.kinds.base import Encoded, Kind, Prediction
-from hf_electra_rtd.finetuning.layer_decay import get_layer_groups
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule
+from hf_electra_rtd.cli import INTERRUPTED, parse_arguments, run
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
+from hf_electra_rtd.finetuning.submission import zip_submission
+from hf_electra_rtd.publishing.card import CardArguments
+from hf_electra_rtd.publishing.hub import PUBLISH_FILE, Background, Published, check, publish, remember
+from hf_electra_rtd.publishing.publish import PublicationArguments, fine_tuned_repositories, report
+from hf_electra_rtd.publishing.tables import print_results, write_results
+from hf_electra_rtd.records import EvaluationRecord, public_command
+from hf_electra_rtd.tasks import Task
 
 
-_STOCK_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+logger = logging.getLogger(__name__)
 
 
-def make_optimizer(groups: list[dict[str, Any]], args: FineTuningArguments) -> ElectraAdamW:
-    """The original's optimiser.
+def make_publisher(
+    args: FineTuningArguments, card: CardArguments, publication: PublicationArguments, tasks: Sequence[Task]
+) -> Callable[[Path], list[Published]]:
+    """Checks that each task may have its repository, `ORG/NAME-mrpc`, and returns the function that publishes the best
+    models of `output_dir` or of one of its tasks."""
+    directory, private = str(args.output_dir), args.hub_private_repo is not False
+    check([f"{args.hub_model_id}-{task.name}" for task in tasks], directory, private, publication.force)
+    flags: dict[str, Any] = {"base_model": publication.base_model, "eval_results": publication.eval_results}
+    remember(directory, hub_model_id=args.hub_model_id, private=private, **asdict(card), **flags)
 
-    Args:
-        groups: of parameters, each with its learning rate.
-        args: of the run.
-    """
-    assert args.learning_rate is not None, "the recipe of the size fills it in"
-    return ElectraAdamW(
-        groups,
-        lr=args.learning_rate,
-        betas=(args.adam_beta1, args.adam_beta2),
-        eps=args.adam_epsilon,
-        bias_correction=args.bias_correction,
-    )
+    def publish_models(path: Path) -> list[Published]:
+        repositories = fine_tuned_repositories(path, str(args.hub_model_id), card, **flags)
+        return publish(repositories, directory, private, publication.force)
 
-
-class LossOnTheBar(ProgressCallback):
-    """A progress bar that shows the loss, and no line for every entry of the log."""
-
-    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.training_bar is not None and "loss" in (logs or {}):
-            self.training_bar.set_postfix(loss=f"{logs['loss']:.4f}")
+    return publish_models
 
 
-class FineTuner(Trainer):
-    """Fine-tunes a model on a task.
+def main(argv: list[str]) -> int:
+    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results.
 
-    The loss of an optimiser step is the mean over all its labels, whatever batches and processes they fall into. (The
-    stock heads take the mean of each batch, which the Trainer then adds up over accumulated batches and processes.)
-
-    Args:
-        model: an encoder with the head of the kind.
-        args: with learning rate and epochs filled in.
-        kind: of the task.
-        layer_decay: factor of the learning rate from a layer to the one below; 1 for none.
-        layer_decay_off_by_one: decay the top layer twice, as the original's code does.
-        train: what is learnt; None to judge alone.
-        dev: what is judged during training, by name; the first decides where the best model is asked for.
+    Returns the exit status: 0; 1 if a task or publishing failed; 130 after Ctrl-C.
 
     Raises:
-        ValueError: if one process is to drive several GPUs, or an optimiser other than AdamW is to have a rate a
-            layer.
+        ValueError: if nothing can be run, or the only task fails.
     """
+    import datasets
 
-    args: FineTuningArguments
-    # `compute_loss` divides by the labels of the whole step.
-    loss_is_scaled_for_ga = True
-
-    def __init__(
-        self,
-        model: Any,
-        args: FineTuningArguments,
-        kind: Kind,
-        layer_decay: float,
-        layer_decay_off_by_one: bool = False,
-        train: Encoded | None = None,
-        dev: Mapping[str, EncodedSplit] | None = None,
-    ) -> None:
-        if args.n_gpu > 1:
-            raise ValueError(
-                f"One process drives {args.n_gpu} GPUs: launch one process a GPU (`accelerate launch --num_processes "
-                f"{args.n_gpu}`), or show it a single one (CUDA_VISIBLE_DEVICES=0)."
-            )
-        if layer_decay != 1 and args.optim not in _STOCK_OPTIMIZERS:
-            raise ValueError(f"--optim {args.optim} has one learning rate for all layers: add --layer_decay 1.")
-        args.label_names = ["labels"]
-        self.kind, self.dev = kind, dict(dev or {})
-        self.layer_decay, self.layer_decay_off_by_one = layer_decay, layer_decay_off_by_one
-        self.seconds_judging = 0.0
-        first = next(iter(self.dev.values()), None)
-        super().__init__(
-            model=model,
-            args=args,
-            train_dataset=None if train is None else Features(train.features),
-            eval_dataset=None if first is None else Features(first.encoded.features),
-            data_collator=kind.collate,
-            processing_class=kind.tokenizer,
-        )
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError("Fine-tuning writes whole models: launch a process a GPU (DDP), no FSDP or DeepSpeed.")
-        self.model_accepts_loss_kwargs = True  # have the labels of a step counted
-        self.pop_callback(PrinterCallback)  # dicts between the lines of the log
-        if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(LossOnTheBar)
-
-    # ---- Batches ----
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        if self.args.train_sampling_strategy != "group_by_length":
-            return super()._get_train_sampler(dataset)
-        generator = torch.Generator().manual_seed(
-            self.args.seed if self.args.data_seed is None else self.args.data_seed
-        )
-        group = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return LengthGroupedSampler(group, lengths=dataset.lengths(), generator=generator)
-
-    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
-        return SequentialSampler(eval_dataset)  # predictions go back to their examples by place
-
-    # ---- Optimisation ----
-
-    def create_optimizer(self, model: Any = None) -> Optimizer:
-        args = self.args
-        if self.optimizer is None and args.optim in _STOCK_OPTIMIZERS:
-            assert args.learning_rate is not None, "the recipe of the size fills it in"
-            trained: Any = self.model if model is None else model
-            groups = get_layer_groups(
-                trained,
-                args.learning_rate,
-                self.layer_decay,
-                args.weight_decay,
-                off_by_one=self.layer_decay_off_by_one,
-            )
-            self.optimizer = make_optimizer(groups, args)
-        return super().create_optimizer(model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        optimizer = self.optimizer if optimizer is None else optimizer
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
-            assert optimizer is not None
-            warmup = self.args.get_warmup_steps(num_training_steps)
-            self.lr_scheduler = get_electra_schedule(optimizer, warmup, num_training_steps)
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
-
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Tensor],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        outputs = model(**self.kind.inputs(inputs, training=model.training))
-        losses = self.kind.loss(outputs, inputs)
-        if model.training and num_items_in_batch is not None:
-            # Processes average their gradients; each must hold its share of the sum.
-            processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-            loss = losses.total * processes / num_items_in_batch
-        else:
-            loss = losses.mean()
-        return (loss, outputs) if return_outputs else loss
-
-    # ---- Judging ----
-
-    def answer(self, split: EncodedSplit) -> tuple[list[Prediction], dict[str, float]]:
-        """Predictions for the examples of a split, and the scores of the labelled ones (none: empty)."""
-        return answer_split(self.kind, split, lambda features: self.predict(features).predictions)
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """The scores on the first dev split, under `eval_<metric>`."""
-        began = time.perf_counter()
-        _, scores = self.answer(next(iter(self.dev.values())))
-        metrics = {f"{metric_key_prefix}_{name}": score for name, score in scores.items()}
-        self.seconds_judging += time.perf_counter() - began
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        super()._save(output_dir, state_dict)
-        # A pickle that nothing reads: the record has the arguments.
-        (Path(str(output_dir or self.args.output_dir)) / "training_args.bin").unlink(missing_ok=True)
-
-
-def train_with_trainer(job: Job, args: FineTuningArguments, model: Any) -> Trained:
-    """The loop of a run: `FineTuner`.
-
-    Args:
-        job: the task.
-        args: of this run.
-        model: as it begins.
-    """
-    trainer = FineTuner(
-        model,
-        args,
-        job.kind,
-        layer_decay=job.settings.layer_decay,
-        layer_decay_off_by_one=job.settings.layer_decay_off_by_one,
-        train=None if job.data.train is None else job.data.train.encoded,
-        dev=job.data.dev,
+    task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
+        (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, PublicationArguments, FineTuningArguments),
+        argv,
+        description=__doc__,
+        defaults={"output_dir": "runs/finetune"},
     )
-    seconds = 0.0
-    if job.data.train is not None:
-        seconds = trainer.train().metrics["train_runtime"] - trainer.seconds_judging
-    return Trained(
-        steps=trainer.state.global_step,
-        epochs=float(trainer.state.epoch or 0.0),
-        seconds=seconds,
-        log=trainer.state.log_history,
-        answer=trainer.answer,
-    )
+    is_main, push_to_hub = args.process_index == 0, args.push_to_hub
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
+    # Its table of new and unused tensors: `load_with_head` checks them.
+    logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
+    transformers_logging.disable_progress_bar()  # one for every file that is read or written
+    if args.disable_tqdm:
+        datasets.disable_progress_bars()
+    args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
+    fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
+    if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
+        raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
+    if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
+        raise ValueError(
+            "--push_to_hub with --lora needs the Hub id of the model that the adapters belong to, and "
+            f"{fine_tuning.name} is a directory. Publish it first, and pass its id with --base_model."
+        )
+    failures: dict[str, Exception] = {}
+    jobs = []
+    for task in fine_tuning.tasks:
+        try:
+            jobs.append(fine_tuning.prepare(task))
+        except ValueError as error:
+            if len(fine_tuning.tasks) == 1:
+                raise
+            failures[task.title] = error
+            logger.error(f"{task.title} is left out: {error}")
+    directory, publish_models, background = Path(str(args.output_dir)), None, Background()
+    if task_args.overwrite_output_dir and is_main:
+        (directory / PUBLISH_FILE).unlink(missing_ok=True)
+    if push_to_hub and is_main and jobs:
+        publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
+    records: list[EvaluationRecord] = []
+    status = 0
+    for job in jobs:
+        try:
+            records += fine_tuning.run_task(job)
+            if publish_models is not None and args.hub_strategy != HubStrategy.END:
+                background.start(partial(publish_models, directory / job.task.name))
+        except KeyboardInterrupt:
+            logger.warning("Interrupted. The same command goes on with what is missing.")
+            status = INTERRUPTED
+            break
+        except Exception as error:
+            if args.world_size > 1 or len(fine_tuning.tasks) == 1:
+                raise  # the other processes would wait for this one
+            failures[job.task.title] = error
+            logger.error(f"{job.task.title} is given up.", exc_info=not isinstance(error, ValueError))
+    if is_main and records:
+        print_results(records)
+        write_results(records, directory)
+        logger.info(f"Records, predictions and tables: {directory}")
+        if fine_tuning.predicts:
+            _collect_submissions(jobs, records, directory)
+    for title, reason in failures.items():
+        logger.error(f"{title} failed: {reason}")
+    if publish_models is not None and records and status == 0:
+        background.wait()
+        try:
+            status = report(publish_models(directory), directory)
+        except (OSError, ValueError) as error:
+            logger.error(f"Not published: {error}")
+            status = 1
+    return status or int(bool(failures))
+
+
+def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], directory: Path) -> None:
+    """The files of the best seed of each task, and their zip."""
+    target = directory / SUBMISSION_DIRECTORY
+    shutil.rmtree(target, ignore_errors=True)
+    for job in jobs:
+        runs = [record for record in records if record.task == job.task.name]
+        if runs:
+            seed = best_seed(runs) if job.dev else runs[0].seed  # never chosen by the test split
+            source = directory / job.task.name / f"seed_{seed}" / SUBMISSION_DIRECTORY
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+    if target.is_dir():
+        logger.info(f"For the benchmark's server: {zip_submission(jobs[0].task.benchmark, target)}")
+
+
+if __name__ == "__main__":
+    run(main)

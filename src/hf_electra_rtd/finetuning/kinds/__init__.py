@@ -1,1 +1,28 @@
-"""How each kind of task becomes batches, and how a model's outputs become answers."""
+"""The kinds of tasks: how each becomes batches, and how a model's outputs become predictions and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.finetuning.kinds.base import Kind
+from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind, RegressionKind
+from hf_electra_rtd.finetuning.kinds.multiple_choice import MultipleChoiceKind
+from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
+from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
+from hf_electra_rtd.tasks import Task
+
+
+KINDS: Mapping[str, type[Kind]] = {
+    "classification": ClassificationKind,
+    "regression": RegressionKind,
+    "multiple_choice": MultipleChoiceKind,
+    "question_answering": QuestionAnsweringKind,
+    "tagging": TaggingKind,
+}
+
+
+def make_kind(task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> Kind:
+    """What encodes, decodes and scores a task. The lengths are those of `Kind`."""
+    return KINDS[task.kind](task, tokenizer, *args, **lengths)

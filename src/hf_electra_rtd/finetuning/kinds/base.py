@@ -1,134 +1,166 @@
-"""What every kind of task can do: encode examples, make a model, compute its loss, decode and score its outputs."""
+"""What every kind of task can do: encode examples, collate batches, compute the loss, decode and score outputs."""
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import inspect
+import json
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
-from hf_electra_rtd.finetuning.examples import Example
-from hf_electra_rtd.finetuning.tasks import Task
-from hf_electra_rtd.ops import LossSum
+from hf_electra_rtd.data.tokenization import tokenizer_hash
+from hf_electra_rtd.files import hash_files
+from hf_electra_rtd.finetuning.scores import score_labels
+from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.tasks import Task
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 Prediction = Any  # JSON: a label, a number, the index of a choice, a list of tags, or an answer with its n-best list
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How text becomes tokens.
-
-    Attributes:
-        max_length: tokens of a row, special ones included.
-        doc_stride: question answering: tokens that two windows of a context share.
-        max_query_length: question answering: tokens of a question; what is longer is cut.
-    """
-
-    max_length: int = 128
-    doc_stride: int = 128
-    max_query_length: int = 64
-
-
-@dataclass
-class Encoded:
-    """Examples as a model takes them.
-
-    Attributes:
-        features: one dict of lists a row of the model: `input_ids`, `token_type_ids` where the tokenizer gives them,
-            `labels` where the example has them, and nothing that cannot be made a tensor. An example may have several.
-        owners: for each feature, the index of its example.
-        notes: for each feature, what decoding needs besides the model's outputs (offsets, word ids); may be None.
-        cut: examples that lost text because they were too long.
-        skipped: examples without a feature, by reason (`"empty text"`, ...).
-    """
-
-    features: list[dict[str, Any]]
-    owners: list[int]
-    notes: list[Any]
-    cut: int = 0
-    skipped: Counter[str] = field(default_factory=Counter)
+Batch = Mapping[str, Sequence[Any]]  # columns of examples
+Feature = dict[str, Any]
 
 
 class Kind(ABC):
-    """A kind of task, for one task and tokenizer.
+    """A kind of task, for one task and tokenizer. A new kind is a module with a subclass, and an entry in `KINDS`.
 
     Args:
-        task: the task.
-        tokenizer: of the model.
-        encoding: lengths.
+        tokenizer: of the model; a fast one. It is set to pad on the right.
+        max_seq_length: tokens of a feature, special tokens included.
+        doc_stride: question answering: tokens that two windows of a context share.
+        max_query_length: question answering: tokens of a question; longer ones are truncated.
+
+    Raises:
+        ValueError: for lengths that leave no room for text.
     """
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, encoding: Encoding) -> None:
+    auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
+    label_column: ClassVar[str] = "label"  # of examples: null where the label is not known
+    # Of features, beside those that all kinds have: `labels`, and what `decode` needs. Each with the type and the
+    # depth of its lists.
+    columns: ClassVar[Mapping[str, tuple[str, int]]] = {"labels": ("int64", 0)}
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int = 128,
+        doc_stride: int = 128,
+        max_query_length: int = 64,
+    ) -> None:
         self.task = task
         self.tokenizer = tokenizer
-        self.encoding = encoding
+        self.max_seq_length = max_seq_length
+        self.doc_stride = doc_stride
+        self.max_query_length = max_query_length
+        self.num_special = tokenizer.num_special_tokens_to_add(pair=True)
+        if max_seq_length <= self.num_special:
+            raise ValueError(f"--max_seq_length {max_seq_length} leaves no room for text. Raise it.")
+        tokenizer.padding_side = "right"  # a token's place in its feature is then its place in the outputs
+        self.input_names = ["input_ids", *({"token_type_ids"} & set(tokenizer.model_input_names))]
 
-    @abstractmethod
-    def make_model(self, source: str, head: str, from_scratch: bool = False, **config_options: Any) -> PreTrainedModel:
-        """An encoder with the head of this kind, in float32.
-
-        Args:
-            source: a directory or Hub id: any encoder (its head is drawn anew), or a model fine-tuned on this kind of
-                task, whose head is kept.
-            head: `"transformers"` (the stock head) or `"paper"`.
-            from_scratch: take the architecture of the source alone, and draw all weights anew.
-            **config_options: of the encoder's configuration, such as `hidden_dropout_prob`.
-
-        Raises:
-            ValueError: for a source that cannot be loaded, whose labels are not the task's, or a head that this
-                architecture cannot have.
-        """
-
-    @abstractmethod
-    def encode(self, examples: Sequence[Example], training: bool) -> Encoded:
-        """Examples as features.
+    def encode(self, examples: Dataset, training: bool) -> Dataset:
+        """The features of examples, cached by `datasets`.
 
         Args:
-            examples: of the task.
-            training: whether they are to be learnt: adds what only training sees (both orders of a pair), leaves out
-                what cannot be learnt (no label), counted in `skipped`.
+            examples: as `data.load_split` gives them.
+            training: adds what only training sees (both orders of a pair), and leaves out what cannot be learned.
+
+        Returns:
+            `input_ids`; `token_type_ids` where the tokenizer gives them; `labels`, unless an example has none;
+            `length` in tokens; `example`, the index of its example; `truncated`, whether that lost text; and the
+            columns that `decode` needs.
         """
+        from datasets import Features, List, Value
+
+        types: dict[str, Any] = {}
+        for name, (type_, depth) in self._columns().items():
+            types[name] = Value(type_)
+            for _ in range(depth):
+                types[name] = List(types[name])
+
+        def as_columns(batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
+            features = self.encode_batch(batch, indices, training)
+            return {name: [feature[name] for feature in features] for name in types}
+
+        code = hash_files([inspect.getfile(type(self)), __file__])
+        lengths = (self.max_seq_length, self.doc_stride, self.max_query_length)
+        task = dataclasses.asdict(self.task)
+        tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names]
+        identity = [examples._fingerprint, tokenizer, task, lengths, training, code]
+        features = examples.map(
+            as_columns,
+            batched=True,
+            with_indices=True,
+            remove_columns=examples.column_names,
+            features=Features(types),
+            new_fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
+        )
+        return features.remove_columns("labels") if features.data.column("labels").null_count else features
+
+    def _columns(self) -> dict[str, tuple[str, int]]:
+        common = {"length": ("int32", 0), "example": ("int64", 0), "truncated": ("bool", 0)}
+        return {**dict.fromkeys(self.input_names, ("int32", 1)), **common, **self.columns}
 
     @abstractmethod
-    def collate(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """A batch: padded to its longest row, `attention_mask` added; `labels` padded with -100, of floats nothing."""
+    def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        """The features of some examples, whose places are `indices`. See `encode`."""
 
-    def inputs(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
-        """What the model is called with: a batch without its labels. A head that is shown the right answer in training
-        (that of a question) has them in another name.
+    def _inputs(self, tokens: Any, row: int) -> Feature:
+        """What the tokenizer gave for a text or a pair of texts, as columns of a feature."""
+        return {name: tokens[name][row] for name in self.input_names} | {"length": len(tokens["input_ids"][row])}
+
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """A batch: `input_ids`, `token_type_ids`, `attention_mask` (B, L), padded to the longest feature, and
+        `labels` if the features have them."""
+        names = [name for name in (*self.input_names, "labels") if name in features[0]]
+        collator = self.make_collator(self.tokenizer)
+        return dict(collator([{name: feature[name] for name in names} for feature in features]))
+
+    make_collator: ClassVar[Any] = DataCollatorWithPadding
+
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """The loss of a batch as a sum over its labels other than -100, so that batches of different sizes add up:
+        by default cross-entropy in float32. `outputs` are of the model, called with the batch without its labels."""
+        return self._cross_entropy(outputs.logits, batch["labels"])
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> LossSum:
+        """`logits` is (B, classes) or (B, classes, L)."""
+        losses = torch.nn.functional.cross_entropy(precise(logits), labels, ignore_index=IGNORED, reduction="none")
+        return LossSum(losses.sum(), losses.detach(), labels.ne(IGNORED).sum())
+
+    @abstractmethod
+    def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        """A prediction for each example, those without a feature included.
 
         Args:
-            batch: as `collate` makes it.
-            training: whether the batch is learnt.
-        """
-        return {name: tensor for name, tensor in batch.items() if name != "labels"}
-
-    @abstractmethod
-    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> LossSum:
-        """The loss of a batch as a sum over its labels other than -100, so that batches of different sizes add up.
-
-        Args:
-            outputs: of the model, called with `inputs` of the batch.
-            batch: with `labels`.
+            outputs: of the model for all features in order, as NumPy arrays, padded with -100 where features differ in
+                length: one array, or a tuple where the model gives several.
+            features: of the examples, as `encode` makes them with `training` off.
         """
 
-    @abstractmethod
-    def decode(self, outputs: Any, encoded: Encoded, examples: Sequence[Example]) -> list[Prediction]:
-        """A prediction for each example, the skipped ones included.
+    def score(self, predictions: Sequence[Prediction], examples: Dataset) -> dict[str, float]:
+        """The task's metrics over the labeled examples, as fractions or correlations; empty where none is labeled."""
+        pairs = [pair for pair in zip(predictions, self.references(examples), strict=True) if pair[1] is not None]
+        return self.score_labeled(*zip(*pairs, strict=True)) if pairs else {}
 
-        Args:
-            outputs: of the model for all features in order, as NumPy arrays, float32, padded with -100 where rows
-                differ in length: one array, or a tuple of arrays where the model gives several.
-            encoded: the features.
-            examples: what they were made from.
-        """
+    def references(self, examples: Dataset) -> Sequence[Any]:
+        """What predictions are scored by; None where that is not known."""
+        return examples[self.label_column]
 
-    @abstractmethod
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        """The task's metrics over the labelled examples, as fractions or correlations (1 is perfect); empty where no
-        example is labelled."""
+    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
+        """The metrics of examples whose labels are known."""
+        return score_labels(self.task.metrics, predictions, references, self.task.labels)
+
+
+def precise(logits: Tensor) -> Tensor:
+    """Logits in float32 at least: losses and probabilities need it."""
+    return logits if logits.dtype.itemsize >= 4 else logits.float()

@@ -2,171 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
-from transformers import AutoModelForMultipleChoice, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForMultipleChoice, DataCollatorForMultipleChoice
 
-from hf_electra_rtd.finetuning.examples import ChoiceExample, Example
-from hf_electra_rtd.finetuning.heads import load_with_head
-from hf_electra_rtd.finetuning.kinds.base import Encoded, Encoding, Kind, Prediction
-from hf_electra_rtd.finetuning.kinds.rows import Row, RowFrame, pad_rows
-from hf_electra_rtd.finetuning.scores import score_labels
-from hf_electra_rtd.finetuning.tasks import Task
+from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction, precise
 from hf_electra_rtd.ops import IGNORED, LossSum
 
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
 class MultipleChoiceKind(Kind):
-    """Multiple choice. A feature is a question, its `input_ids` a list of rows, one a choice:
+    """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice:
 
         [CLS] context [SEP] question [SEP] choice [SEP]
 
     with segment 0 for the context and 1 for the rest, and without the question and its [SEP] where it is empty.
     Source: CLUEbenchmark/CLUE baselines/models_pytorch/mrc_pytorch/run_c3.py (`convert_examples_to_features`).
 
-    The baseline shortens the longest part of a row. Here the context is cut first, at its end, so that the choices
-    keep what tells them apart; then the question, and the choice last.
-
-    Args:
-        task: the task.
-        tokenizer: of the model.
-        encoding: `max_length` is of a row.
-
-    Raises:
-        ValueError: for rows without room for a token of text.
+    The baseline shortens the longest part. Here the context is truncated, so that the choices keep what tells them
+    apart; where question and choice are too long without it, the question is left out.
     """
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, encoding: Encoding) -> None:
-        super().__init__(task, tokenizer, encoding)
-        self._frame = RowFrame(tokenizer, num_parts=2)
-        self._room = encoding.max_length - self._frame.num_special
-        if self._room < 1:
-            raise ValueError(
-                f"max_length={encoding.max_length} leaves no room for text beside {self._frame.num_special} special "
-                "tokens: raise it."
-            )
+    auto_class = AutoModelForMultipleChoice
 
-    def make_model(self, source: str, head: str, from_scratch: bool = False, **config_options: Any) -> PreTrainedModel:
-        """See [`Kind.make_model`]. The paper's head is dropout and one dense layer on the vector of [CLS]."""
-        model = load_with_head(AutoModelForMultipleChoice, source, head, from_scratch=from_scratch, **config_options)
-        # ELECTRA's and XLNet's head can read the last column, which is padding in all rows but the longest.
-        summary_type = getattr(model.config, "summary_type", "first")
-        if summary_type != "first":
-            raise ValueError(
-                f"{source} judges a choice by summary_type={summary_type!r}: only 'first', the vector of [CLS], does "
-                "not depend on padding. Set it in its config.json."
-            )
-        return model
+    def _columns(self) -> dict[str, tuple[str, int]]:
+        return super()._columns() | dict.fromkeys(self.input_names, ("int32", 2))
 
-    def encode(self, examples: Sequence[Example], training: bool) -> Encoded:
-        """See [`Kind.encode`]: one feature an example.
-
-        Raises:
-            ValueError: for an example without choices, or whose label is the index of none.
-        """
-        encoded = Encoded(features=[], owners=[], notes=[])
-        tokens = self._tokenize(examples)
-        for index, example in enumerate(examples):
-            assert isinstance(example, ChoiceExample)
-            _check(example)
-            if training and example.label is None:
-                encoded.skipped["no label"] += 1
+    def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        features = []
+        columns = (batch[name] for name in ("context", "question", "choices", "label"))
+        for index, context, question, choices, label in zip(indices, *columns, strict=True):
+            if training and label is None:
                 continue
-            rows, cut = self._rows(example, tokens)
-            feature: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
-            if example.label is not None:
-                feature["labels"] = example.label
-            encoded.features.append(feature)
-            encoded.owners.append(index)
-            encoded.notes.append(None)
-            encoded.cut += cut
-        return encoded
+            asked = question + str(self.tokenizer.sep_token) if question.strip() else ""
+            for seconds in ([asked + choice for choice in choices], choices):
+                longest = max(map(len, self.tokenizer(seconds, add_special_tokens=False, verbose=False)["input_ids"]))
+                if fits := longest < self.max_seq_length - self.num_special:
+                    break
+            truncation = "only_first" if fits else "longest_first"
+            contexts = [context] * len(choices)
+            tokens = self.tokenizer(contexts, seconds, truncation=truncation, max_length=self.max_seq_length)
+            feature = {name: tokens[name] for name in self.input_names} | {"labels": label, "example": index}
+            feature["length"] = max(map(len, tokens["input_ids"]))
+            feature["truncated"] = any(encoding.overflowing for encoding in tokens.encodings)
+            features.append(feature)
+        return features
 
-    def _tokenize(self, examples: Iterable[Any]) -> dict[str, list[int]]:
-        """Token ids by text, each text once: questions share contexts, and choices share both."""
-        texts: dict[str, None] = {}
-        for example in examples:
-            texts |= dict.fromkeys((example.context, example.question, *example.choices))
-        if not texts:
-            return {}
-        ids = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
-        return dict(zip(texts, ids, strict=True))
-
-    def _rows(self, example: ChoiceExample, tokens: dict[str, list[int]]) -> tuple[list[Row], bool]:
-        """A row for each choice, and whether one of them lost text."""
-        context, question = tokens[example.context], tokens[example.question]
-        rows, cut = [], False
-        for text in example.choices:
-            choice = tokens[text][: self._room]
-            room = self._room - len(choice)
-            asked = question[: max(0, room - 1)]
-            second = [*asked, self.tokenizer.sep_token_id, *choice] if asked else choice
-            room = self._room - len(second)
-            rows.append(self._frame.row(context[:room], second))
-            cut = cut or len(tokens[text]) > len(choice) or len(question) > len(asked) or len(context) > room
-        return rows, cut
-
-    def collate(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """See [`Kind.collate`]. Questions with fewer choices than the others get rows of one padding token, which is
-        attended to: attention over nothing is not a number on some devices.
-
-        Returns:
-            `input_ids`, `token_type_ids`, `attention_mask`: (questions, choices, tokens); `labels`: (questions,), if
-            any feature has one, -100 for the others.
-        """
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Questions with fewer choices than the
+        others get choices of one padding token, which is attended to: attention over nothing is not a number on some
+        devices."""
         num_choices = max(len(feature["input_ids"]) for feature in features)
-        names = features[0].keys() - {"labels"}
         filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
-        rows = []
-        for feature in features:
-            real = len(feature["input_ids"])
-            rows += [{name: feature[name][choice] for name in names} for choice in range(real)]
-            rows += [{name: filling[name] for name in names}] * (num_choices - real)
-        padded = pad_rows(rows, self.tokenizer)
-        batch = {name: tensor.view(len(features), num_choices, -1) for name, tensor in padded.items()}
-        if any("labels" in feature for feature in features):
-            batch["labels"] = torch.tensor([feature.get("labels", IGNORED) for feature in features])
-        return batch
-
-    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> LossSum:
-        """See [`Kind.loss`]: cross-entropy in float32 over the choices that a question really has."""
-        logits = outputs.logits if outputs.logits.dtype.itemsize >= 4 else outputs.logits.float()
-        # A real row has the special tokens at least; the rows of `collate` have one token.
-        real = batch["attention_mask"].sum(-1) > 1
-        logits = logits.masked_fill(~real, torch.finfo(logits.dtype).min)
-        labels = batch["labels"]
-        losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-        return LossSum(losses.sum(), losses.detach(), labels.ne(IGNORED).sum())
-
-    def decode(self, outputs: Any, encoded: Encoded, examples: Sequence[Example]) -> list[Prediction]:
-        """See [`Kind.decode`]: the index of the choice with the largest logit.
-
-        Only what training leaves out has no feature; it gets None.
-        """
-        predictions: list[Prediction] = [None] * len(examples)
-        for row, owner in enumerate(encoded.owners):
-            num_choices = len(encoded.features[row]["input_ids"])
-            predictions[owner] = int(outputs[row, :num_choices].argmax())
-        return predictions
-
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        """See [`Kind.score`]."""
-        judged = [
-            (prediction, example.label)
-            for prediction, example in zip(predictions, examples, strict=True)
-            if isinstance(example, ChoiceExample) and example.label is not None
+        filled: list[dict[str, Any]] = [
+            {name: feature[name] + [filling[name]] * (num_choices - len(feature[name])) for name in self.input_names}
+            | {"labels": feature.get("labels", IGNORED)}
+            for feature in features
         ]
-        return score_labels(self.task.metrics, *zip(*judged, strict=True)) if judged else {}
+        return dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
 
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """Cross-entropy in float32 over the choices that a question really has."""
+        logits = precise(outputs.logits)
+        real = batch["attention_mask"].sum(-1) > 1  # a real choice has the special tokens at least
+        return self._cross_entropy(logits.masked_fill(~real, torch.finfo(logits.dtype).min), batch["labels"])
 
-def _check(example: ChoiceExample) -> None:
-    if not example.choices:
-        raise ValueError(f"Question {example.id} has no choices.")
-    if example.label is not None and not 0 <= example.label < len(example.choices):
-        raise ValueError(
-            f"Question {example.id}: the label {example.label} is the index of none of its {len(example.choices)} "
-            "choices, which are counted from 0."
-        )
+    def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        """The index of the choice with the largest logit."""
+        choices = map(len, examples["choices"])
+        return [int(logits[:number].argmax()) for logits, number in zip(outputs, choices, strict=True)]

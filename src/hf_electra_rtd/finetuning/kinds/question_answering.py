@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
-from transformers import (
-    AutoModelForQuestionAnswering,
-    ElectraConfig,
-    ElectraForQuestionAnswering,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from hf_electra_rtd.finetuning.answer_head import ElectraForJointQuestionAnswering
 from hf_electra_rtd.finetuning.answer_scores import score_cmrc, score_squad, score_squad_v2
-from hf_electra_rtd.finetuning.examples import Answer, Example, QuestionExample
-from hf_electra_rtd.finetuning.heads import (
-    HEADS,
-    STOCK_HEAD,
-    Encoder,
-    load_model,
-    load_with_head,
-    open_encoder,
-    set_options,
-)
-from hf_electra_rtd.finetuning.kinds.base import Encoded, Encoding, Kind, Prediction
-from hf_electra_rtd.finetuning.kinds.rows import pad_rows
-from hf_electra_rtd.finetuning.tasks import Task
-from hf_electra_rtd.ops import LossSum
+from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
+from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.tasks import Task
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 N_BEST = 20  # answers that are kept (google-research/electra configure_finetuning.py, `n_best_size`)
 MAX_ANSWER_TOKENS = 30  # the same, `max_answer_length`
@@ -44,236 +28,138 @@ MAX_ANSWER_TOKENS_ZH = 100
 ANSWERABLE_WEIGHT = 0.5  # of the loss, beside the mean of start and end (the same, `answerable_weight`)
 NO_ANSWER_THRESHOLD = 0.0  # as the evaluation of SQuAD 2.0 has it before a better one is sought on dev
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
-_IGNORED = -100
-_BATCH = 1000  # examples that are tokenised at once
-_NOT_FOUND = "the answer is not in the context"
-
-
-@dataclass(frozen=True)
-class Window:
-    """The part of a context that a row of the model holds.
-
-    Attributes:
-        first: place in the row of its first token.
-        offsets: (tokens, 2), where each begins and ends in the context, in characters.
-        null: place in the row of [CLS], which stands for no answer.
-    """
-
-    first: int
-    offsets: np.ndarray
-    null: int
 
 
 class QuestionAnsweringKind(Kind):
     """Extractive question answering (SQuAD 1.1 and 2.0, CMRC 2018, DRCD).
 
-    A row is a question and as much of its context as there is room for; a longer context makes several. Labels of a
-    row are the tokens where the answer starts and ends, and, where a context may hold none, 1 or 0 for whether this
-    part of it holds one. A part without the answer is labelled [CLS] in training too: so does google-research/electra
-    (finetune/qa/qa_tasks.py, `featurize`; its comment says that it is thrown out), and [CLS] takes the probability
-    that the other parts then win by. There, however, every part counts as answerable if the question is; here each
-    is told for itself, because prediction takes the likeliest of the parts.
+    A feature is a question and a window of its context. Its labels are the tokens where the answer starts and ends,
+    and, where a context may hold none, 1 or 0 for whether this window holds one. A window without the answer is
+    labeled [CLS] in training too, as in google-research/electra (finetune/qa/qa_tasks.py, `featurize`). There,
+    however, every window counts as answerable if the question is; here each has its own label, because prediction
+    takes the likeliest window.
 
     A prediction is `text`; `nbest`, up to 20 different texts, each with its `probability` among these, best first; and
     where a context may hold no answer, `no_answer_score`: above 0, `text` is empty.
-
-    Args:
-        task: the task.
-        tokenizer: of the model; a fast one.
-        encoding: lengths.
 
     Raises:
         ValueError: if the lengths leave windows no room to move on.
     """
 
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, encoding: Encoding) -> None:
-        super().__init__(task, tokenizer, encoding)
-        special = tokenizer.num_special_tokens_to_add(pair=True)
-        room = encoding.max_length - encoding.max_query_length - special
-        if not 0 <= encoding.doc_stride < room:
+    auto_class = AutoModelForQuestionAnswering
+    # Of a window: the place of its first token; that of [CLS], which means no answer; and where each token begins and
+    # ends in the context, in characters.
+    columns: ClassVar = {"labels": ("int64", 1), "first": ("int32", 0), "null": ("int32", 0), "offsets": ("int32", 2)}
+
+    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any) -> None:
+        super().__init__(task, tokenizer, *args, **kwargs)
+        room = self.max_seq_length - self.max_query_length - self.num_special
+        if not 0 <= self.doc_stride < room:
             raise ValueError(
-                f"Rows of {encoding.max_length} tokens leave {max(room, 0)} for the context, beside a question of up "
-                f"to {encoding.max_query_length} and {special} special tokens; two windows cannot share "
-                f"{encoding.doc_stride} of them. Raise the maximum length, or lower doc_stride or max_query_length."
+                f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context, beside a "
+                f"question of up to {self.max_query_length} tokens, and windows cannot share {self.doc_stride} of "
+                "them. Raise it, or lower --doc_stride or --max_query_length."
             )
         self.max_answer_tokens = MAX_ANSWER_TOKENS_ZH if task.language == "zh" else MAX_ANSWER_TOKENS
-
-    # ---- Model ----
-
-    def make_model(self, source: str, head: str, from_scratch: bool = False, **config_options: Any) -> PreTrainedModel:
-        if head not in HEADS:
-            raise ValueError(f"There is no head {head!r}: choose one of {', '.join(HEADS)}.")
-        encoder = open_encoder(source, weights=not from_scratch)
-        kept = not from_scratch and encoder.is_a(ElectraForJointQuestionAnswering)
-        if head == STOCK_HEAD and not kept:
-            return load_with_head(
-                AutoModelForQuestionAnswering, source, STOCK_HEAD, from_scratch=from_scratch, **config_options
-            )
-        self._check_joint(encoder, kept, from_scratch)
-        set_options(encoder, **config_options)
-        if not kept:
-            encoder.config.joint_answerability = self.task.unanswerable
-        return load_model(ElectraForJointQuestionAnswering, encoder, keep_head=kept, from_scratch=from_scratch)
-
-    def _check_joint(self, encoder: Encoder, kept: bool, from_scratch: bool) -> None:
-        config = encoder.config
-        if not isinstance(config, ElectraConfig):
-            raise ValueError(
-                f"The paper's head is for ELECTRA, but {encoder.name} is a model of type {config.model_type!r}: take "
-                f"head={STOCK_HEAD!r}."
-            )
-        if not from_scratch and encoder.is_a(ElectraForQuestionAnswering):
-            raise ValueError(
-                f"{encoder.name} was fine-tuned with the head of transformers, which cannot become the paper's: take "
-                f"head={STOCK_HEAD!r}, or the model that it was fine-tuned from."
-            )
-        if kept and self.task.unanswerable and not config.joint_answerability:
-            raise ValueError(
-                f"{encoder.name} was fine-tuned for questions that have an answer, but those of {self.task.title} may "
-                f"have none: take the model that it was fine-tuned from."
-            )
+        self.label_names = ("start", "end", "answerable")[: 3 if task.unanswerable else 2]
 
     # ---- Features ----
 
-    def encode(self, examples: Sequence[Example], training: bool) -> Encoded:
-        encoded = Encoded([], [], [])
-        readable: list[tuple[int, QuestionExample]] = []
-        for index, example in enumerate(examples):
-            assert isinstance(example, QuestionExample)
-            reason = self._reason_to_skip(example, training)
-            if reason:
-                encoded.skipped[reason] += 1
-            else:
-                readable.append((index, example))
-        for begin in range(0, len(readable), _BATCH):
-            batch = readable[begin : begin + _BATCH]
-            questions = self._cut_questions([example.question for _, example in batch])
-            windows = self._windows(questions, [example.context for _, example in batch])
-            for (index, example), question, rows in zip(batch, questions, windows, strict=True):
-                if not any(len(window.offsets) for _, window in rows):
-                    encoded.skipped["empty context"] += 1  # of characters that the tokenizer drops
-                    continue
-                labels = self._labels(example, [window for _, window in rows])
-                if training and labels is not None and labels[0][0] == _IGNORED:
-                    encoded.skipped[_NOT_FOUND] += 1
-                    continue
-                encoded.cut += question != example.question
-                for row, (feature, window) in enumerate(rows):
-                    encoded.features.append(feature if labels is None else {**feature, "labels": labels[row]})
-                    encoded.owners.append(index)
-                    encoded.notes.append(window)
-        return encoded
+    def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        columns = (batch[name] for name in ("question", "context", "answers", "starts"))
+        kept = [
+            (index, question, context, answers, starts)
+            for index, question, context, answers, starts in zip(indices, *columns, strict=True)
+            if question.strip() and context.strip()
+            if not training or answers or (self.task.unanswerable and answers is not None)
+        ]
+        if not kept:
+            return []
+        questions = self._shorten([question for _, question, *_ in kept])
+        tokens = self.tokenizer(
+            questions,
+            [context for _, _, context, *_ in kept],
+            truncation="only_second",
+            max_length=self.max_seq_length,
+            stride=self.doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        rows: list[Feature] = []
+        owners = tokens["overflow_to_sample_mapping"]
+        for owner, group in itertools.groupby(range(len(owners)), key=owners.__getitem__):
+            index, question, _, answers, starts = kept[owner]
+            windows = [self._window(tokens, row) for row in group]
+            if not any(len(window["offsets"]) for window in windows):
+                continue  # a context of characters that the tokenizer drops
+            labels = self._labels(windows, answers, starts)
+            if training and labels[0] is not None and labels[0][0] == IGNORED:
+                continue  # the context does not have the answer
+            truncated = questions[owner] != question
+            for window, label in zip(windows, labels, strict=True):
+                rows.append(window | {"labels": label, "example": index, "truncated": truncated})
+        return rows
 
-    def _reason_to_skip(self, example: QuestionExample, training: bool) -> str | None:
-        if not example.question.strip():
-            return "empty question"
-        if not example.context.strip():
-            return "empty context"
-        if training and example.answers is None:
-            return "no label"
-        if training and not example.answers and not self.task.unanswerable:
-            return "no answer"
-        return None
-
-    def _cut_questions(self, questions: list[str]) -> list[str]:
-        limit = self.encoding.max_query_length
+    def _shorten(self, questions: list[str]) -> list[str]:
+        limit = self.max_query_length
         offsets = self.tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
         return [
             question[: of_question[limit - 1][1]] if len(of_question) > limit else question
             for question, of_question in zip(questions, offsets, strict=True)
         ]
 
-    def _windows(
-        self, questions: list[str], contexts: list[str]
-    ) -> Iterator[list[tuple[dict[str, list[int]], Window]]]:
-        """For each question, its rows in order: what the model takes, and the window."""
-        batch = self.tokenizer(
-            questions,
-            contexts,
-            truncation="only_second",
-            max_length=self.encoding.max_length,
-            stride=self.encoding.doc_stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-        )
-        names = [name for name in ("input_ids", "token_type_ids") if name in batch]
-        owners = batch["overflow_to_sample_mapping"]
-        for _, rows in itertools.groupby(range(len(owners)), key=owners.__getitem__):
-            result = []
-            for row in rows:
-                places = [place for place, part in enumerate(batch.sequence_ids(row)) if part == 1]
-                first, last = (places[0], places[-1] + 1) if places else (0, 0)
-                offsets = np.array(batch["offset_mapping"][row][first:last], dtype=np.int32).reshape(-1, 2)
-                null = batch["input_ids"][row].index(self.tokenizer.cls_token_id)
-                result.append(({name: batch[name][row] for name in names}, Window(first, offsets, null)))
-            yield result
+    def _window(self, tokens: Any, row: int) -> Feature:
+        places = [place for place, part in enumerate(tokens.sequence_ids(row)) if part == 1]
+        first, last = (places[0], places[-1] + 1) if places else (0, 0)
+        null = tokens["input_ids"][row].index(self.tokenizer.cls_token_id)
+        offsets = tokens["offset_mapping"][row][first:last]
+        return self._inputs(tokens, row) | {"first": first, "null": null, "offsets": offsets}
 
-    def _labels(self, example: QuestionExample, windows: list[Window]) -> list[list[int]] | None:
-        """Of each window; None where the answer is not known."""
-        columns = 3 if self.task.unanswerable else 2
-        if example.answers is None:
-            return None
-        none = [[window.null, window.null, 0][:columns] for window in windows]
-        if not example.answers and self.task.unanswerable:
-            return none
-        tokens = self._find_tokens(example.answers[0], example.context, windows) if example.answers else None
+    def _labels(
+        self, windows: list[Feature], answers: list[str] | None, starts: list[int] | None
+    ) -> list[list[int] | None]:
+        """Of each window; None where the answer is not known, -100 where the context does not have it."""
+        number = len(self.label_names)
+        if answers is None or starts is None:
+            return [None] * len(windows)
+        labels: list[list[int] | None] = [[window["null"], window["null"], 0][:number] for window in windows]
+        if not answers and self.task.unanswerable:
+            return labels
+        tokens = self._find_tokens(windows, starts[0], starts[0] + len(answers[0])) if answers else None
         if tokens is None:
-            return [[_IGNORED] * columns for _ in windows]
-        labels = none
-        for row, (window, begin) in enumerate(zip(windows, self._begins(windows), strict=True)):
-            first, last = (token - begin for token in tokens)
-            if first >= 0 and last < len(window.offsets):
-                labels[row] = [window.first + first, window.first + last, 1][:columns]
+            return [[IGNORED] * number for _ in windows]
+        step = len(windows[0]["offsets"]) - self.doc_stride  # tokens of the context from a window to the next
+        for row, window in enumerate(windows):
+            first, last = (token - row * step for token in tokens)
+            if first >= 0 and last < len(window["offsets"]):
+                labels[row] = [window["first"] + first, window["first"] + last, 1][:number]
         return labels
 
-    def _begins(self, windows: list[Window]) -> list[int]:
-        """Where each window begins, in tokens of the context."""
-        step = len(windows[0].offsets) - self.encoding.doc_stride
-        return [row * step for row in range(len(windows))]
-
-    def _find_tokens(self, answer: Answer, context: str, windows: list[Window]) -> tuple[int, int] | None:
-        """The first and the last token of an answer, counted in the context; None where it has no place there."""
-        if answer.start < 0:
+    def _find_tokens(self, windows: list[Feature], start: int, end: int) -> tuple[int, int] | None:
+        """The first and the last token that have a character of an answer, counted in the context; None where there
+        is none."""
+        if start < 0:
             return None
-        assert context.startswith(answer.text, answer.start), "places of answers are put right where they are read"
-        shared = self.encoding.doc_stride
-        parts = [windows[0].offsets, *(window.offsets[shared:] for window in windows[1:])]
-        starts, ends = np.concatenate(parts).T
-        # The tokens that have a character of it: words that it is a part of are learnt whole.
-        first = int(np.searchsorted(ends, answer.start, side="right"))
-        last = int(np.searchsorted(starts, answer.start + len(answer.text))) - 1
+        offsets = [window["offsets"][self.doc_stride if row else 0 :] for row, window in enumerate(windows)]
+        begins, ends = np.array(list(itertools.chain(*offsets))).T
+        first = int(np.searchsorted(ends, start, side="right"))
+        last = int(np.searchsorted(begins, end)) - 1
         return (first, last) if first <= last else None
-
-    def collate(self, features: list[dict[str, Any]]) -> dict[str, Tensor]:
-        batch = pad_rows(features, self.tokenizer)
-        if "labels" in features[0]:
-            batch["labels"] = torch.tensor([feature["labels"] for feature in features])
-        return batch
 
     # ---- Loss ----
 
-    def inputs(self, batch: dict[str, Tensor], training: bool) -> dict[str, Tensor]:
-        inputs = super().inputs(batch, training)
-        if "labels" in batch:
-            # The paper's head gives the ends for the right start, which the loss needs (in prediction it does not use
-            # it). Stock heads know the name too, and do nothing with it unless they are told the ends.
-            inputs["start_positions"] = batch["labels"][:, 0]
-        return inputs
-
-    def loss(self, outputs: Any, batch: dict[str, Tensor]) -> LossSum:
-        """Of a row: (cross-entropy of its start + that of its end) / 2, and half the binary cross-entropy of whether
-        there is an answer, where the head tells that (google-research/electra finetune/qa/qa_tasks.py,
-        `get_prediction_module`). It is multiplied by the number of labels of a row: then the mean over labels is the
-        mean over rows."""
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """Of a feature: (cross-entropy of its start + that of its end) / 2, and half the binary cross-entropy of
+        whether there is an answer, where the head predicts that (google-research/electra finetune/qa/qa_tasks.py,
+        `get_prediction_module`). It is multiplied by the number of labels of a feature: then the mean over labels is
+        the mean over features."""
         labels = batch["labels"]
         losses = torch.zeros(labels.shape, device=labels.device)
         for column, logits in enumerate((outputs["start_logits"], outputs["end_logits"])):
             positions = labels[:, column]
-            losses[:, column] = 0.5 * F.cross_entropy(
-                logits.float(), positions, ignore_index=_IGNORED, reduction="none"
-            )
-        real = labels != _IGNORED
+            nll = F.cross_entropy(logits.float(), positions, ignore_index=IGNORED, reduction="none")
+            losses[:, column] = 0.5 * nll
+        real = labels != IGNORED
         if self.task.unanswerable and "answerable_logits" in outputs:
             logits, wanted = outputs["answerable_logits"].float(), labels[:, 2].clamp(min=0).float()
             losses[:, 2] = ANSWERABLE_WEIGHT * F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
@@ -282,27 +168,24 @@ class QuestionAnsweringKind(Kind):
 
     # ---- Predictions ----
 
-    def decode(self, outputs: Any, encoded: Encoded, examples: Sequence[Example]) -> list[Prediction]:
-        rows: list[list[int]] = [[] for _ in examples]
-        for row, owner in enumerate(encoded.owners):
-            rows[owner].append(row)
-        predictions = []
-        for example, of_example in zip(examples, rows, strict=True):
-            assert isinstance(example, QuestionExample)
-            windows = [encoded.notes[row] for row in of_example]
-            predictions.append(self._predict(example, outputs, of_example, windows))
-        return predictions
+    def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        """The best answer over all windows. Outputs: logits of starts and of ends, and, of a head that predicts it,
+        of whether there is an answer."""
+        windows: list[list[tuple[int, Feature]]] = [[] for _ in examples]
+        columns = features.select_columns(["example", "first", "null", "offsets"])
+        for row, window in enumerate(columns):
+            windows[window["example"]].append((row, window))
+        contexts = examples["context"]
+        return [self._predict(context, outputs, own) for context, own in zip(contexts, windows, strict=True)]
 
-    def _predict(
-        self, example: QuestionExample, outputs: Any, rows: list[int], windows: list[Window]
-    ) -> dict[str, Any]:
-        # `ElectraForJointQuestionAnswering` gives a beam, all others the logits of starts and ends.
-        joint = bool(rows) and outputs[1].ndim == 3
+    def _predict(self, context: str, outputs: Any, windows: list[tuple[int, Feature]]) -> dict[str, Any]:
         scores: dict[str, float] = {}
-        for row, window in zip(rows, windows, strict=True):
-            find = _beam_spans if joint else _best_spans
-            for first, last, score in find(outputs, row, window, self.max_answer_tokens):
-                text = example.context[window.offsets[first, 0] : window.offsets[last, 1]].strip()
+        for row, window in windows:
+            offsets = window["offsets"]
+            inside = slice(window["first"], window["first"] + len(offsets))
+            spans = _best_spans(outputs[0][row, inside], outputs[1][row, inside], self.max_answer_tokens)
+            for first, last, score in spans:
+                text = context[offsets[first][0] : offsets[last][1]].strip()
                 if text:
                     scores[text] = max(score, scores.get(text, score))
         best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[:N_BEST]
@@ -310,54 +193,41 @@ class QuestionAnsweringKind(Kind):
         prediction: dict[str, Any] = {
             "text": best[0][0] if best else "",
             "nbest": [
-                {"text": text, "probability": float(weight / weights.sum())}
-                for (text, _), weight in zip(best, weights, strict=True)
+                {"text": text, "probability": float(share)}
+                for (text, _), share in zip(best, weights / weights.sum(), strict=True)
             ],
         }
         if self.task.unanswerable:
             if not best:
                 score = _SURELY_NONE
-            elif joint:
-                score = -max(float(outputs[4][row]) for row in rows)
+            elif len(outputs) > 2:
+                score = -max(float(outputs[2][row]) for row, _ in windows)
             else:
-                score = min(
-                    float(outputs[0][row, window.null]) + float(outputs[1][row, window.null])
-                    for row, window in zip(rows, windows, strict=True)
-                )
-                score -= best[0][1]
+                nulls = [(row, window["null"]) for row, window in windows]
+                score = min(float(outputs[0][place]) + float(outputs[1][place]) for place in nulls) - best[0][1]
             prediction["no_answer_score"] = score
             if score > NO_ANSWER_THRESHOLD:
                 prediction["text"] = ""
         return prediction
 
-    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        answers, judged = [], []
-        for prediction, example in zip(predictions, examples, strict=True):
-            assert isinstance(example, QuestionExample)
-            if example.answers is not None and (example.answers or self.task.unanswerable):
-                answers.append([answer.text for answer in example.answers])
-                judged.append(prediction)
-        if not judged:
-            return {}
+    def references(self, examples: Dataset) -> Sequence[Any]:
+        return [answers if answers or self.task.unanswerable else None for answers in examples["answers"]]
+
+    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         if not self.task.unanswerable:
             score = score_cmrc if self.task.language == "zh" else score_squad
-            return score([prediction["text"] for prediction in judged], answers)
+            return score([prediction["text"] for prediction in predictions], references)
         return score_squad_v2(
             # What would be answered if there must be an answer: the threshold is applied there.
-            [prediction["nbest"][0]["text"] if prediction["nbest"] else "" for prediction in judged],
-            answers,
-            [prediction["no_answer_score"] for prediction in judged],
+            [prediction["nbest"][0]["text"] if prediction["nbest"] else "" for prediction in predictions],
+            references,
+            [prediction["no_answer_score"] for prediction in predictions],
             NO_ANSWER_THRESHOLD,
         )
 
 
-Span = tuple[int, int, float]  # the first and the last token, counted in the window, and the score
-
-
-def _best_spans(outputs: Any, row: int, window: Window, max_tokens: int) -> list[Span]:
-    """The best of all spans of a window, by the sum of their logits."""
-    context = slice(window.first, window.first + len(window.offsets))
-    starts, ends = outputs[0][row, context], outputs[1][row, context]
+def _best_spans(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[tuple[int, int, float]]:
+    """The best of all spans of a window by the sum of their logits: first and last token, and that sum."""
     padded = np.concatenate([ends, np.full(max_tokens - 1, -np.inf, dtype=ends.dtype)])
     # (tokens, max_tokens): of the spans that begin at a token, by how many tokens follow it.
     scores = starts[:, None] + np.lib.stride_tricks.sliding_window_view(padded, max_tokens)
@@ -365,16 +235,3 @@ def _best_spans(outputs: Any, row: int, window: Window, max_tokens: int) -> list
     firsts, more = np.unravel_index(best, scores.shape)
     spans = zip(firsts.tolist(), (firsts + more).tolist(), scores[firsts, more].tolist(), strict=True)
     return [span for span in spans if span[2] > -np.inf]
-
-
-def _beam_spans(outputs: Any, row: int, window: Window, max_tokens: int) -> list[Span]:
-    """The spans of a beam that lie in the window, by the sum of the log-probabilities."""
-    start_log_probs, end_log_probs, starts, ends = (array[row] for array in outputs[:4])
-    firsts = starts.astype(int) - window.first
-    lasts = ends.astype(int) - window.first
-    allowed = (firsts[:, None] >= 0) & (firsts[:, None] <= lasts) & (lasts < len(window.offsets))
-    allowed &= lasts - firsts[:, None] < max_tokens
-    return [
-        (int(firsts[start]), int(lasts[start, end]), float(start_log_probs[start] + end_log_probs[start, end]))
-        for start, end in zip(*np.nonzero(allowed), strict=True)
-    ]

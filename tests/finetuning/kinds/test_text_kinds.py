@@ -1,0 +1,228 @@
+"""Classification, regression and multiple choice: from examples to batches, losses and predictions."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import ElectraConfig, ElectraForMultipleChoice
+
+from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.reading import example_features
+from hf_electra_rtd.tasks import Task
+
+
+LABELS = ("no", "yes", "perhaps")
+
+
+def make(tokenizer, kind="classification", max_seq_length=16, **facts):
+    metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy",)
+    labels = LABELS if kind == "classification" else ()
+    return make_kind(Task("t", "Mine", kind=kind, metrics=metrics, labels=labels, **facts), tokenizer, max_seq_length)
+
+
+def texts(*rows, kind="classification"):
+    examples = [{"id": "x", "texts": list(texts), "label": label} for *texts, label in rows]
+    return Dataset.from_list(examples, features=example_features(kind))
+
+
+def choices(*rows):
+    names = ("context", "question", "choices", "label")
+    examples = [{"id": "x", **dict(zip(names, row, strict=True))} for row in rows]
+    return Dataset.from_list(examples, features=example_features("multiple_choice"))
+
+
+def words(tokenizer, ids):
+    return " ".join(tokenizer.convert_ids_to_tokens(ids))
+
+
+def test_texts_and_pairs_have_the_frame_of_bert_and_their_segments(tokenizer):
+    features = make(tokenizer).encode(texts(("the river", "yes"), ("a mill", None)), training=False)
+    assert [words(tokenizer, ids) for ids in features["input_ids"]] == ["[CLS] the river [SEP]", "[CLS] a mill [SEP]"]
+    assert "labels" not in features.column_names  # as one of them has none
+    pair = make(tokenizer).encode(texts((" the river ", "a mill\t", "yes")), training=False)[0]
+    assert words(tokenizer, pair["input_ids"]) == "[CLS] the river [SEP] a mill [SEP]"
+    assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
+    assert (pair["labels"], pair["length"], pair["example"], pair["truncated"]) == (1, 7, 0, False)
+
+
+def truncate_as_the_original(first, second, room):
+    """google-research/electra finetune/classification/classification_tasks.py, `_truncate_seq_pair`."""
+    first, second = list(first), list(second)
+    while len(first) + len(second) > room:
+        (first if len(first) > len(second) else second).pop()
+    return [first, second]
+
+
+@pytest.mark.parametrize("room", [2, 3, 5, 6])
+def test_pairs_are_truncated_as_by_the_original(tokenizer, room):
+    names = ["the", "a", "of", "and", "to", "in", "he", "she", "it"]
+    pairs = [(names[:m], names[:n]) for m in range(10) for n in range(10)]
+    rows = texts(*((" ".join(first), " ".join(second), None) for first, second in pairs))
+    for feature, pair in zip(
+        make(tokenizer, max_seq_length=room + 3).encode(rows, training=False), pairs, strict=True
+    ):
+        parts = words(tokenizer, feature["input_ids"]).removeprefix("[CLS]").split("[SEP]")[:2]
+        kept = truncate_as_the_original(*pair, room)
+        assert [part.split() for part in parts] == kept
+        assert feature["truncated"] == (kept != list(pair))
+        assert feature["token_type_ids"] == [0] * (len(kept[0]) + 2) + [1] * (len(kept[1]) + 1)
+        assert feature["length"] == len(feature["input_ids"])
+    singles = make(tokenizer, max_seq_length=room + 2).encode(texts((" ".join(names), None)), training=False)[0]
+    assert words(tokenizer, singles["input_ids"]) == f"[CLS] {' '.join(names[:room])} [SEP]"
+    assert singles["truncated"]
+
+
+@pytest.mark.parametrize(("double", "training", "orders"), [(True, True, 2), (True, False, 1), (False, True, 1)])
+def test_pairs_without_an_order_are_learned_in_both_and_evaluated_in_one(tokenizer, double, training, orders):
+    kind = make(tokenizer, double_unordered=double)
+    features = kind.encode(texts(("the river", "a mill", "yes"), ("he", "she", "no")), training)
+    both = ["[CLS] the river [SEP] a mill [SEP]", "[CLS] a mill [SEP] the river [SEP]"]
+    assert [words(tokenizer, ids) for ids in features["input_ids"]][:orders] == both[:orders]
+    assert features["example"] == [0] * orders + [1] * orders
+    assert features["labels"] == [1] * orders + [0] * orders
+
+
+def test_training_leaves_out_what_cannot_be_learned_and_prediction_leaves_out_nothing(tokenizer):
+    rows = texts(("the river", "a", "yes"), ("  \t", "a", "no"), ("the", " ", "no"), ("a", "mill", None))
+    kind = make(tokenizer)
+    assert kind.encode(rows, training=True)["example"] == [0]
+    features = kind.encode(rows, training=False)
+    assert features["example"] == [0, 1, 2, 3]
+    outputs = np.array([[0, 1, 0], [3, 1, 2], [0, 1, 9], [0, 1, 0]], dtype=np.float32)
+    predictions = kind.decode(outputs, features, rows)
+    assert predictions == ["yes", "no", "perhaps", "yes"]
+    assert kind.score(predictions, rows) == {"accuracy": pytest.approx(2 / 3)}
+    assert kind.score(["no"], texts(("a", None))) == {}
+
+
+def test_features_are_cached_by_all_that_decides_them(tokenizer, tmp_path, monkeypatch):
+    rows = texts(("the river", "yes"))
+    rows.save_to_disk(tmp_path / "rows")
+    rows = Dataset.load_from_disk(tmp_path / "rows")
+    first = make(tokenizer).encode(rows, training=True)
+    longer, other = make(tokenizer, max_seq_length=8), make(tokenizer, label_column="x")
+    prints = {kind.encode(rows, training)._fingerprint for kind in (longer, other) for training in (True, False)}
+    assert len({first._fingerprint, *prints}) == 5
+    kind = make(tokenizer)
+    monkeypatch.setattr(kind, "encode_batch", None)
+    assert kind.encode(rows, training=True).to_list() == first.to_list()
+
+
+@pytest.mark.parametrize("kind", ["classification", "multiple_choice", "tagging"])
+def test_lengths_without_room_for_text_are_refused(tokenizer, kind):
+    with pytest.raises(ValueError, match="--max_seq_length 3 leaves no room for text"):
+        make(tokenizer, kind, max_seq_length=3)
+
+
+def test_batches_are_padded_on_the_right_to_their_longest_feature(tokenizer):
+    kind = make(tokenizer)
+    features = [kind.encode(texts(row), training=False)[0] for row in (("the", "yes"), ("the river", "a mill", "no"))]
+    batch = kind.collate(features)
+    assert {name: tensor.tolist() for name, tensor in batch.items() if name != "input_ids"} == {
+        "token_type_ids": [[0] * 7, [0, 0, 0, 0, 1, 1, 1]],
+        "attention_mask": [[1, 1, 1, 0, 0, 0, 0], [1] * 7],
+        "labels": [1, 0],
+    }
+    assert batch["input_ids"][0, 3:].eq(tokenizer.pad_token_id).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_loss_of_classes_is_the_sum_of_their_cross_entropies(tokenizer, dtype):
+    logits = torch.randn(4, 3, dtype=dtype, requires_grad=True)
+    labels = torch.tensor([2, 0, -100, 1])
+    loss = make(tokenizer).loss(SimpleNamespace(logits=logits), {"labels": labels})
+    wanted = [
+        0.0 if label == -100 else math.log(sum(math.exp(value) for value in row)) - row[label]
+        for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
+    ]
+    assert loss.losses.tolist() == pytest.approx(wanted, rel=1e-5)
+    assert (loss.total.item(), loss.num_items.item()) == (pytest.approx(sum(wanted), rel=1e-5), 3)
+    assert loss.total.dtype == torch.float32
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+def test_numbers_are_learned_in_units_of_the_scale_by_the_squared_error(tokenizer, scale):
+    kind = make(tokenizer, "regression", label_scale=scale)
+    rows = texts(("the", "a", 5.0), ("the", "a", 0.0), ("the", "a", 2.6), kind="regression")
+    features = kind.encode(rows, training=True)
+    batch = kind.collate(list(features))
+    assert batch["labels"].tolist() == pytest.approx([5 / scale, 0, 2.6 / scale])
+    loss = kind.loss(SimpleNamespace(logits=batch["labels"][:, None] + torch.tensor([[1.0], [0.5], [-2.0]])), batch)
+    assert loss.losses.tolist() == pytest.approx([1.0, 0.25, 4.0])
+    assert (loss.total.item(), loss.num_items.item()) == (pytest.approx(5.25), 3)
+    predictions = kind.decode(np.array(features["labels"], dtype=np.float32)[:, None], features, rows)
+    assert predictions == pytest.approx([5.0, 0.0, 2.6])
+    assert kind.score(predictions, rows) == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
+
+
+# ---- Multiple choice ----
+
+QUESTION = ("the river was old", "he said", ["a mill", "the garden door"], 1)
+BLANK = ("the river was old", "", ["a", "he"], 0)
+
+
+def test_a_choice_is_read_behind_context_and_question(tokenizer):
+    features = make(tokenizer, "multiple_choice").encode(choices(QUESTION, BLANK), training=True)
+    assert [[words(tokenizer, ids) for ids in feature] for feature in features["input_ids"]] == [
+        [
+            "[CLS] the river was old [SEP] he said [SEP] a mill [SEP]",
+            "[CLS] the river was old [SEP] he said [SEP] the garden door [SEP]",
+        ],
+        ["[CLS] the river was old [SEP] a [SEP]", "[CLS] the river was old [SEP] he [SEP]"],
+    ]
+    assert features["token_type_ids"][0][0] == [0] * 6 + [1] * 6
+    assert (features["labels"], features["length"]) == ([1, 0], [13, 8])
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        (11, "[CLS] the river [SEP] he said [SEP] the garden door [SEP]"),
+        (10, "[CLS] the [SEP] he said [SEP] the garden door [SEP]"),
+        (8, "[CLS] the river [SEP] the garden door [SEP]"),
+    ],
+)
+def test_the_context_is_truncated_before_the_question_goes_and_the_choice_stays(tokenizer, length, expected):
+    kind = make(tokenizer, "multiple_choice", max_seq_length=length)
+    feature = kind.encode(choices(QUESTION), training=False)[0]
+    found = words(tokenizer, feature["input_ids"][1])
+    assert len(found.split()) <= length
+    assert found == expected
+    assert feature["truncated"]
+
+
+def test_questions_without_a_label_are_predicted_but_not_learned(tokenizer):
+    kind = make(tokenizer, "multiple_choice")
+    rows = choices(QUESTION, (*BLANK[:3], None))
+    assert kind.encode(rows, training=True)["example"] == [0]
+    features = kind.encode(rows, training=False)
+    assert kind.collate(list(features))["labels"].tolist() == [-100, -100]
+    predictions = kind.decode(np.array([[0.0, 1.0], [2.0, 1.0]]), features, rows)
+    assert predictions == [1, 0]
+    assert kind.score(predictions, rows) == {"accuracy": 1.0}
+
+
+def test_choices_that_fill_a_batch_up_have_no_say_and_no_gradient(tokenizer):
+    kind = make(tokenizer, "multiple_choice")
+    rows = choices(QUESTION, ("the river", "he", ["a", "mill", "door"], 2))
+    features = list(kind.encode(rows, training=True))
+    batch = kind.collate(features)
+    assert batch["input_ids"].shape[:2] == (2, 3)
+    assert batch["attention_mask"][0, 2].sum() == 1
+    config = ElectraConfig(vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
+    model = ElectraForMultipleChoice(config).eval()
+    outputs = model(**{name: tensor for name, tensor in batch.items() if name != "labels"})
+    outputs.logits.retain_grad()
+    together = kind.loss(outputs, batch)
+    together.total.backward()
+    assert outputs.logits.grad[0, 2] == 0
+    apart = [kind.collate([feature]) for feature in features]
+    losses = [kind.loss(model(**{k: v for k, v in one.items() if k != "labels"}), one).total for one in apart]
+    torch.testing.assert_close(together.total, sum(losses))
+    assert together.num_items == 2
+    logits = outputs.logits.detach().numpy()
+    logits[0, 2] = 99.0  # of a choice that the question does not have
+    assert kind.decode(logits, kind.encode(rows, training=False), rows)[0] in (0, 1)

@@ -1,0 +1,130 @@
+"""`hf-electra-rtd predict` on files and standard input."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForSequenceClassification
+
+from hf_electra_rtd.finetuning import predict
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.heads import load_with_head
+from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.tasks import Task
+
+
+TEXTS = ["the old river", "a mill", "the garden was old and the night was young"]
+
+
+def lines_of(text: str) -> list:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_path, tokenizer):
+    directory, _ = finished
+    flags = [
+        "--model_name_or_path",
+        str(directory / "run"),
+        "--file",
+        str(directory / "test.csv"),
+        "--use_cpu",
+        "True",
+    ]
+    assert predict.main([*flags, "--text_column_name", "review", "--output_file", str(tmp_path / "out.jsonl")]) == 0
+    lines = lines_of((tmp_path / "out.jsonl").read_text())
+    (path,) = (directory / "run").glob("reviews/*/model")
+    before = lines_of((path.parent / "predictions_test.jsonl").read_text())
+    assert [line["label"] for line in lines] == [line["prediction"] for line in before]
+    model = AutoModelForSequenceClassification.from_pretrained(path).eval()
+    for line in lines:
+        with torch.no_grad():
+            logits = model(**tokenizer(line["review"], return_tensors="pt")).logits[0]
+        wanted = dict(zip(("no", "yes"), logits.softmax(-1).tolist(), strict=True))
+        assert line["probabilities"] == pytest.approx(wanted, abs=1e-5)
+        assert line["score"] == max(line["probabilities"].values()) == line["probabilities"][line["label"]]
+
+
+def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monkeypatch, capsys):
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in ["text", *TEXTS]))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
+    flags = ["--model_name_or_path", str(finished[0] / "run"), "--use_cpu", "True"]
+    outputs = []
+    for file in ([], *(["--file", str(tmp_path / f"a.{suffix}")] for suffix in ("txt", "tsv", "jsonl"))):
+        predict.main([*flags, *file])
+        outputs.append(capsys.readouterr().out)
+    assert outputs == [outputs[0]] * 4
+    assert [line["text"] for line in lines_of(outputs[0])] == TEXTS
+
+
+QUESTIONS = {"question": ["what ?"] * 3, "context": TEXTS}
+
+
+@pytest.mark.parametrize(
+    ("task", "columns", "name"),
+    [
+        (Task("n", "N", kind="regression", label_scale=5.0), {"texts": [[text] for text in TEXTS]}, "number"),
+        (
+            Task("t", "T", kind="tagging", labels=("O", "B-X", "I-X")),
+            {"words": [text.split() for text in TEXTS], "tags": [None] * 3},
+            "tags",
+        ),
+        (
+            Task("q", "Q", kind="question_answering", unanswerable=True),
+            {**QUESTIONS, "answers": [None] * 3, "starts": [[]] * 3},
+            "answer",
+        ),
+        (Task("c", "C", kind="multiple_choice"), {**QUESTIONS, "choices": [["a river", "a mill"]] * 3}, "choice"),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_every_kind_is_predicted_as_in_fine_tuning(task, columns, name, encoder, tokenizer, tmp_path, capsys):
+    lengths = {"max_seq_length": 32, "doc_stride": 4, "max_query_length": 8}
+    kind = make_kind(task, tokenizer, **lengths)
+    model = load_with_head(kind.auto_class, encoder, labels=task.labels if task.kind == "tagging" else ())
+    torch.manual_seed(0)
+    for key, parameter in model.named_parameters():
+        if not key.startswith("electra."):
+            torch.nn.init.normal_(parameter, std=0.5)
+    facts = {key: getattr(task, key) for key in ("kind", "language", "unanswerable", "label_scale")}
+    model.config.fine_tuned_for = {"task": facts, "lengths": lengths}
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    given = {**columns, "text": columns.get("words", TEXTS)}
+    rows = [{key: values[index] for key, values in given.items()} for index in range(3)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert (
+        predict.main(["--model_name_or_path", str(tmp_path), "--file", str(tmp_path / "in.jsonl"), "--use_cpu"]) == 0
+    )
+    found = [line[name] for line in lines_of(capsys.readouterr().out)]
+    if task.kind == "regression":
+        with torch.no_grad():
+            logits = model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
+        assert found == pytest.approx((5 * logits.squeeze(-1)).tolist(), abs=1e-4)
+        return
+
+    def run(features):
+        batch = {key: tensor for key, tensor in kind.collate(list(features)).items() if key != "labels"}
+        with torch.no_grad():
+            arrays = [output.numpy() for output in model.eval()(**batch).to_tuple()]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    examples = Dataset.from_dict({"id": list("abc"), "label": [None] * 3, **columns})
+    wanted = predict.predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), run)
+    assert found == [prediction["text"] if name == "answer" else prediction for prediction in wanted]
+
+
+def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path):
+    (tmp_path / "a.csv").write_text("body\nthe river\n")
+    for model, message in (
+        (encoder, "was not fine-tuned by"),
+        (tmp_path, "holds no model"),
+        (finished[0] / "run", "no column 'text'. It has body"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predict.main(["--model_name_or_path", str(model), "--file", str(tmp_path / "a.csv")])

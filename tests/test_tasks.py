@@ -1,0 +1,69 @@
+"""The table of tasks."""
+
+import pytest
+
+from hf_electra_rtd.finetuning.scores import METRICS
+from hf_electra_rtd.tasks import BENCHMARKS, CLUE, GLUE, expand_task_names, get_task, guests
+
+
+TASKS = [task for tasks in BENCHMARKS.values() for task in tasks]
+
+
+def test_every_task_is_found_by_its_name_in_its_benchmark():
+    assert len({task.name for task in TASKS}) == len({task.title for task in TASKS}) == len(TASKS)
+    assert all(get_task(task.benchmark, task.name) is task for task in TASKS)
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+def test_the_facts_of_a_task_agree_with_each_other(task):
+    assert set(task.metrics) <= set(METRICS[task.kind])
+    assert len(set(task.labels)) == len(task.labels)
+    assert bool(task.labels) == (task.kind in ("classification", "tagging"))
+    assert not task.splits or set(task.splits) == set(task.files)
+    assert {*task.dev_splits, *task.test_splits} <= set(task.files)
+    assert task.has_training_data == (task.trained_on is None)
+    assert bool(task.submission) == bool(task.submission_format)
+    assert set(task.submission) <= set(task.test_splits)
+    paths = [path for split in task.files for path in task.paths(split)]
+    assert len(set(paths)) == len(paths)  # no two splits share a file
+
+
+def test_the_server_of_glue_gets_its_eleven_files():
+    files = {name: number for task in GLUE for names in task.submission.values() for name, number in names.items()}
+    assert len(files) == 11
+    assert all(files.values())
+
+
+def test_the_names_of_clues_files_tell_the_version_that_replaced_a_test_set():
+    for task in CLUE:
+        for names in task.submission.values():
+            assert all("10_" in name for name in list(names)[1:])
+
+
+def test_columns_of_a_record_are_those_of_texts():
+    assert get_task("clue", "cluewsc2020").describe()["text_columns"] == ["text"]
+    assert get_task("glue", "mrpc").describe() == {
+        "title": "MRPC",
+        "id": "nyu-mll/glue",
+        "config": "mrpc",
+        "splits": {"train": "train", "dev": "validation", "test": "test"},
+        "text_columns": ["sentence1", "sentence2"],
+    }
+    assert get_task("more", "squad1").describe()["text_columns"] == []
+
+
+def test_all_stands_for_what_can_be_trained_on_and_names_are_kept_once():
+    assert expand_task_names("glue", ["all"]) == tuple(task.name for task in GLUE if task.name != "ax")
+    assert expand_task_names("glue", ["rte", "all", "rte"])[:2] == ("rte", "cola")
+    assert [task.name for task in guests(get_task("glue", "mnli"))] == ["ax"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [([], "Name a task of glue"), (["mrcp"], "no task 'mrcp'.*mrpc"), (["ax"], "no training data.*mnli.*--predict")],
+)
+def test_names_that_cannot_be_trained_on_are_refused(names, message):
+    with pytest.raises(ValueError, match=message):
+        expand_task_names("glue", names)
+    with pytest.raises(ValueError, match=r"no benchmark 'gleu'.*glue, clue, more"):
+        expand_task_names("gleu", ["all"])

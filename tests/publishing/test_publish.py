@@ -1,354 +1,244 @@
-"""The script that publishes, as its user sees it."""
-
-from __future__ import annotations
+"""The command, from finished runs to repositories, and back into another process."""
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+from transformers import AutoModelForMaskedLM
 
-from hf_electra_rtd.publishing.cards import Details
-from hf_electra_rtd.publishing.hub import Publisher
-from hf_electra_rtd.publishing.outbox import DIRECTORY, Outbox
-from hf_electra_rtd.publishing.privacy import find_private
-from hf_electra_rtd.publishing.runs import towers_at_fraction
-from hf_electra_rtd.records import EVALUATION_FILE, EvaluationRecord, PretrainingRecord
-from tests.publishing.conftest import log_in, nowhere
-from tests.publishing.fake_hub import TOKEN
+from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.publishing import publish
+from hf_electra_rtd.records import EvaluationRecord
+from tests.finetuning.conftest import write_examples
+from tests.publishing.fake_hub import COMMIT, TOKEN
 
 
-import publish  # isort: skip  # in examples/
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 PREFIX = "lab/tiny"
 DISCRIMINATOR, GENERATOR = f"{PREFIX}-discriminator", f"{PREFIX}-generator"
-COMMIT = "POST /api/models/.*/commit/"
-TOWER = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
+MODEL = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 PLANTED = "hf_" + "x" * 34
 
 
-def send(run, *flags, details=("--license", "mit", "--languages", "en"), prefix=PREFIX):
-    return publish.main(["--run", str(run), "--repo_prefix", prefix, *details, *flags])
+@pytest.fixture(scope="module")
+def finished(finished_run, tmp_path_factory):
+    """`run`, a pre-training; `tuned`, its discriminator fine-tuned with two seeds; `halfway`, the same for the export
+    at half of the run; `adapted`, adapters for it."""
+    directory = tmp_path_factory.mktemp("runs")
+    shutil.copytree(finished_run, directory / "run")
+    files = [write_examples(directory / f"{split}.csv", 20, seed=1) for split in ("train", "dev")]
+    flags = [
+        *("--benchmark", "own", "--task_name", "reviews", "--language", "en", "--max_steps", "2", "--use_cpu", "True"),
+        *("--train_file", files[0], "--validation_file", files[1], "--text_column_name", "review"),
+        *("--label_column_name", "verdict", "--disable_tqdm", "True"),
+    ]
+    for name, model, more in (
+        ("tuned", directory / "run/discriminator", ["--seeds", "2"]),
+        ("halfway", directory / "run/fractions/50/discriminator", ["--keep_models", "none"]),
+        ("adapted", directory / "run/discriminator", ["--lora", "True"]),
+    ):
+        where = ["--model_name_or_path", str(model), "--output_dir", str(directory / name)]
+        assert finetune.main([*flags, *where, *more]) == 0
+    return directory
 
 
-def everything(hub):
-    """Files by repository and branch."""
-    return {
-        (repo_id, branch): {path: content for path, content in hub.files(repo_id, branch).items() if path[0] != "."}
-        for (_, repo_id), repository in hub.repositories.items()
-        for branch in repository.branches
-    }
+@pytest.fixture
+def runs(finished, tmp_path):
+    """A copy of the finished runs, to write into."""
+    return shutil.copytree(finished, tmp_path / "runs")
 
 
-def tuned_by(record_file, **changes):
-    """Has a record tell of another model."""
-    record = EvaluationRecord.load(record_file)
-    changed = dataclasses.replace(record, model={**record.model, **changes})
-    changed.save(record_file.parent)
+def send(run, *flags, prefix=PREFIX):
+    return publish.main(["--run", str(run), "--hub_model_id", prefix, "--license", "mit", *flags])
+
+
+def card(hub, repo_id, branch="main"):
+    return ModelCard(hub.files(repo_id, branch)["README.md"].decode())
 
 
 # ---- What is published ----
 
 
-def test_each_tower_becomes_a_private_repository_with_its_card_in_one_commit(runs, hub):
-    assert send(runs / "tiny") == 0
-    there = everything(hub)
+def test_each_network_becomes_a_repository_with_a_branch_for_each_fraction(runs, hub):
+    assert send(runs / "run") == 0
+    there = hub.everything()
     assert set(there) == {
-        (repo_id, branch) for repo_id in (DISCRIMINATOR, GENERATOR) for branch in ("main", "step-2", "step-4")
+        (name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in ("main", "step-2", "step-4")
     }
     for (repo_id, branch), files in there.items():
-        assert hub.repositories["models", repo_id].private
-        assert len(hub.log(repo_id, branch)) == 2  # the Hub's own first one, and ours
-        tower = repo_id.rpartition("-")[2]
-        directory = runs / "tiny" / ("" if branch != "step-2" else "fractions/50") / tower
         more = {"run_record.json", "training_curves.png"} if branch == "main" else {"training_curves.png"}
-        assert set(files) - {"special_tokens_map.json"} == TOWER | more
-        assert files["model.safetensors"] == (directory / "model.safetensors").read_bytes()
-        card = ModelCard(files["README.md"].decode())
-        assert card.data.license == "mit"
-        assert card.data.language == ["en"]
-        assert "hf-electra-rtd" in card.data.tags
+        assert set(files) == MODEL | more
+        part = ("fractions/50/" if branch == "step-2" else "") + repo_id.rpartition("-")[2]
+        assert files["model.safetensors"] == (runs / "run" / part / "model.safetensors").read_bytes()
+        assert card(hub, repo_id, branch).data.license == "mit"
+    assert f"{GENERATOR})" in card(hub, DISCRIMINATOR).text
+    assert send(runs / "run") == 0
+    assert hub.asked(COMMIT) == len(there)
 
 
-def test_a_picture_that_is_gone_is_drawn_anew(runs, hub):
-    (runs / "tiny/training_curves.png").unlink()
-    assert send(runs / "tiny", "--revisions", "False") == 0
-    for repo_id in (DISCRIMINATOR, GENERATOR):
-        assert hub.files(repo_id)["training_curves.png"].startswith(b"\x89PNG")
-
-
-def test_the_pair_is_published_where_it_is_asked_for(runs, hub):
-    assert send(runs / "tiny", "--parts", "pair", "--revisions", "False", "--private", "False") == 0
-    ((key, files),) = everything(hub).items()
-    assert key == (f"{PREFIX}-pair", "main")
-    assert files["model.safetensors"] == (runs / "tiny/model.safetensors").read_bytes()
-    assert not hub.repositories["models", f"{PREFIX}-pair"].private
-
-
-def test_a_dry_run_uploads_nothing_lists_what_a_push_sends_and_leaves_pages(runs, hub, capsys):
-    assert send(runs / "tiny", "--dry_run") == 0
+def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
+    parts = ["--parts", "discriminator", "generator", "pair"]
+    assert send(runs / "run", "--dry_run", *parts) == 0
     assert hub.requests == []
-    lists = re.split(r"^(\S+/\S+), branch (\S+)$", capsys.readouterr().out, flags=re.MULTILINE)[1:]
+    told = capsys.readouterr().out
+    lists = re.split(r"^(\S+/\S+), branch (\S+):", told, flags=re.MULTILINE)[1:]
     listed = {
-        (repo_id, branch): {
-            name: int(size.replace(",", ""))
-            for name, size in re.findall(r"^  (\S+) +([\d,]+) *$", text, flags=re.MULTILINE)
-            if name != "together"
-        }
+        (repo_id, branch): {name: int(size.replace(",", "")) for name, size in re.findall(r"(\S+) +(\S+) bytes", text)}
         for repo_id, branch, text in zip(lists[::3], lists[1::3], lists[2::3], strict=True)
     }
-    assert send(runs / "tiny") == 0
-    sent = {key: {path: len(content) for path, content in files.items()} for key, files in everything(hub).items()}
-    assert listed == sent
-    pages = sorted(path.name for path in (runs / "tiny/publish_preview").iterdir())
-    names = [repo_id.replace("/", "--") for repo_id in (DISCRIMINATOR, GENERATOR)]
-    assert pages == sorted(f"{name}{branch}.html" for name in names for branch in ("", "--step-2", "--step-4"))
+    assert "checkpoint-2" in told.partition("stays here:")[2]
+    (runs / "run/training_curves.png").unlink()  # is drawn again
+    assert send(runs / "run", *parts) == 0
+    sent = {key: {path: len(content) for path, content in files.items()} for key, files in hub.everything().items()}
+    assert {key: set(files) for key, files in listed.items()} == {key: set(files) for key, files in sent.items()}
+    assert listed[DISCRIMINATOR, "main"]["README.md"] == sent[DISCRIMINATOR, "main"]["README.md"]
+    preview = runs / "run/publish_preview/lab--tiny-discriminator/step-2/README.md"
+    assert preview.read_bytes() == hub.files(DISCRIMINATOR, "step-2")["README.md"]
 
 
-def test_nothing_leaves_that_is_private(runs, hub, capsys):
-    for directory in (runs / "tiny", runs / "tiny/discriminator", runs / "tiny/fractions/50/discriminator"):
+def test_a_fine_tuning_becomes_a_repository_for_each_task(runs, hub):
+    assert send(runs / "tuned", "--base_model", DISCRIMINATOR, "--eval_results", "True") == 0
+    ((key, files),) = hub.everything().items()
+    assert key == (f"{PREFIX}-reviews", "main")
+    (kept,) = (runs / "tuned").glob("reviews/*/model")
+    assert files["model.safetensors"] == (kept / "model.safetensors").read_bytes()
+    assert files["evaluation_record.json"] == (kept.parent / "evaluation_record.json").read_bytes()
+    data = card(hub, f"{PREFIX}-reviews").data
+    assert (data.base_model, data.language) == (DISCRIMINATOR, ["en"])
+
+
+def test_evaluations_find_the_discriminator_that_they_belong_to_and_stay_when_published_again(runs, hub):
+    results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
+    assert send(runs / "run", *results) == 0
+    texts = {key: files["README.md"].decode() for key, files in hub.everything().items()}
+    shown = {key for key, text in texts.items() if "reviews" in text.partition("# tiny")[2]}
+    assert shown == {(DISCRIMINATOR, "main"), (DISCRIMINATOR, "step-2"), (DISCRIMINATOR, "step-4")}
+    assert send(runs / "run") == 0
+    assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
+    assert {key: files["README.md"].decode() for key, files in hub.everything().items()} == texts
+
+
+def test_evaluations_of_another_model_are_refused_and_can_be_compared(runs, hub):
+    record = EvaluationRecord.load(next((runs / "halfway").rglob("evaluation_record.json")))
+    model = {**record.model, "sha256": "0" * 64, "name_or_path": "stranger/foreign"}
+    dataclasses.replace(record, model=model).save(runs / "halfway/reviews/seed_42")
+    results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
+    with pytest.raises(ValueError, match=r"reviews, seed 42, is a result of stranger/foreign.*--compared"):
+        send(runs / "run", *results)
+    assert send(runs / "run", *results[:2], "--compared", results[2]) == 0
+    assert "foreign" in card(hub, DISCRIMINATOR).text
+    dataclasses.replace(record, model={**model, "sha256": None, "name_or_path": DISCRIMINATOR}).save(
+        runs / "halfway/reviews/seed_42"
+    )
+    (runs / "run/publish.json").unlink()  # else --compared would count again
+    assert send(runs / "run", *results[:1], results[2], "--force") == 0  # of the repository itself, by its id
+
+
+@pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}])
+def test_what_failed_has_another_status_and_is_sent_by_resume(failure, runs, hub, capsys):
+    hub.fail(COMMIT, **failure)
+    resume = ["--run", str(runs / "run"), "--resume"]
+    assert send(runs / "run") == 1
+    assert f"hf-electra-rtd publish --resume --run {runs / 'run'}" in capsys.readouterr().err
+    assert publish.main(resume) == 1
+    hub.failures.clear()
+    assert publish.main(resume) == 0
+    assert len(hub.everything()) == 6
+    assert card(hub, GENERATOR).data.license == "mit"
+
+
+def test_an_interrupted_upload_is_sent_by_resume(runs, hub, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.HfApi.create_commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            send(runs / "tuned", "--base_model", DISCRIMINATOR)
+    assert publish.main(["--run", str(runs / "tuned"), "--resume"]) == 0
+    assert card(hub, f"{PREFIX}-reviews").data.base_model == DISCRIMINATOR
+
+
+def test_shards_are_those_of_the_index(runs, hub):
+    directory = runs / "run/generator"
+    model = AutoModelForMaskedLM.from_pretrained(directory)
+    (directory / "model.safetensors").unlink()
+    model.save_pretrained(directory, max_shard_size="10kB")
+    shards = {path.name for path in directory.glob("model-*.safetensors")}
+    (directory / "model-00009-of-00009.safetensors").write_bytes(b"of another save")
+    assert len(shards) > 1
+    assert send(runs / "run", "--parts", "generator", "--revisions", "False") == 0
+    weights = {name for name in hub.files(GENERATOR) if "safetensors" in name}
+    assert weights == shards | {"model.safetensors.index.json"}
+    next(directory.glob("model-00001-*")).unlink()
+    with pytest.raises(ValueError, match=r"holds no model-00001.*safetensors"):
+        send(runs / "run", "--parts", "generator")
+
+
+def test_a_snapshot_without_the_pair_is_published_without_it(runs, hub):
+    (runs / "run/config.json").unlink()
+    assert send(runs / "run", "--parts", "discriminator", "pair", "--revisions", "False") == 0
+    assert set(hub.repositories) == {DISCRIMINATOR}
+
+
+# ---- What must not leave ----
+
+
+def test_nothing_private_leaves(runs, hub):
+    for directory in (runs / "run", runs / "run/discriminator", runs / "run/fractions/50/discriminator"):
         for name in ("training_args.bin", "optimizer.pt", "events.out.tfevents.1", "train.log"):
             (directory / name).write_text(f"{directory} {PLANTED}")
-        path = directory / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "_name_or_path": str(directory)}))
-    assert send(runs / "tiny", "--dry_run", "--parts", "discriminator", "generator", "pair") == 0
-    assert "training_args.bin" in capsys.readouterr().out.partition("stays here:")[2]
-    assert send(runs / "tiny", "--parts", "discriminator", "generator", "pair") == 0
-    for files in everything(hub).values():
-        assert not set(files) & {"training_args.bin", "optimizer.pt", "events.out.tfevents.1", "train.log"}
-        for name, content in files.items():
-            assert str(runs.parent).encode() not in content
-            assert PLANTED.encode() not in content
-            if name not in ("model.safetensors", "training_curves.png", "tokenizer.json", "vocab.txt"):
-                assert find_private(content.decode()) == []
+        for name in ("config.json", "tokenizer_config.json"):
+            config = {**json.loads((directory / name).read_text()), "_name_or_path": str(directory)}
+            (directory / name).write_text(json.dumps({**config, "nested": {"vocab": str(runs / "train.csv")}}))
+    assert send(runs / "run", "--parts", "discriminator", "generator", "pair") == 0
+    for files in hub.everything().values():
+        assert set(files) <= MODEL | {"run_record.json", "training_curves.png"}
+        for content in files.values():
+            assert not any(private.encode() in content for private in (str(runs), PLANTED, TOKEN))
+    nested = json.loads(hub.files(DISCRIMINATOR)["config.json"])["nested"]
+    assert nested == {"vocab": "train.csv"}
 
 
-def test_a_token_among_the_files_stops_everything(runs, hub):
-    path = runs / "tiny/generator/tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "access": PLANTED}))
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json.*token") as told:
-        send(runs / "tiny")
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("tokenizer.json", PLANTED, "a token of the Hub"),
+        ("vocab.txt", PLANTED, "a token of the Hub"),
+        ("generation_config.json", "see /home/ada/notes.txt", "/home/ada/notes.txt"),
+        ("generation_config.json", r"C:\Users\ada", "C:"),
+    ],
+)
+def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found, runs, hub):
+    path = runs / "run/generator" / name
+    path.write_text(json.dumps({"note": text}))
+    with pytest.raises(ValueError, match=re.escape(name)) as told:
+        send(runs / "run")
+    assert found in str(told.value)
     assert PLANTED not in str(told.value)
     assert hub.requests == []
 
 
-def test_publishing_again_makes_no_commit(runs, hub, capsys):
-    assert send(runs / "tiny") == 0
-    before = everything(hub)
-    capsys.readouterr()
-    assert send(runs / "tiny") == 0
-    assert everything(hub) == before
-    assert hub.asked(COMMIT) == 6
-    assert capsys.readouterr().out.count("as it was") == 6
-
-
-def test_a_repository_that_holds_something_else_is_refused_before_any_upload(runs, hub):
-    hub.add(GENERATOR, {"README.md": b"# A cat\n", "cat.png": b"meow"})
-    with pytest.raises(ValueError, match=rf"{GENERATOR} holds something else.*cat\.png.*--force"):
-        send(runs / "tiny")
-    assert hub.asked("^(POST|PUT|DELETE) ") == 0
-    assert send(runs / "tiny", "--force") == 0
-    assert hub.files(GENERATOR)["cat.png"] == b"meow"
-    assert b"licen" in hub.files(GENERATOR)["README.md"]
-
-
-def test_another_run_is_refused_before_any_upload(runs, hub):
-    path = runs / "tiny/run_record.json"
-    assert send(runs / "tiny", "--parts", "generator") == 0
-    there, sent = everything(hub), hub.asked("^(POST|PUT|DELETE) ")
-    record = json.loads(path.read_text())
-    record["arguments"]["training"]["seed"] = 7
-    path.write_text(json.dumps(record))
-    with pytest.raises(ValueError, match=rf"{GENERATOR} holds another run \(seed 42, here 7\).*--force"):
-        send(runs / "tiny")
-    assert (everything(hub), hub.asked("^(POST|PUT|DELETE) ")) == (there, sent)
-    assert send(runs / "tiny", "--force") == 0
-    assert json.loads(hub.files(GENERATOR)["run_record.json"])["arguments"]["training"]["seed"] == 7
-
-
-def test_an_unforeseen_error_keeps_its_repository_and_holds_no_other_up(runs, hub, monkeypatch, caplog, capsys):
-    push = Publisher.push
-
-    def defective(self, repository, *arguments):
-        if repository.repo_id == DISCRIMINATOR:
-            raise KeyError("a defect")
-        return push(self, repository, *arguments)
-
-    monkeypatch.setattr(Publisher, "push", defective)
-    assert send(runs / "tiny", "--revisions", "False") == 1
-    assert set(everything(hub)) == {(GENERATOR, "main")}
-    assert "Traceback" in caplog.text
-    assert "an unforeseen error (KeyError: 'a defect')" in " ".join(capsys.readouterr().out.split())
-    assert [item.repo_id for item in Outbox(runs / "tiny").pending()] == [DISCRIMINATOR]
-
-
-def test_force_and_private_count_when_what_was_kept_is_sent(runs, hub):
-    hub.fail(".", status=500, times=float("inf"))
-    assert send(runs / "tiny", "--parts", "generator", "--revisions", "False") == 1
-    hub.failures.clear()
-    hub.add(GENERATOR, {"README.md": b"# A cat\n", "cat.png": b"meow"}, private=False)
-    resume = ["--run", str(runs / "tiny"), "--resume"]
-    for flags in ([], ["--force"], ["--private", "False"], ["--private", "True", "--force"]):
-        assert publish.main([*resume, *flags]) == 1
-    assert publish.main([*resume, "--force", "--private", "False"]) == 0
-    assert b"mit" in hub.files(GENERATOR)["README.md"]
-    assert hub.files(GENERATOR)["cat.png"] == b"meow"
-
-
-def test_without_generator_there_is_no_generator_on_the_way_but_the_rest_is_published(runs):
-    record = PretrainingRecord.load(runs / "tiny")
-    alone = dataclasses.replace(record, model={**record.model, "objective": "mlm", "generator_config": None})
-    halfway, details = runs / "tiny/fractions/50", Details("mit", ("en",))
-    assert towers_at_fraction(halfway, alone, PREFIX, details, ["generator", "pair"]) == []
-    both = towers_at_fraction(halfway, record, PREFIX, details, ["generator", "pair"])
-    assert [(item.repository.repo_id, item.repository.revision) for item in both] == [(GENERATOR, "step-2")]
-
-
-def test_who_may_not_write_there_is_told_before_any_upload(runs, hub, monkeypatch, waits):
-    with pytest.raises(ValueError, match="maria may only read in museum"):
-        send(runs / "tiny", prefix="museum/tiny")
-    log_in(monkeypatch, hub.endpoint, "hf_unknown", waits)
-    with pytest.raises(ValueError, match="does not accept the token"):
-        send(runs / "tiny")
-    assert hub.asked("^(POST|PUT|DELETE) ") == 0
-
-
-# ---- Evaluations ----
-
-
-def test_evaluations_find_their_tower_by_its_weights(runs, hub):
-    assert send(runs / "tiny", "--evaluations", str(runs / "tuned"), str(runs / "halfway")) == 0
-    card = hub.files(DISCRIMINATOR)["README.md"].decode()
-    on_the_way = hub.files(DISCRIMINATOR, "step-2")["README.md"].decode()
-    generator = hub.files(GENERATOR)["README.md"].decode()
-    assert "reviews" in card
-    assert "reviews" in on_the_way
-    assert "reviews" not in generator
-    final = EvaluationRecord.load(runs / "tuned/reviews/seed_42")
-    half = EvaluationRecord.load(runs / "halfway/reviews/seed_42")
-    assert final.model["sha256"] != half.model["sha256"]
-
-
-def test_evaluations_of_the_published_discriminator_find_it_by_its_id(runs, hub):
-    for path in (runs / "tuned").rglob(EVALUATION_FILE):
-        record = EvaluationRecord.load(path)
-        model = {name: value for name, value in record.model.items() if name != "sha256"}
-        model |= {"name_or_path": DISCRIMINATOR, "revision": "0" * 40}
-        dataclasses.replace(record, model=model).save(path.parent)
-    with pytest.raises(ValueError, match=f"are of {DISCRIMINATOR}.*--compared"):
-        send(runs / "tiny", "--evaluations", str(runs / "tuned"), prefix="lab/another")
-    assert send(runs / "tiny", "--evaluations", str(runs / "tuned")) == 0
-    assert "reviews" in hub.files(DISCRIMINATOR)["README.md"].decode()
-    assert "reviews" not in hub.files(DISCRIMINATOR, "step-2")["README.md"].decode()
-
-
-def test_a_strangers_evaluations_are_refused_by_name_and_can_be_compared(runs, hub):
-    for path in (runs / "halfway").rglob(EVALUATION_FILE):
-        tuned_by(path, sha256="0" * 64, name_or_path="stranger/foreign")
-    with pytest.raises(ValueError, match=r"reviews, seed 42, are of stranger/foreign.*--compared"):
-        send(runs / "tiny", "--evaluations", str(runs / "halfway"))
-    assert hub.requests == []
-    assert send(runs / "tiny", "--evaluations", str(runs / "tuned"), "--compared", str(runs / "halfway")) == 0
-    assert "| foreign" in hub.files(DISCRIMINATOR)["README.md"].decode()
-
-
-# ---- Fine-tuned models ----
-
-
-def test_fine_tuned_models_are_named_by_their_task(runs, hub):
-    assert send(runs / "tuned", "--base_model", DISCRIMINATOR, details=("--license", "mit")) == 0
-    ((key, files),) = everything(hub).items()
-    assert key == (f"{PREFIX}-reviews", "main")
-    (kept,) = (runs / "tuned").glob("reviews/*/model")
-    assert files["model.safetensors"] == (kept / "model.safetensors").read_bytes()
-    assert files.keys() >= {EVALUATION_FILE, "README.md", "config.json", "vocab.txt"}
-    card = ModelCard(files["README.md"].decode())
-    assert (card.data.base_model, card.data.language) == (DISCRIMINATOR, ["en"])
-    assert "42:" in card.text
-    assert "43:" in card.text
-
-
-@pytest.mark.parametrize("below", ["reviews", "reviews/seed_42"])
-def test_one_task_of_several_can_be_published(runs, hub, below):
-    (kept,) = (runs / "tuned").glob("reviews/*/model")
-    kept.rename(runs / "tuned/reviews/seed_42/model")
-    assert send(runs / "tuned" / below, "--base_model", DISCRIMINATOR) == 0
-    assert set(everything(hub)) == {(f"{PREFIX}-reviews", "main")}
-
-
-def test_two_models_of_one_name_are_refused_by_directory(runs, hub):
-    below = runs / "several"
-    for name in ("base", "small"):
-        shutil.copytree(runs / "tuned", below / name)
-    with pytest.raises(ValueError, match=rf"{below}/base/reviews and {below}/small/reviews .* {PREFIX}-reviews"):
-        send(below, "--base_model", DISCRIMINATOR)
-    assert hub.requests == []
-    assert send(below / "small", "--base_model", DISCRIMINATOR) == 0
-
-
-def test_adapters_need_their_base_model(runs, hub):
-    with pytest.raises(ValueError, match="--base_model"):
-        send(runs / "adapted")
-    assert hub.requests == []
-    assert send(runs / "adapted", "--base_model", DISCRIMINATOR) == 0
+def test_labels_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
+    (model,) = (runs / "tuned").glob("reviews/*/model")
+    labels = {"0": "/person/artist", "1": "/home/garden"}
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "id2label": labels}))
+    (model / "vocab.txt").write_text((model / "vocab.txt").read_text() + "/home/x/y\n")
+    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
     files = hub.files(f"{PREFIX}-reviews")
-    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == DISCRIMINATOR
-    assert "adapter_model.safetensors" in files
-    assert "model.safetensors" not in files
-
-
-def test_a_fine_tuning_that_kept_no_model_is_told(runs, hub):
-    with pytest.raises(ValueError, match="--keep_models best"):
-        send(runs / "halfway", "--base_model", DISCRIMINATOR)
-
-
-# ---- A Hub that fails ----
-
-
-@pytest.mark.parametrize("failure", ["always 500", "no network", "403 in the middle", "429"])
-def test_what_the_hub_does_not_take_is_kept_and_sent_later(failure, runs, hub, waits, monkeypatch, capsys):
-    if failure == "always 500":
-        hub.fail(".", status=500, times=float("inf"))
-    elif failure == "no network":
-        log_in(monkeypatch, nowhere(), TOKEN, waits)
-    elif failure == "429":
-        hub.fail("POST", status=429, times=float("inf"), headers={"Retry-After": "100000"})
-    else:
-        hub.fail(f"POST /api/models/{GENERATOR}/commit/", status=403, times=float("inf"))
-    assert send(runs / "tiny") == 1
-    outbox = Outbox(runs / "tiny")
-    kept = {(item.repo_id, item.revision) for item in outbox.pending()}
-    towers = [GENERATOR] if failure == "403 in the middle" else [DISCRIMINATOR, GENERATOR]
-    assert kept == {(repo_id, branch) for repo_id in towers for branch in (None, "step-2", "step-4")}
-    told = capsys.readouterr().out
-    assert told.count("not sent:") == len(kept)
-    assert f"--run {runs / 'tiny'} --resume" in " ".join(told.split())
-    assert max(waits, default=0) <= 1
-
-    again = ["--run", str(runs / "tiny"), "--resume"]
-    assert publish.main(again) == 1  # nothing is better yet
-    assert {(item.repo_id, item.revision) for item in outbox.pending()} == kept
-
-    hub.failures.clear()
-    log_in(monkeypatch, hub.endpoint, TOKEN, waits)
-    assert publish.main(again) == 0
-    assert outbox.pending() == []
-    assert [path.name for path in (runs / "tiny" / DIRECTORY).iterdir()] == []
-    sent, commits = everything(hub), hub.asked(COMMIT)
-    assert send(runs / "tiny") == 0  # finds everything as it was
-    assert (everything(hub), hub.asked(COMMIT)) == (sent, commits)
-    with pytest.raises(ValueError, match="Nothing waits"):
-        publish.main(again)
-
-
-def test_what_was_kept_goes_when_something_newer_got_through(runs, hub):
-    hub.fail(".", status=500, times=float("inf"))
-    assert send(runs / "tiny") == 1
-    hub.failures.clear()
-    assert send(runs / "tiny") == 0
-    assert Outbox(runs / "tiny").pending() == []
+    assert json.loads(files["config.json"])["id2label"] == labels
+    assert b"/home/x/y" in files["vocab.txt"]
 
 
 # ---- Mistakes ----
@@ -357,27 +247,106 @@ def test_what_was_kept_goes_when_something_newer_got_through(runs, hub):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--repo_prefix", PREFIX], "--run OUTPUT_DIR"),
-        (["--run", "{tiny}"], "--repo_prefix ORG/NAME"),
-        (["--run", "{tiny}", "--repo_prefix", PREFIX, "--languages", "en"], "--license"),
-        (["--run", "{tiny}", "--repo_prefix", PREFIX, "--license", "mit"], "--languages"),
-        (["--run", "{tiny}", "--repo_prefix", PREFIX, "--license", "mine", "--languages", "en"], "no licence"),
-        (["--run", "{tiny}", "--repo_prefix", "tiny", "--license", "mit", "--languages", "en"], "OWNER/NAME"),
-        (["--run", "{tiny}", "--repo_prefix", PREFIX, "--parts", "trunk"], "discriminator, generator, pair"),
-        (["--run", "{tiny}", "--repo_prefix", PREFIX, "--base_model", "a/b"], "--base_model is for fine-tuned"),
-        (["--run", "{tiny}/absent", "--repo_prefix", PREFIX], "no directory"),
-        (["--run", "{tiny}/blocks", "--repo_prefix", PREFIX], "neither"),
-        (["--run", "{tiny}", "--resume"], "Nothing waits"),
+        ([], "--run OUTPUT_DIR"),
+        (["--run", "{run}"], "--hub_model_id ORG/NAME"),
+        (["--run", "{run}", "--hub_model_id", "tiny"], "give the owner.*ORG/NAME"),
+        (["--run", "{run}", "--hub_model_id", "lab/a b"], "Repo id must use alphanumeric"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--base_model", "a/b"], "--base_model is for fine-tuned"),
+        (["--run", "{run}/absent", "--hub_model_id", PREFIX], "no such directory"),
+        (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from_checkpoint"),
+        (["--run", "{run}", "--resume"], "never published"),
+        (["--run", "{run}/lost", "--hub_model_id", PREFIX, "--parts", "pair"], "no pair to publish"),
+        (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
+        (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
+        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--evaluations", "{run}"], "for a pre-training run"),
+        (["--run", "{run}/..", "--hub_model_id", PREFIX, "--base_model", "a/b"], "are both named lab/tiny-reviews"),
+        (["--run", "{run}/lost", "--hub_model_id", PREFIX], "generator to publish.*--parts"),
+        (["--run", "{run}/pickled", "--hub_model_id", PREFIX], r"holds no model\.safetensors.*Save"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_asked(flags, message, runs, hub):
+def test_mistakes_are_named_before_anything_is_asked(flags, message, runs, hub):
+    for name in ("lost", "pickled"):
+        shutil.copytree(runs / "run", runs / "run" / name, ignore=shutil.ignore_patterns("lost", "fra*", "check*"))
+    shutil.rmtree(runs / "run/lost/generator")
+    (runs / "run/lost/config.json").unlink()
+    (runs / "run/pickled/generator/model.safetensors").rename(runs / "run/pickled/generator/pytorch_model.bin")
     with pytest.raises(ValueError, match=message):
-        publish.main([flag.replace("{tiny}", str(runs / "tiny")) for flag in flags])
+        publish.main([flag.replace("{run}", str(runs / "run")) for flag in flags])
     assert hub.requests == []
 
 
-def test_a_run_that_lost_a_tower_is_told(runs, hub):
-    shutil.rmtree(runs / "tiny/discriminator")
-    with pytest.raises(ValueError, match="discriminator"):
-        send(runs / "tiny")
-    assert hub.requests == []
+# ---- Round trip ----
+
+TEXTS = ["the old river saw a young horse", "a letter"]
+LOGITS = """
+import json, pathlib, sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from peft import AutoPeftModelForSequenceClassification
+from safetensors.torch import save_file
+from transformers import (
+    AutoModelForMaskedLM, AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer
+)
+
+def answer(place, loader, options):
+    revision = {key: value for key, value in options.items() if key == "revision"}
+    inputs = AutoTokenizer.from_pretrained(place, **revision)(TEXTS, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        return globals()[loader].from_pretrained(place, **options).eval()(**inputs).logits.contiguous()
+"""
+# Loads each model by its id, keeps its logits, and then runs the Python of every card as it stands.
+ELSEWHERE = """
+asked = json.loads(pathlib.Path("asked.json").read_text())
+TEXTS = asked["texts"]
+save_file({repo_id: answer(*each) for repo_id, each in asked["models"].items()}, "logits.safetensors")
+assert not any(module.startswith("hf_electra_rtd") for module in sys.modules), "plain transformers is enough"
+for name, code in asked["code"].items():
+    print("card", name, flush=True)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+from hf_electra_rtd import ElectraForRTDPretraining
+ElectraForRTDPretraining.from_pretrained(asked["pair"]).save_pretrained("pair")
+"""
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
+def test_what_was_published_loads_elsewhere_answers_the_same_and_the_code_of_its_cards_runs(runs, hub, tmp_path):
+    assert send(runs / "run", "--parts", "discriminator", "generator", "pair", "--languages", "en") == 0
+    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
+    assert send(runs / "adapted", "--base_model", DISCRIMINATOR, prefix=f"{PREFIX}-lora") == 0
+    (tuned,), (adapted,) = ((runs / name).glob("reviews/*/model") for name in ("tuned", "adapted"))
+    models = {  # where it lies here: its id, the class that loads it, options
+        runs / "run/discriminator": (DISCRIMINATOR, "AutoModelForPreTraining", {}),
+        runs / "run/fractions/50/discriminator": (DISCRIMINATOR, "AutoModelForPreTraining", {"revision": "step-2"}),
+        runs / "run/generator": (GENERATOR, "AutoModelForMaskedLM", {}),
+        tuned: (f"{PREFIX}-reviews", "AutoModelForSequenceClassification", {}),
+        adapted: (f"{PREFIX}-lora-reviews", "AutoPeftModelForSequenceClassification", {"num_labels": 2}),
+    }
+    code = {
+        f"{repo_id} at {branch}, block {number}": block
+        for (repo_id, branch), files in hub.everything().items()
+        for number, block in enumerate(re.findall(r"```python\n(.*?)```", files["README.md"].decode(), re.DOTALL))
+    }
+    asked = {"models": {str(path): how for path, how in models.items()}, "pair": f"{PREFIX}-pair"}
+    (tmp_path / "asked.json").write_text(json.dumps({**asked, "texts": TEXTS, "code": code}))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "TRANSFORMERS_"))}
+    home = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", LOGITS + ELSEWHERE],
+        cwd=tmp_path,
+        env={**kept, **home, "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("card ") == len(code) >= 9
+
+    here = {"TEXTS": TEXTS}
+    exec(LOGITS, here)
+    for path, logits in load_file(tmp_path / "logits.safetensors").items():
+        _, loader, options = models[Path(path)]
+        options = {key: value for key, value in options.items() if key != "revision"}
+        assert torch.equal(here["answer"](path, loader, options), logits), path
+    pairs = [load_file(path / "model.safetensors") for path in (tmp_path / "pair", runs / "run")]
+    assert all(torch.equal(pairs[0][name], tensor) for name, tensor in pairs[1].items())

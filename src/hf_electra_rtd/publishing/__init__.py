@@ -1,1 +1,1 @@
-"""What people see of a run, made from its record alone."""
+"""From records to tables, pictures, model cards, and the Hub. Reads records and files, never models."""

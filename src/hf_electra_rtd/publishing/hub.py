@@ -1,363 +1,360 @@
-"""The way to the Hub: looked at before, one commit, read back after.
+"""The way to the Hub: one commit for each branch of a repository, private at first, and safe to repeat.
 
-A push is safe to repeat. It looks at what lies there, sends one commit that makes the difference, and nothing where
-there is none. So a connection that breaks leaves the repository as it was or as it shall be, and a commit whose answer
-was lost is found by the next look.
+The title of every commit holds the key of its run, which lies in the run's `publish.json`. So a branch that another
+run or a person wrote to is noticed, and a commit whose answer was lost is recognized. A push is repeated as it is:
+`huggingface_hub` makes no commit where nothing has changed.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, hf_hub_url
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
-from hf_electra_rtd.publishing.hub_access import refuse_without_rights
-from hf_electra_rtd.publishing.hub_errors import RESUME, HubError, asked_to_wait, explain, is_transient
-from hf_electra_rtd.publishing.repositories import Repository, RepositoryFile, is_written_here
-from hf_electra_rtd.publishing.same_run import RECORD_FILES, difference, run_of
+from hf_electra_rtd.files import write_text
+from hf_electra_rtd.records import public
 
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
-CARD_TAG = "hf-electra-rtd"  # in a card's metadata: the repository was made by this package
-MAIN = "main"
-PAUSES = (1.0, 4.0, 16.0)  # seconds before each further try
-LONGEST_WAIT = 300.0  # the Hub counts requests in windows of five minutes
-ANSWER_SECONDS = 120.0  # of silence; the Hub gives up itself after one minute
-_OF_NOBODY = (".gitattributes",)  # what the Hub puts into a new repository
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file on the Hub: its size in bytes, and its digest: SHA-256 of a large one (LFS), else git's blob id."""
-
-    size: int
-    digest: str
-    is_large: bool
-
-    def holds(self, file: RepositoryFile) -> bool:
-        """Whether it has the content of a file here."""
-        return self.size == file.size and self.digest == (file.sha256 if self.is_large else file.blob_id)
-
-
-@dataclass(frozen=True)
-class RemoteState:
-    """What lies on the Hub at a revision.
-
-    Attributes:
-        commit: its full hash.
-        private: of the repository.
-        is_ours: whether the card says that this package made it.
-        files: by path.
-    """
-
-    commit: str
-    private: bool
-    is_ours: bool
-    files: dict[str, RemoteFile]
+PUBLISH_FILE = "publish.json"  # in a run's directory; never published
+RESUME = "hf-electra-rtd publish --resume"
+# What may be uploaded, and what a later commit removes where it is no longer part of the model.
+CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")
+VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *("spm.model", "spiece.model"),
+)
+ALLOWED = (
+    *(*CONFIGURATIONS, *VOCABULARIES, "model.safetensors", "model-?????-of-?????.safetensors"),
+    *("model.safetensors.index.json", "adapter_model.safetensors", "run_record.json", "evaluation_record.json"),
+    *("training_curves.png", "README.md", ".eval_results/*.yaml"),
+)
+PAUSES = (1.0, 4.0)  # seconds before the second and the third try
+PATIENCE = 30.0  # seconds of failing after which nothing is tried again: the library did that by itself
+LONGEST_WAIT = 300.0  # seconds that the Hub may ask to wait
+SILENCE = (10.0, 60.0, 60.0, 60.0)  # seconds without a byte while connecting, reading, writing, queueing
+# The Xet client would try five times, each for 300 seconds. 120 is above the 90 that it calls healthy for a transfer.
+_XET_LIMITS = {"HF_XET_CLIENT_READ_TIMEOUT": "120s", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"}
+_TITLE = "hf-electra-rtd run"  # in the title of every commit
+_UNUSED = frozenset({".gitattributes", "README.md", "LICENSE"})  # what the website puts into a new repository
 
 
 @dataclass(frozen=True)
-class Pushed:
-    """What a push did.
-
-    Attributes:
-        repo_id: `owner/name`.
-        url: of its page.
-        commit: full hash of the commit that holds it.
-        revision: the branch.
-        tag: that names the commit, or None.
-        private: whether the repository is.
-        changed: False where everything lay there already, so that no commit was made.
-    """
+class Repository:
+    """One branch of a repository, as it shall stand on the Hub."""
 
     repo_id: str
+    files: dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
+    revision: str | None = None  # the branch; None is `main`
+    left_out: tuple[str, ...] = ()  # names of files and directories beside the model that stay here
+
+
+@dataclass(frozen=True)
+class Published:
+    """The outcome for a [`Repository`]."""
+
+    repo_id: str
+    revision: str | None
     url: str
-    commit: str
-    revision: str
-    tag: str | None
-    private: bool
-    changed: bool
+    changed: bool = False  # False also where the Hub held the same files already
+    error: str | None = None  # what happened and the remedy; None where the files are on the Hub
 
 
-class Publisher:
-    """Writes repositories of models to the Hub.
+def read_publication(directory: str | Path) -> dict[str, Any]:
+    """What `remember` wrote: `run`, the key of the run, and `flags`; empty where nothing was published."""
+    path = Path(directory) / PUBLISH_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
-    The token is that of the environment (`HF_TOKEN`) or of the login (`hf auth login`), and no argument, which a file
-    could keep.
+
+def remember(directory: str | Path, **flags: Any) -> str:
+    """Writes into a run's `publish.json` how it is published, before the first try, so that `hf-electra-rtd publish
+    --resume` can repeat it. Flags that are not given stay as they are. Returns the key of the run."""
+    known = read_publication(directory)
+    key = known.get("run") or uuid.uuid4().hex[:12]
+    values = {"run": key, "flags": {**known.get("flags", {}), **flags}}
+    write_text(Path(directory) / PUBLISH_FILE, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+    return str(key)
+
+
+def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, force: bool = False) -> None:
+    """Finds out before a training whether it may publish. Where the Hub cannot be reached, it only warns.
+
+    Raises:
+        ValueError: as for `publish`.
+    """
+    api, key = HfApi(), remember(directory)
+    try:
+        with _limited_silence():
+            for repo_id in repo_ids:
+                _look(api, repo_id, None, key, private, force)
+    except _HubError as error:
+        if not error.transient:
+            raise ValueError(str(error)) from None
+        logger.warning(f"{error} The run starts all the same.")
+
+
+def publish(
+    repositories: Sequence[Repository], directory: str | Path, private: bool = True, force: bool = False
+) -> list[Published]:
+    """Publishes the repositories of a run, each branch in one commit. There are three tries in all. Where the Hub
+    cannot be reached in the last one, the repositories that are left are not tried.
 
     Args:
-        api: None is the Hub that `HF_ENDPOINT` names.
-        pauses: seconds before each further try of a request that failed for a moment; empty tries once.
-        longest_wait: the most seconds that are waited where the Hub asks to wait; if it asks for more, the push ends.
-        answer_seconds: of silence, after which a connection counts as broken.
-        sleep: waits.
+        directory: `output_dir` of the run, where its `publish.json` lies.
+        private: new repositories are private, and public ones are refused.
+        force: a branch that another run or a person wrote to is overwritten, but for files that are not of this
+            package.
+
+    Raises:
+        ValueError: before anything is sent, if nobody is logged in, there is no write access, a repository is public
+            but shall be private, or was written to by somebody else. Failures of the Hub are in `Published.error`.
     """
-
-    def __init__(
-        self,
-        api: HfApi | None = None,
-        pauses: Sequence[float] = PAUSES,
-        longest_wait: float = LONGEST_WAIT,
-        answer_seconds: float = ANSWER_SECONDS,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._api = HfApi() if api is None else api
-        self._pauses = tuple(pauses)
-        self._longest_wait = longest_wait
-        self._answer_seconds = answer_seconds
-        self._sleep = sleep
-
-    def check(
-        self, repo_id: str, private: bool | None = None, force: bool = False, run: Mapping[str, Any] | None = None
-    ) -> RemoteState | None:
-        """Looks whether a push may begin; writes nothing.
-
-        Args:
-            repo_id: of the repository, `owner/name`.
-            private: True where nothing may become public: a public repository is refused.
-            force: whether a repository that holds something else, or another run, may be written to.
-            run: that shall lie there, as `hf_electra_rtd.publishing.same_run` tells it; None where that is not known,
-                or does not matter.
-
-        Returns:
-            What lies on the main branch, or None where there is no such repository.
-
-        Raises:
-            HubError: if nobody is logged in, the token may not write there, the repository is public where it shall
-                not be, holds something else or another run, or the Hub cannot be asked.
-        """
-        identity = self._try(repo_id, lambda: self._api.whoami(cache=True))
-        refuse_without_rights(identity, repo_id)
-        there = self._try(repo_id, lambda: self._find(repo_id, MAIN))
-        if there is None:
-            return None
-        if private and not there.private:
-            raise HubError(
-                f"{repo_id} is public already, and this shall be private. Choose another --repo_prefix, make it "
-                "private in its settings, or say --private False (in training, --hub_private_repo False).",
-                False,
-            )
-        others = sorted(there.files.keys() - set(_OF_NOBODY))
-        if others and not there.is_ours and not force:
-            raise HubError(
-                f"{repo_id} holds something else (its card has no tag {CARD_TAG}): {_listed(others)}. Choose another "
-                "--repo_prefix, or replace the model and card that lie there with --force; other files stay.",
-                False,
-            )
-        if there.is_ours and run is not None and not force:
-            self._refuse_another_run(repo_id, there, run)
-        return there
-
-    def _refuse_another_run(self, repo_id: str, there: RemoteState, run: Mapping[str, Any]) -> None:
-        for name in sorted(RECORD_FILES.keys() & there.files.keys()):
-            content = self._try(repo_id, partial(self._read, repo_id, name, there.commit))
-            if differing := difference(run, name, content):
-                raise HubError(
-                    f"{repo_id} holds another run ({differing}). Choose another --repo_prefix (in training, "
-                    "--hub_model_id), or replace it with --force.",
-                    False,
-                )
-
-    def push(self, repository: Repository, private: bool | None = None, force: bool = False) -> Pushed:
-        """Makes a branch of a repository hold exactly these files and what others put there, in one commit, and reads
-        it back.
-
-        Where the card says that this package made the repository, files of the names that it writes and that are not
-        among these (such as shards of larger weights) go in the same commit; elsewhere, nothing goes. A branch other
-        than `main` starts at the repository's first commit, so that it holds one state of a model and nothing else.
-        The Hub checks the card's metadata before anything is sent.
-
-        Args:
-            repository: what shall lie there.
-            private: whether a new repository is private (None: it is); True refuses a public one.
-            force: whether a repository that holds something else, or another run, may be written to: its model and
-                card are replaced.
-
-        Returns:
-            Where it lies.
-
-        Raises:
-            HubError: says what happened and what to do. The branch is as it was before, or whole.
-        """
-        repo_id, branch = repository.repo_id, repository.revision or MAIN
-        if self.check(repo_id, private, force, run_of(repository)) is None:
-            self._create(repo_id, private)
-        if branch != MAIN:
-            self._try(repo_id, lambda: self._begin_branch(repo_id, branch))
-        before = self._try(repo_id, lambda: self._state(repo_id, branch))
-        if private and not before.private:
-            raise HubError(f"{repo_id} shall be private, but the Hub says that it is public: nothing was sent.", False)
-        if repository.tag is not None and _difference(repository, before):
-            self._try(repo_id, lambda: self._refuse_taken_tag(repo_id, str(repository.tag), None))
-        commit = self._try(repo_id, lambda: self._commit(repository, branch, before.commit))
-        self._compare(repository, commit)
-        if repository.tag is not None:
-            self._try(repo_id, lambda: self._put_tag(repo_id, str(repository.tag), commit))
-        changed = commit != before.commit
-        logger.info(f"{repo_id}: " + (f"commit {commit[:8]} on {branch}." if changed else "nothing has changed."))
-        page = f"{self._api.endpoint}/{repo_id}" + ("" if branch == MAIN else f"/tree/{branch}")
-        return Pushed(repo_id, page, commit, branch, repository.tag, before.private, changed)
-
-    # ---- Requests ----
-
-    def _try(self, repo_id: str, request: Callable[[], T]) -> T:
-        """Does a request, again where it failed for a moment, and explains why it cannot be done."""
-        for pause in (*self._pauses, None):
-            try:
-                with _limiting_silence(self._answer_seconds):
-                    return request()
-            except HubError:
-                raise
-            except Exception as error:
-                wait = asked_to_wait(error)
-                if pause is None or not is_transient(error) or (wait or 0) > self._longest_wait:
-                    explained = explain(error, repo_id)
-                    if explained is None:
-                        raise
-                    # Without what it came from: that text is the library's, and could hold a token.
-                    raise explained from None
-                pause = max(pause, wait or 0)
-                logger.warning(f"{explain(error, repo_id)} (The next try is in {pause:.0f} seconds.)")
-                self._sleep(pause)
-        raise AssertionError("the last try returns or raises")
-
-    def _find(self, repo_id: str, revision: str) -> RemoteState | None:
-        """What lies there, or None."""
+    api, key = HfApi(), remember(directory)
+    results: list[Published] = []
+    progress, checked = time.monotonic(), False
+    for pause in (*PAUSES, None):
         try:
-            info = self._api.model_info(repo_id, revision=revision, files_metadata=True)
-        except GatedRepoError:
-            raise
-        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            if error.response.status_code != 404:  # 401: the token
-                raise
+            with _limited_silence():
+                for repo_id in () if checked else dict.fromkeys(each.repo_id for each in repositories):
+                    _look(api, repo_id, None, key, private, force)
+                checked = True
+                for repository in repositories[len(results) :]:
+                    try:
+                        results.append(_push(api, repository, key, private, force))
+                    except _HubError as error:
+                        if error.transient:
+                            raise
+                        results.append(_result(api, repository, error=str(error)))
+                    progress = time.monotonic()
+            break
+        except _HubError as error:
+            if not checked and not error.transient:
+                raise ValueError(str(error)) from None
+            if pause is None or time.monotonic() - progress > PATIENCE or error.wait > LONGEST_WAIT:
+                results += [_result(api, each, error=str(error)) for each in repositories[len(results) :]]
+                break
+            logger.warning(f"{error} The next try is in {max(pause, error.wait):.0f} seconds.")
+            time.sleep(max(pause, error.wait))
+    return results
+
+
+def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: bool, force: bool) -> Any:
+    """What the Hub holds on a branch: its `ModelInfo` and its commits, the last one first; None if there is no branch.
+
+    Raises:
+        _HubError: also if this run must not write there.
+    """
+    with _explained(repo_id):
+        _refuse_outsider(api.whoami(cache=True), repo_id)
+        try:
+            info = api.model_info(repo_id, revision=revision, timeout=SILENCE[1])
+            api.auth_check(repo_id, write=True)
+            commits = api.list_repo_commits(repo_id, revision=revision)
+        except (RevisionNotFoundError, RepositoryNotFoundError):
             return None
-        files = {}
-        for file in info.siblings or ():
-            digest = file.blob_id if file.lfs is None else file.lfs.sha256
-            files[file.rfilename] = RemoteFile(file.size or 0, digest or "", file.lfs is not None)
-        tags = (info.card_data.tags if info.card_data is not None else None) or []
-        assert info.sha is not None, "asked for a revision, the Hub tells its commit"
-        return RemoteState(info.sha, bool(info.private), CARD_TAG in tags, files)
-
-    def _read(self, repo_id: str, path_in_repo: str, commit: str) -> bytes:
-        """A small file, without the cache that a download would go through."""
-        url = hf_hub_url(repo_id, path_in_repo, revision=commit, endpoint=self._api.endpoint)
-        answer = get_session().get(url, headers=build_hf_headers(token=self._api.token), follow_redirects=True)
-        hf_raise_for_status(answer)
-        return answer.content
-
-    def _state(self, repo_id: str, revision: str) -> RemoteState:
-        state = self._find(repo_id, revision)
-        if state is None:
-            raise HubError(
-                f"{repo_id}: the Hub does not find {revision}, which was there a moment ago. Send it again: {RESUME}.",
-                True,
-            )
-        return state
-
-    def _create(self, repo_id: str, private: bool | None) -> None:
-        self._try(repo_id, lambda: self._api.create_repo(repo_id, private=private is not False, exist_ok=True))
-
-    def _begin_branch(self, repo_id: str, branch: str) -> None:
-        if self._find(repo_id, branch) is None:
-            first = self._api.list_repo_commits(repo_id)[-1].commit_id
-            self._api.create_branch(repo_id, branch=branch, revision=first, exist_ok=True)
-
-    def _commit(self, repository: Repository, branch: str, parent: str) -> str:
-        # Looked at in every try: a try before may have got through, and only its answer was lost.
-        there = self._state(repository.repo_id, branch)
-        operations = _difference(repository, there)
-        if not operations:
-            return there.commit
-        if there.commit != parent:
-            raise HubError(
-                f"{repository.repo_id} was changed by somebody else at the same time; nothing was overwritten. Look "
-                f"at what lies there now, then send it again: {RESUME}.",
-                True,
-            )
-        done = self._api.create_commit(
-            repository.repo_id,
-            operations,
-            commit_message=repository.message,
-            revision=branch,
-            parent_commit=parent,
+    if private and not info.private:
+        raise _HubError(
+            f"{repo_id} is public. Make it private in its settings, choose another --hub_model_id, or publish with "
+            "--private False (in training, --hub_private_repo False)."
         )
-        return done.oid
-
-    def _compare(self, repository: Repository, commit: str) -> None:
-        """Reads back what a commit holds."""
-        there = self._try(repository.repo_id, lambda: self._state(repository.repo_id, commit))
-        if differing := sorted(file.path_in_repo for file in _changed(repository, there)):
-            raise HubError(
-                f"{repository.repo_id} does not hold what was sent: {_listed(differing)} at {commit[:8]} differ from "
-                f"the files here, which may have changed meanwhile. Send them again: {RESUME}.",
-                True,
-            )
-
-    def _put_tag(self, repo_id: str, tag: str, commit: str) -> None:
-        if not self._refuse_taken_tag(repo_id, tag, commit):
-            self._api.create_tag(repo_id, tag=tag, revision=commit, exist_ok=True)
-            self._refuse_taken_tag(repo_id, tag, commit)
-
-    def _refuse_taken_tag(self, repo_id: str, tag: str, commit: str | None) -> bool:
-        """Whether the tag names this commit already."""
-        taken = next((ref.target_commit for ref in self._api.list_repo_refs(repo_id).tags if ref.name == tag), None)
-        if taken is not None and taken != commit:
-            raise HubError(
-                f"{repo_id}: the tag {tag} names another commit ({taken[:8]}), and is not moved. Choose another tag, "
-                "or remove it on the Hub.",
-                False,
-            )
-        return taken is not None
+    paths, title = [file.rfilename for file in info.siblings or ()], commits[0].title
+    if not (force or key in title or (len(commits) == 1 and _UNUSED.issuperset(paths))):
+        writer = "another run" if _TITLE in title else f"somebody else ({public(title)!r})"
+        raise _HubError(
+            f"{repo_id}, branch {revision or 'main'}: the last commit is of {writer}; {len(paths)} files are there, "
+            f"such as {paths[-1]}. Choose another --hub_model_id, or replace the model and card with --force."
+        )
+    return info, commits
 
 
-def _difference(repository: Repository, there: RemoteState) -> list[Any]:
-    """The operations that make a branch hold a repository; empty where it does."""
-    wanted = {file.path_in_repo for file in repository.files}
-    ours = there.files if there.is_ours else ()
-    stale = sorted(path for path in ours if path not in wanted and is_written_here(path))
-    return [
-        *(CommitOperationDelete(path, is_folder=False) for path in stale),
-        *(CommitOperationAdd(file.path_in_repo, file.content) for file in _changed(repository, there)),
-    ]
+def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Published:
+    repo_id, revision, files = repository.repo_id, repository.revision, repository.files
+    there = _look(api, repo_id, revision, key, private, force)
+    if there is None:
+        with _explained(repo_id):
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:  # begins at the first commit, so that it holds this export alone
+                first = api.list_repo_commits(repo_id)[-1].commit_id
+                api.create_branch(repo_id, branch=revision, revision=first, exist_ok=True)
+        there = _look(api, repo_id, revision, key, private, force)
+        if there is None:
+            raise _HubError(f"{repo_id} was created but is not found. Publish it later: {RESUME}.", transient=True)
+    info, (last, *_) = there
+    ours = {file.rfilename for file in info.siblings} if _TITLE in last.title else set()
+    gone = sorted(path for path in ours - files.keys() if any(fnmatchcase(path, pattern) for pattern in ALLOWED))
+    with _explained(repo_id):
+        commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
+            repo_id,
+            [
+                *(CommitOperationDelete(path, is_folder=False) for path in gone),
+                *(CommitOperationAdd(path, content) for path, content in files.items()),
+            ],
+            commit_message=f"Publish the model and its card ({_TITLE} {key})",
+            revision=revision,
+            parent_commit=last.commit_id,
+        )
+    return _result(api, repository, changed=commit.oid != last.commit_id)
 
 
-def _changed(repository: Repository, there: RemoteState) -> list[RepositoryFile]:
-    """The files that do not lie there as they are here."""
-    return [
-        file
-        for file in repository.files
-        if file.path_in_repo not in there.files or not there.files[file.path_in_repo].holds(file)
-    ]
+def _result(api: HfApi, repository: Repository, changed: bool = False, error: str | None = None) -> Published:
+    branch = "" if repository.revision is None else f"/tree/{repository.revision}"
+    url = f"{api.endpoint}/{repository.repo_id}{branch}"
+    return Published(repository.repo_id, repository.revision, url, changed, error)
+
+
+def _refuse_outsider(identity: dict[str, Any], repo_id: str) -> None:
+    """The Hub itself refuses only when the repository is created, after the training."""
+    roles = {identity["name"]: "admin", **{org["name"]: org.get("roleInOrg") for org in identity.get("orgs", ())}}
+    role = {owner.lower(): role for owner, role in roles.items()}.get(repo_id.partition("/")[0].lower(), "no_access")
+    if identity.get("auth", {}).get("accessToken", {}).get("role") == "read" or role in ("read", "no_access"):
+        raise _HubError(
+            f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, log in "
+            "with another token, or change --hub_model_id."
+        )
 
 
 @contextmanager
-def _limiting_silence(seconds: float) -> Iterator[None]:
-    """Lets the library's connections, which would wait for ever, break after a while without a byte."""
-
-    def limit(request: Any) -> None:
-        # Not by the session's own limit: `model_info` and what has pages pass None with each request, which beats it.
-        limits = request.extensions["timeout"]  # in seconds, by phase: connect, read, write, pool
-        request.extensions["timeout"] = {phase: seconds if given is None else given for phase, given in limits.items()}
-
-    hooks = get_session().event_hooks["request"]
-    hooks.append(limit)
+def _limited_silence() -> Iterator[None]:
+    """Ends requests that are not answered; the library itself would wait for ever."""
+    session = get_session()
+    before, session.timeout = session.timeout, SILENCE
+    for name, value in _XET_LIMITS.items():
+        os.environ.setdefault(name, value)
     try:
         yield
     finally:
-        hooks.remove(limit)
+        session.timeout = before
 
 
-def _listed(names: Sequence[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+class Background:
+    """Publishes while training goes on, one publication at a time.
+
+    Its thread is a daemon: `HfApi.run_as_future` would make Ctrl-C wait for the Hub at the end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.Thread()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a publication is under way."""
+        return self._thread.is_alive()
+
+    def start(self, function: Callable[[], Any]) -> None:
+        """Calls a function in the background, unless the last one is under way."""
+        if not self.busy:
+            self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
+            self._thread.start()
+
+    def wait(self) -> None:
+        """Waits for the last function."""
+        if self.busy:
+            self._thread.join()
+
+    @staticmethod
+    def _run(function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except Exception as error:  # whatever it is: the training is worth more
+            logger.error(f"This was not published: {error}", exc_info=not isinstance(error, (OSError, ValueError)))
+
+
+# ---- What went wrong ----
+
+_LOGIN = "Log in with a token that may write (hf auth login, or the environment variable HF_TOKEN)."
+_LATER = f"Publish it later: {RESUME}."
+_CHANGED = "it was changed by somebody else at the same time. Look at it, then publish again."
+_EXPLANATIONS: dict[str | int, str] = {  # by what is wrong, or by the status that the Hub answers with
+    "login": f"nobody is logged in to the Hub. {_LOGIN}",
+    "offline": f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
+    "refused": "the Hub refuses this, so correct it.",
+    "network": f"the Hub cannot be reached. Check the network. {_LATER}",
+    "upload": f"the upload failed. {_LATER}",
+    401: f"the Hub does not accept the token. {_LOGIN}",
+    403: "the storage of its owner is full, or the token may not write there. Free some, or ask for write access.",
+    404: "it was not found: removed or renamed meanwhile, or private to others. Look at its page.",
+    409: _CHANGED,
+    412: _CHANGED,
+    413: "a file is too large for the Hub. Save the model in smaller shards.",
+    429: f"the Hub counts too many requests. {_LATER}",
+}
+_PASSING = ("offline", "network", "upload", 408, 425, 429)  # may succeed later without anybody changing anything
+_NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2")  # by version of huggingface_hub
+# The Xet client raises built-in errors, `ConnectionError` for a refusal too; the status stands in the text alone.
+_XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
+
+
+class _HubError(Exception):
+    """Something that could not be done on the Hub; the message says what and the remedy."""
+
+    def __init__(self, message: str, transient: bool = False, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.transient = transient  # see `_PASSING`
+        self.wait = wait  # seconds that the Hub asks for
+
+
+@contextmanager
+def _explained(repo_id: str) -> Iterator[None]:
+    """Turns what `huggingface_hub`, its Xet client and the network raise into a `_HubError`; other errors are bugs."""
+    try:
+        yield
+    except _HubError:
+        raise
+    except Exception as error:
+        links: list[BaseException] = [error]
+        while (link := links[-1].__cause__ or links[-1].__context__) is not None and link not in links:
+            links.append(link)
+        cause = _cause(links)
+        if cause is None:
+            raise
+        message, wait = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}"), 0
+        said = "" if cause in ("login", "offline") else " ".join(dict.fromkeys((str(error), str(links[-1]))))
+        if isinstance(cause, int) and (answer := next((x for x in links if isinstance(x, HfHubHTTPError)), None)):
+            limit = parse_ratelimit_headers(answer.response.headers)
+            after = answer.response.headers.get("Retry-After", "")
+            wait = limit.reset_in_seconds if limit and not limit.remaining else int(after) if after.isdecimal() else 0
+            said = answer.server_message or ""
+        said = f" It says: {public(' '.join(said.split()))[:300].rstrip('.')}." if said else ""
+        transient = cause in _PASSING or (isinstance(cause, int) and cause >= 500)
+        raise _HubError(f"{repo_id}: {message}{said}", transient, wait) from error
+
+
+def _cause(links: Sequence[BaseException]) -> str | int | None:
+    """What is wrong, as a key of `_EXPLANATIONS` or a status; `links` are the error and what it comes from."""
+    error = links[0]
+    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
+        return "refused"  # a card that is not valid, or a name
+    for link in links:
+        if isinstance(link, LocalTokenNotFoundError):
+            return "login"
+        if isinstance(link, OfflineModeIsEnabled):
+            return "offline"
+        if isinstance(link, HfHubHTTPError):
+            return link.response.status_code
+        if found := _XET_STATUS.search(str(link)):
+            return int(found[1])
+    for link in links:
+        if isinstance(link, (ConnectionError, TimeoutError)) or type(link).__module__.split(".")[0] in _NETWORK:
+            return "network"
+    return "upload" if isinstance(error, (RuntimeError, OSError, ValueError)) else None

@@ -1,0 +1,15 @@
+#!/usr/bin/env python
+"""Puts fine-tuning results in one table, beside published figures:
+
+    python examples/compare.py runs/glue_discriminator runs/glue_random
+
+prints the median, mean and best of each model's seeds on each task. `--along 456=runs/glue_6 7300=runs/glue_100` draws
+checkpoints of one pre-training; `--help` lists all flags. The same as `hf-electra-rtd compare`.
+"""
+
+from hf_electra_rtd.cli import run
+from hf_electra_rtd.publishing.compare import main
+
+
+if __name__ == "__main__":
+    run(main)

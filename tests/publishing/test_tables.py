@@ -1,0 +1,215 @@
+import json
+import math
+import statistics
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hf_electra_rtd.publishing.compare import main
+from hf_electra_rtd.publishing.tables import (
+    print_results,
+    published_for,
+    read_evaluations,
+    results_table,
+    summarize,
+    write_results,
+)
+from hf_electra_rtd.tasks import BENCHMARKS
+from tests.publishing.card_records import evaluation_record, runs
+
+
+SIZES = ("tiny", "small", "small-ex", "base", "large")
+SMALL = {"size": "small"}
+MODEL = "tiny (transformers head)"
+
+
+def cells(records, published=False):
+    """The table as rows of cells, and its caption."""
+    table, _, caption = results_table(records, published).partition("\n\n")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.split("\n")]
+    return [lines[0], *lines[2:]], caption
+
+
+# ---- Runs ----
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=1, max_size=9))
+def test_the_figures_of_a_table_are_those_of_numpy(scores):
+    rows, _ = cells(runs("mine", scores, benchmark="own"))
+    figures = [float(row[2].partition(" ")[0]) for row in rows[1:]]
+    expected = [np.median(scores), np.mean(scores), np.max(scores)][: len(rows) - 1]
+    assert figures == pytest.approx([100 * figure for figure in expected], abs=0.051)
+    if len(scores) > 1:
+        assert float(rows[2][2].rpartition(" ")[2]) == pytest.approx(100 * np.std(scores, ddof=1), abs=0.051)
+
+
+def test_runs_are_grouped_by_model_and_task_and_ordered_by_seed():
+    records = [
+        evaluation_record("rte", 2, 0.6),
+        evaluation_record("rte", 1, 0.5),
+        evaluation_record("rte", 1, 0.4, model={"from_scratch": True}),
+        evaluation_record("rte", 1, 0.3, model={"peft": "lora", "head": "paper"}),
+        evaluation_record("cola", 1, 0.2, "matthews"),
+    ]
+    assert [(result.task, result.model, result.main) for result in summarize(records)] == [
+        ("rte", MODEL, [0.5, 0.6]),
+        ("rte", "tiny (random weights, transformers head)", [0.4]),
+        ("rte", "tiny (paper head, lora)", [0.3]),
+        ("cola", MODEL, [0.2]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (evaluation_record("rte", 42), "several runs with seed 42"),
+        (evaluation_record("rte", 43, metric="f1"), "different main metrics"),
+    ],
+)
+def test_runs_that_cannot_be_summarized_are_refused(second, message):
+    with pytest.raises(ValueError, match=message):
+        summarize([evaluation_record("rte"), second])
+
+
+def test_runs_without_a_finite_score_are_left_out_and_named():
+    records = [*runs("stsb", (0.5, None, 0.75)), *runs("rte", (None,))]
+    rows, caption = cells(records)
+    assert [row[2:] for row in rows] == [["stsb", "rte"], ["62.5", ""], ["62.5 ± 17.7", ""], ["75.0", ""]]
+    assert f"stsb, {MODEL}: 1 of 3 runs have no finite score." in caption
+    assert f"rte, {MODEL}: 1 of 1 runs have no finite score." in caption
+
+
+def test_two_development_sets_share_a_cell_and_the_first_counts_in_averages():
+    metrics = {"dev_matched": {"accuracy": 0.8}, "dev_mismatched": {"accuracy": 0.82}, "ax": {"accuracy": 0.3}}
+    records = [evaluation_record("mnli", metrics=metrics), evaluation_record("rte", score=0.6)]
+    rows, caption = cells(records)
+    assert [row[2:] for row in rows] == [["mnli", "rte", "avg"], ["80.0/82.0", "60.0", "70.0"]]
+    assert "mnli: dev_matched/dev_mismatched; the first counts in averages." in caption
+    metrics["dev_mismatched"]["accuracy"] = None
+    assert cells(records)[0][1][2:] == ["80.0/-", "60.0", "70.0"]
+
+
+def test_averages_are_over_the_tasks_that_every_model_has():
+    records = [*runs("cola", (0.5,), metric="matthews"), *runs("rte", (0.7,)), *runs("mrpc", (0.9,))]
+    others = [run for task in ("rte", "mrpc") for run in runs(task, (0.6,), model={"name_or_path": "other"})]
+    rows, caption = cells(records + others)
+    assert [row[-1] for row in rows] == ["avg", "80.0", "60.0"]
+    assert "avg: over mrpc, rte, the tasks that every model here has." in caption
+    assert "avg" not in cells(records + others[:1])[0][0]
+
+
+# ---- Published figures ----
+
+
+def test_models_of_the_same_size_and_metric_stand_beside():
+    records = [*runs("cola", (0.5,), metric="matthews", model=SMALL), *runs("rte", (0.7,), model=SMALL)]
+    rows, caption = cells(records, published=True)
+    google = next(row for row in rows if row[0] == "Google ELECTRA-Small-OWT")
+    assert google[1:4] == ["published", "56.8", "68.5"]
+    assert float(google[4]) == pytest.approx((56.8 + 68.5) / 2, abs=0.051)
+    assert "the tasks that every model here and Google ELECTRA-Small-OWT have" in caption
+    assert "Google ELECTRA-Small-OWT: google-research/electra" in caption
+    lacking = next(row for row in rows if row[0].endswith("by lonePatient"))
+    assert lacking[-1] == ""  # it has no figure of rte
+    assert not any("ELECTRA-Base" in row[0] for row in rows)
+
+
+@pytest.mark.parametrize(("benchmark", "size"), [("own", "small"), ("glue", "pico"), ("glue", "small-ex")])
+def test_where_nothing_is_published_nothing_stands_beside(benchmark, size):
+    assert published_for(benchmark, size) == []
+    assert len(cells(runs("mine", (0.9,), benchmark=benchmark, model={"size": size}), published=True)[0]) == 2
+
+
+def test_figures_of_another_metric_are_left_out_and_named():
+    rows, caption = cells(runs("squad2", (0.7,), metric="f1", benchmark="more", model=SMALL), published=True)
+    assert len(rows) == 2
+    assert "Google ELECTRA-Small++: squad2 left out, because its metric is another one, exact_match." in caption
+    rows, _ = cells(runs("stsb", (0.7,), metric="spearman", model=SMALL), published=True)
+    assert "Google ELECTRA-Small, fine-tuned by lonePatient" not in [row[0] for row in rows]
+
+
+AVERAGES = {  # as the sources print them, most of figures with one decimal
+    "Google ELECTRA-Small-OWT": 80.36,
+    "R. Wang ELECTRA-Small-OWT": 80.36,
+    "junnyu ELECTRA-Small-OWT": 80.30,
+    "Google ELECTRA-Large": 89.5,
+    "Google ELECTRA-400K": 89.0,
+    "BERT-Large, trained by the authors of ELECTRA": 87.2,
+}
+
+
+def test_glue_figures_have_the_average_that_their_source_gives():
+    rows = [*published_for("glue", "small"), *published_for("glue", "large")]
+    found = {row["name"]: statistics.fmean(row["scores"].values()) for row in rows if row["name"] in AVERAGES}
+    assert found == pytest.approx(AVERAGES, abs=0.051)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("size", SIZES)
+def test_published_rows_hold_percentages_of_known_metrics_with_their_source(benchmark, size):
+    known = {task.name: task.metrics for task in BENCHMARKS[benchmark]}
+    for row in published_for(benchmark, size):
+        assert row["source"]
+        assert all(30 < score < 100 for score in row["scores"].values())
+        assert all(row["metrics"][task] in known[task] for task in row["scores"])
+
+
+# ---- Files and commands ----
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Two runs of a fine-tuning, as it leaves them."""
+    for run in runs("rte", (2 / 3, 1 / 3)):
+        directory = tmp_path / f"runs/rte/seed_{run.seed}"
+        directory.mkdir(parents=True)
+        run.save(directory)
+    return tmp_path / "runs"
+
+
+def test_results_are_written_unrounded(tmp_path):
+    metrics = {"dev": {"accuracy": 0.5, "f1": None}, "test": {"accuracy": 0.75}}
+    records = [*runs("rte", (2 / 3, 1 / 3), model=SMALL), evaluation_record("mrpc", metrics=metrics, model=SMALL)]
+    path = write_results(records, tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
+    written = json.loads(path.read_text())
+    rte, mrpc = written["results"]
+    accuracy = rte["scores"]["dev"]["accuracy"]
+    assert (rte["seeds"], accuracy["values"], accuracy["best"]) == ([42, 43], [2 / 3, 1 / 3], 2 / 3)
+    assert accuracy["median"] == accuracy["mean"] == pytest.approx(0.5)
+    assert accuracy["deviation"] == pytest.approx(math.sqrt(2) / 6)
+    assert mrpc["scores"]["test"]["accuracy"]["deviation"] is None
+    (average,) = written["averages"]
+    assert (average["tasks"], average["medians"]) == (["mrpc", "rte"], {MODEL: pytest.approx(0.5)})
+    assert written["published"][0]["scores"] == {"mrpc": 87.4, "rte": 68.5}
+
+
+def test_the_terminal_shows_the_cells_of_the_table(capsys):
+    records = runs("rte", (0.5, 0.75), model=SMALL)
+    print_results(records)
+    shown = " ".join(capsys.readouterr().out.split())
+    rows, caption = cells(records, published=True)
+    for text in [*(cell for row in rows for cell in row), *caption.split("\n")]:
+        assert " ".join(text.split()) in shown
+
+
+def test_compare_prints_a_table_and_draws_checkpoints(saved, tmp_path, capsys):
+    main([str(saved), "--markdown"])
+    assert capsys.readouterr().out.strip() == results_table(read_evaluations([saved])).strip()
+    main([str(saved)])
+    assert "66.7" in capsys.readouterr().out
+    more = ["--random_weights", str(saved), "--output_dir", str(tmp_path / "o"), "--tokens_per_step", "8"]
+    main(["--along", f"10={saved}", f"20={saved}", *more])
+    assert (tmp_path / "o/along_pretraining.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [(["EMPTY"], "--output_dir"), (["--along", "ten=EMPTY"], "--along ten=.*step"), (["--along", "5"], "--along 5:")],
+)
+def test_compare_says_what_is_wrong(tmp_path, flags, message):
+    with pytest.raises(ValueError, match=message):
+        main([flag.replace("EMPTY", str(tmp_path)) for flag in flags])

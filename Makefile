@@ -1,20 +1,22 @@
-# make pretrain   pre-train the tiny size on the bundled corpus (makes its environment first)
+# make pretrain   pre-train the tiny size on the bundled corpus (creates its environment first)
 # make test       the tests
-# make test-tf    the tests of the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
+# make test-slow  kills, several processes, compilation
+# make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
-# make quality    ruff, formatting, the import contract, types
+# make quality    ruff, formatting, import contract, types
 PYTHON ?= python3
 VENV ?= .venv
 OUTPUT_DIR ?= runs/pretrain
-# More flags for the script, for instance ARGS='--max_steps 100'.
+# More flags for the command, for instance ARGS='--max_steps 100'.
 ARGS ?=
 
 BIN := $(VENV)/bin
 CORES := $(shell getconf _NPROCESSORS_ONLN)
-# Processes of the tests, each on a core of its own; every one takes about 1 GB of memory.
+# One test process per core, at most four; each takes about 1 GB of memory.
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# One process; told in full, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+# Spelled out, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
 
@@ -24,10 +26,10 @@ pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
 
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --no-loadscope-reorder
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 test-tf: $(VENV)/.installed-tf
 	$(BIN)/python -m pytest -m tensorflow

@@ -161,7 +161,7 @@ class ElectraPytorch(StockTowers):
             _Logits(self.generator),
             _Logits(self.discriminator),
             num_tokens=workload.vocab_size,
-            mask_prob=workload.num_masked / workload.row_length,
+            mask_prob=workload.num_masked / workload.max_seq_length,
             mask_token_id=tokenizer.mask_token_id,
             pad_token_id=tokenizer.pad_token_id,
             mask_ignore_token_ids=[tokenizer.cls_token_id, tokenizer.sep_token_id],
@@ -225,12 +225,14 @@ class Ours(Arrangement):
 def make_pair(config: ElectraRTDConfig, seed: int, device: torch.device | str) -> ElectraForRTDPretraining:
     """The pair whose weights all contestants start from."""
     torch.manual_seed(seed)
-    return ElectraForRTDPretraining(config).to(device)
+    pair: Any = ElectraForRTDPretraining(config)
+    return pair.to(device)
 
 
 def copy_pair(pair: ElectraForRTDPretraining) -> ElectraForRTDPretraining:
     """Another pair with the same weights."""
-    copied = ElectraForRTDPretraining(pair.config).to(pair.device)
+    copied: Any = ElectraForRTDPretraining(pair.config)
+    copied.to(pair.device)
     copied.load_state_dict(pair.state_dict())
     return copied
 
@@ -256,7 +258,7 @@ class Entry:
         base: key of `ARRANGEMENTS` or `LOOPS`.
         bf16: under bfloat16 autocast.
         compiled: under `torch.compile`.
-        graph: the whole step, optimiser included, as one CUDA graph.
+        graph: the whole step, optimizer included, as one CUDA graph.
     """
 
     base: str
@@ -323,7 +325,7 @@ def why_absent(entry: Entry) -> str | None:
 
 
 class Contestant:
-    """An arrangement with its optimiser, made ready to step."""
+    """An arrangement with its optimizer, made ready to step."""
 
     def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
         self.entry, self.device = entry, pair.device
@@ -377,7 +379,7 @@ class _Graph:
         inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
         forms = (batch.labels, batch.originals, batch.corrupted)
         self.batch = Batch(inputs, *(form.clone() for form in forms))
-        # Libraries and the optimiser's state must be set up before, on a stream of their own.
+        # Libraries and the optimizer's state must be set up before, on a stream of their own.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):

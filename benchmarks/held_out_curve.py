@@ -56,14 +56,14 @@ from hf_electra_rtd import (
     DataCollatorForRTD,
     ElectraAdamW,
     ElectraForRTDPretraining,
-    RowStream,
+    SequenceStream,
     get_electra_schedule,
     get_parameter_groups,
 )
-from hf_electra_rtd.configuration_electra_rtd import SIZES
+from hf_electra_rtd.data.prepare import DataArguments, get_tokenizer, prepare_sequences
+from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
-from hf_electra_rtd.training.evaluation import evaluate_held_out
-from hf_electra_rtd.training.inputs import DataArguments, get_tokenizer, prepare_rows
+from hf_electra_rtd.training.meters import evaluate_held_out
 from hf_electra_rtd.training.stream import held_out_stream
 
 
@@ -86,7 +86,7 @@ class Training:
     """How each run trains.
 
     Attributes:
-        steps: of the optimiser.
+        steps: of the optimizer.
         warmup_steps: of the schedule.
         learning_rate: its base.
         eval_every: steps between evaluations; there is one before the first step and one behind the last.
@@ -120,16 +120,18 @@ class Text(NamedTuple):
     tokenizer: Any
 
 
-def prepare(files: Sequence[str], vocab_size: int, row_length: int, directory: str) -> Text:
+def prepare(files: Sequence[str], vocab_size: int, max_seq_length: int, directory: str) -> Text:
     """Trains a tokenizer and prepares rows, once for all runs. The row at the end of the text, which is padded, is
     left out: the plain arrangement has no masks for padding."""
     data = DataArguments(train_files=list(files), vocab_size=vocab_size)
     tokenizer = get_tokenizer(data, directory)
-    train, held_out = prepare_rows(data, tokenizer, Path(directory, "blocks"), row_length, SPLIT_SEED, True)
+    train, held_out = prepare_sequences(data, tokenizer, Path(directory, "blocks"), max_seq_length, SPLIT_SEED, True)
     assert held_out is not None
-    full = np.flatnonzero(train.lengths(np.arange(len(train))) == row_length)
+    full = np.flatnonzero(train.lengths(np.arange(len(train))) == max_seq_length)
     if not len(full):
-        raise ValueError(f"The text does not fill one row of {row_length} tokens: give more text, or shorter rows.")
+        raise ValueError(
+            f"The text does not fill one row of {max_seq_length} tokens: give more text, or shorter rows."
+        )
     return Text(Subset(train, full.tolist()), held_out, tokenizer)
 
 
@@ -160,7 +162,7 @@ class HeldOut:
     def __init__(self, text: Text, workload: Workload, device: str) -> None:
         self.accelerator = Accelerator(cpu=device == "cpu")
         collator = DataCollatorForRTD(
-            text.tokenizer, workload.mask_probability, seed=HELD_OUT_SEED, row_length=workload.row_length
+            text.tokenizer, workload.mask_probability, seed=HELD_OUT_SEED, max_seq_length=workload.max_seq_length
         )
         # A generator of its own: a loader that begins draws a number, which dropout is not to notice.
         self.loader = self.accelerator.prepare(
@@ -190,8 +192,10 @@ def train(
     arrangement, optimizer = VARIANTS[variant](pair, training.learning_rate)
     arrangement.to(training.device).train()
     schedule = get_electra_schedule(optimizer, training.warmup_steps, training.steps)
-    collator = DataCollatorForRTD(text.tokenizer, workload.mask_probability, seed=seed, row_length=workload.row_length)
-    stream = RowStream(text.train, training.steps * workload.batch_size, seed)
+    collator = DataCollatorForRTD(
+        text.tokenizer, workload.mask_probability, seed=seed, max_seq_length=workload.max_seq_length
+    )
+    stream = SequenceStream(text.train, training.steps * workload.batch_size, seed)
     loader = DataLoader(stream, workload.batch_size, collate_fn=collator, generator=torch.Generator())
     torch.manual_seed(seed)
     clock, seconds = Clock(training.device), 0.0
@@ -305,7 +309,7 @@ def summary_lines(report: dict[str, Any]) -> list[str]:
     }
     return [
         *report["verdict"],
-        f"{workload['size']}, {training['steps']:,} steps of {workload['batch_size']} x {workload['row_length']} "
+        f"{workload['size']}, {training['steps']:,} steps of {workload['batch_size']} x {workload['max_seq_length']} "
         f"tokens, vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; mean ± standard deviation "
         f"over {config['seeds']} seeds; {report['rows']['train']:,} rows to train on, {report['rows']['held_out']:,} "
         f"held out; {machine or hardware['processor']}, {config['threads']} threads.",
@@ -368,8 +372,9 @@ def draw(report: dict[str, Any], path: Path) -> Path:
     config = report["config"]
     workload = config["workload"]
     figure.suptitle(
-        f"The fast path and the plain one: {workload['size']}, {workload['batch_size']} x {workload['row_length']} "
-        f"tokens, dropout {workload['dropout']:g}, {config['seeds']} seeds, {config['device']}",
+        f"The fast path and the plain one: {workload['size']}, {workload['batch_size']} x "
+        f"{workload['max_seq_length']} tokens, dropout {workload['dropout']:g}, {config['seeds']} seeds, "
+        f"{config['device']}",
         fontsize=10,
     )
     figure.savefig(path, metadata={"Software": None})
@@ -387,7 +392,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dropout", type=float, default=0.1, help="in both towers (%(default)s)")
     parser.add_argument("--steps", type=int, default=350, help="of each run (%(default)s)")
     parser.add_argument("--batch_size", type=int, default=16, help="rows a step (%(default)s)")
-    parser.add_argument("--row_length", type=int, default=128, help="tokens a row (%(default)s)")
+    parser.add_argument("--max_seq_length", type=int, default=128, help="tokens a row (%(default)s)")
     parser.add_argument("--vocab_size", type=int, default=8192, help="of the tokenizer that is trained (%(default)s)")
     parser.add_argument("--learning_rate", type=float, default=5e-4, help="(%(default)s)")
     parser.add_argument("--warmup_steps", type=int, help="(a tenth of the steps)")
@@ -420,7 +425,7 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Tra
     for name, least in (("threads", 1), ("seeds", 2)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} is {getattr(options, name)}: it must be at least {least}.")
-    names = ("size", "vocab_size", "batch_size", "row_length", "dropout")
+    names = ("size", "vocab_size", "batch_size", "max_seq_length", "dropout")
     workload = Workload(**{name: getattr(options, name) for name in names})
     training = Training(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Training)})
     return options, workload, training
@@ -432,7 +437,7 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as directory:
         say("Training a tokenizer and preparing rows.")
-        text = prepare(options.files, workload.vocab_size, workload.row_length, directory)
+        text = prepare(options.files, workload.vocab_size, workload.max_seq_length, directory)
         workload = dataclasses.replace(workload, vocab_size=len(text.tokenizer))
         config = {
             "files": [Path(file).name for file in options.files],

@@ -22,7 +22,7 @@ from hf_electra_rtd import (
     get_electra_schedule,
     get_parameter_groups,
 )
-from hf_electra_rtd.training.progress import RTDPrinterCallback
+from hf_electra_rtd.training.console import RTDPrinterCallback
 
 
 class Loop:
@@ -96,7 +96,7 @@ class TrainerLoop(Loop):
             output_dir=str(self.directory),
             max_steps=self.warmup + steps,
             per_device_train_batch_size=workload.batch_size,
-            row_length=workload.row_length,
+            max_seq_length=workload.max_seq_length,
             mask_probability=workload.mask_probability,
             learning_rate=LEARNING_RATE,
             weight_decay=WEIGHT_DECAY,

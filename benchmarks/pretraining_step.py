@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Times one optimiser step of the joint pre-training: naive ways, peers, and ours, side by side.
+"""Times one optimizer step of the joint pre-training: naive ways, peers, and ours, side by side.
 
     python benchmarks/pretraining_step.py                        # the paper's small model, 16 x 128 tokens
     python benchmarks/pretraining_step.py --short                # about a minute and a half on two cores
-    python benchmarks/pretraining_step.py --size base --batch_size 32 --row_length 512 --device cuda
+    python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
     python benchmarks/pretraining_step.py --contestants naive ours ours-compiled loop trainer
-    python benchmarks/pretraining_step.py --sweep row_length vocab_size --output_dir benchmarks/results
+    python benchmarks/pretraining_step.py --sweep max_seq_length vocab_size --output_dir benchmarks/results
 
 All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
-clipping and kind of optimiser (AdamW, decay in two groups). Before anything is timed, their losses and the norm of
+clipping and kind of optimizer (AdamW, decay in two groups). Before anything is timed, their losses and the norm of
 their gradients are compared on the first batch, without dropout and with the same fills: one that differs ends the
 run. The FLOPs of a step are counted alike for everybody (matrix products, vocabulary projection of the masked tokens
 alone), so what a contestant computes in vain lowers its share of the GEMM peak, which is measured in the same run.
@@ -41,7 +41,7 @@ from reporting import say
 from timing import bf16_pays, measure_gemm_peak
 from workload import Workload
 
-from hf_electra_rtd.configuration_electra_rtd import SIZES
+from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
 
 
@@ -61,7 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--batch_size", type=int, help=f"rows a step ({default.batch_size}; on CUDA 128, as in the paper)"
     )
-    step.add_argument("--row_length", type=int, default=default.row_length, help="tokens a row (%(default)s)")
+    step.add_argument("--max_seq_length", type=int, default=default.max_seq_length, help="tokens a row (%(default)s)")
     step.add_argument(
         "--mask_probability", type=float, default=default.mask_probability, help="share that is masked (%(default)s)"
     )

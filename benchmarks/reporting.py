@@ -26,7 +26,7 @@ PHASES = {
     "discriminator": "discriminator",
     "forward": "forward (whole)",
     "backward": "backward",
-    "optimizer": "clip, optimiser",
+    "optimizer": "clip, optimizer",
 }
 
 
@@ -117,7 +117,7 @@ def make_tables(report: dict[str, Any]) -> list[tuple[str, list[str], list[list[
         for row in rows
         if row["phases_ms"]
     ]
-    tables = [("One optimiser step", headings, results)]
+    tables = [("One optimizer step", headings, results)]
     if split:
         tables.append(("ms in each phase, measured apart", ["contestant", *(PHASES[name] for name in phases)], split))
     return tables
@@ -132,7 +132,7 @@ def summary_lines(report: dict[str, Any]) -> list[str]:
     peaks = ", ".join(f"{name} {peak['best'] / 1e9:,.0f} GFLOP/s" for name, peak in report["gemm_peak"].items())
     load = report["load_average"]
     lines = [
-        f"{workload['size']}, {workload['batch_size']} x {workload['row_length']} tokens, vocabulary "
+        f"{workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens, vocabulary "
         f"{workload['vocab_size']:,}, dropout {workload['dropout']:g}; {config['rounds']} rounds of {config['steps']} "
         f"steps; {machine}",
         f"GEMM peak: {peaks}. Load average before the start: {'unknown' if load is None else f'{load[0]:.2f}'}.",

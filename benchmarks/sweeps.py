@@ -18,7 +18,7 @@ from workload import Workload
 
 # Each axis: what it is called, its points on a CPU, and on CUDA.
 AXES: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
-    "row_length": ("Tokens a row, at the same number of tokens", (64, 128, 256, 512), (64, 128, 256, 512, 1024)),
+    "max_seq_length": ("Tokens a row, at the same number of tokens", (64, 128, 256, 512), (64, 128, 256, 512, 1024)),
     "vocab_size": ("Vocabulary", (8192, 21128, 30522, 50000), (8192, 21128, 30522, 50000, 128000)),
     "batch_size": ("Rows a batch", (4, 8, 16, 32), (32, 128, 512, 2048)),
     "mask_probability": ("Share that is masked", (0.15, 0.25, 0.3, 0.4), (0.15, 0.25, 0.3, 0.4)),
@@ -36,7 +36,7 @@ def default_names(bf16_pays: bool) -> list[str]:
 def at(workload: Workload, axis: str, value: Any) -> Workload:
     """The workload at a point of an axis."""
     changes = {axis: value}
-    if axis == "row_length":
+    if axis == "max_seq_length":
         changes["batch_size"] = max(1, workload.tokens // value)
     return dataclasses.replace(workload, **changes)
 
@@ -111,7 +111,7 @@ def draw(report: dict[str, Any], path: Path) -> Path:
     machine = hardware["accelerators"][0] if config["device"] == "cuda" else hardware["processor"]
     workload = config["workload"]
     figure.suptitle(
-        f"Joint pre-training step, {workload['size']}, {workload['batch_size']} x {workload['row_length']} tokens "
+        f"Joint pre-training step, {workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens "
         f"unless varied\n{machine}, {config['threads']} CPU threads, {report['date'][:10]}",
         fontsize=10,
     )
@@ -130,7 +130,7 @@ def _draw_panel(panel: Any, axis: str, report: dict[str, Any]) -> None:
             if row["name"] == name
         ]
         xs, rows = [place for place, _ in found], [row for _, row in found]
-        tokens = [point["workload"]["batch_size"] * point["workload"]["row_length"] for point in points]
+        tokens = [point["workload"]["batch_size"] * point["workload"]["max_seq_length"] for point in points]
         panel.plot(
             xs, [row["tokens_per_second"] for row in rows], color=colour, marker="o", markersize=3.5, label=name
         )

@@ -12,23 +12,23 @@ import torch
 from torch import Tensor
 from transformers import BertTokenizer
 
-from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, RowStream
+from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
 from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.data.blocks import BlockWriter
-from hf_electra_rtd.data.packing import Row
+from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import IGNORED, num_masked
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One optimiser step.
+    """One optimizer step.
 
     Attributes:
         size: a named size.
         vocab_size: V.
         batch_size: B.
-        row_length: L; every row is full.
+        max_seq_length: L; every row is full.
         mask_probability: share of a row that is masked.
         generator_size: the generator's width as a fraction of the discriminator's; None for that of the size.
         dropout: of hidden layers and attention, in both towers.
@@ -38,14 +38,14 @@ class Workload:
     size: str = "small"
     vocab_size: int = 30522
     batch_size: int = 16
-    row_length: int = 128
+    max_seq_length: int = 128
     mask_probability: float = 0.15
     generator_size: float | None = None
     dropout: float = 0.1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("vocab_size", 2 * len(SPECIAL_TOKENS)), ("batch_size", 1), ("row_length", 8)):
+        for name, least in (("vocab_size", 2 * len(SPECIAL_TOKENS)), ("batch_size", 1), ("max_seq_length", 8)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}.")
         if not 0.0 <= self.dropout < 1.0:
@@ -55,12 +55,12 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        return self.batch_size * self.row_length
+        return self.batch_size * self.max_seq_length
 
     @property
     def num_masked(self) -> int:
         """K."""
-        return num_masked(self.mask_probability, self.row_length)
+        return num_masked(self.mask_probability, self.max_seq_length)
 
     def config(self) -> ElectraRTDConfig:
         width = {} if self.generator_size is None else {"generator_hidden_size": self.generator_size}
@@ -69,13 +69,13 @@ class Workload:
             vocab_size=self.vocab_size,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
-            max_position_embeddings=max(512, self.row_length),
+            max_position_embeddings=max(512, self.max_seq_length),
             **width,
         )
 
     def flops(self) -> int:
         """Of a step, with a vocabulary projection of the masked tokens alone: the same count for every contestant."""
-        return model_flops(self.config(), self.batch_size, self.row_length, self.num_masked)
+        return model_flops(self.config(), self.batch_size, self.max_seq_length, self.num_masked)
 
     def gemm_shapes(self) -> list[tuple[int, int, int]]:
         """(m, k, n) of products that occur in a step."""
@@ -96,19 +96,21 @@ class Workload:
         words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))
         return BertTokenizer(
             vocab={token: index for index, token in enumerate([*SPECIAL_TOKENS, *words])},
-            model_max_length=self.row_length,
+            model_max_length=self.max_seq_length,
         )
 
-    def write_rows(self, directory: str | os.PathLike[str], num_rows: int) -> BlockFile:
+    def write_rows(self, directory: str | os.PathLike[str], num_sequences: int) -> BlockFile:
         """`[CLS] A [SEP] B [SEP]` of random words, as a block file in `directory`."""
         random = np.random.default_rng(self.seed)
-        ids = random.integers(len(SPECIAL_TOKENS), self.vocab_size, (num_rows, self.row_length))
-        middle = self.row_length // 2
+        ids = random.integers(len(SPECIAL_TOKENS), self.vocab_size, (num_sequences, self.max_seq_length))
+        middle = self.max_seq_length // 2
         ids[:, 0] = SPECIAL_TOKENS.index("[CLS]")
         ids[:, [middle, -1]] = SPECIAL_TOKENS.index("[SEP]")
-        with BlockWriter(Path(directory) / "rows.blocks", self.row_length, self.vocab_size) as writer:
-            writer.write([Row(row, middle + 1) for row in ids])
-            return writer.finish(tokenizer_hash="", packing="random", statistics={}, sources=[], recipe={})
+        path = Path(directory) / "rows.blocks"
+        with BlockWriter(path, self.max_seq_length, self.vocab_size) as writer:
+            writer.write([PackedSequence(row, middle + 1) for row in ids])
+            writer.finish(tokenizer_hash="", packing="random", statistics={}, sources=[], recipe={})
+        return BlockFile(path)
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,11 @@ class Rows:
         self.blocks = workload.write_rows(directory, num_batches * workload.batch_size)
         self.tokenizer = workload.tokenizer()
         self.collator = DataCollatorForRTD(
-            self.tokenizer, workload.mask_probability, seed=workload.seed, row_length=workload.row_length
+            self.tokenizer, workload.mask_probability, seed=workload.seed, max_seq_length=workload.max_seq_length
         )
 
-    def stream(self, num_steps: int) -> RowStream:
-        return RowStream(self.blocks, num_steps * self.workload.batch_size, self.workload.seed)
+    def stream(self, num_steps: int) -> SequenceStream:
+        return SequenceStream(self.blocks, num_steps * self.workload.batch_size, self.workload.seed)
 
     def collate(self, index: int) -> dict[str, Tensor]:
         first = index * self.workload.batch_size

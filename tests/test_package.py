@@ -41,16 +41,15 @@ assert "hf_electra_rtd.training.trainer" in sys.modules
 
 def test_pretraining_on_prepared_blocks_needs_no_datasets(tmp_path, blocks, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
+    flags = ["--train_files", blocks[0].path, "--held_out_files", blocks[1].path, "--max_seq_length", "32"]
+    flags += ["--tokenizer", str(tmp_path / "tokenizer"), "--output_dir", str(tmp_path / "run"), "--max_steps", "3"]
+    flags += ["--warmup_steps", "1", "--use_cpu", "True", "--disable_tqdm", "True"]
     script = f"""
 import sys
-for absent in ("datasets", "evaluate", "zstandard"):
+for absent in ("datasets", "evaluate", "zstandard", "peft"):
     sys.modules[absent] = None
-sys.argv[0] = "pretrain.py"
-sys.path.insert(0, {str(ROOT / "examples")!r})
-import pretrain
-pretrain.main(["--train_files", {blocks[0].path!r}, "--held_out_files", {blocks[1].path!r}, "--tokenizer",
-    {str(tmp_path / "tokenizer")!r}, "--output_dir", {str(tmp_path / "run")!r}, "--row_length", "32", "--max_steps",
-    "3", "--warmup_steps", "1", "--use_cpu", "--disable_tqdm", "True"])
+from hf_electra_rtd.training.pretrain import main
+main({[str(flag) for flag in flags]!r})
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
     assert (tmp_path / "run" / "run_record.json").exists()

@@ -19,7 +19,7 @@ BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 
 
 def main(argv: list[str]) -> None:
-    prepare.main(argv, {} if "--train_datasets" in argv else {"train_files": [str(BUNDLED_CORPUS)]})
+    prepare.main(argv, default_text=[str(BUNDLED_CORPUS)])
 
 
 if __name__ == "__main__":

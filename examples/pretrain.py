@@ -21,9 +21,7 @@ BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 
 
 def main(argv: list[str]) -> int:
-    named = any(word.startswith("--train_datasets") for word in argv)
-    defaults = {} if named else {"train_files": [str(BUNDLED_CORPUS)]}
-    return pretrain.main(argv, __doc__, {"output_dir": "runs/pretrain", **defaults})
+    return pretrain.main(argv, __doc__, {"output_dir": "runs/pretrain"}, default_text=[str(BUNDLED_CORPUS)])
 
 
 if __name__ == "__main__":

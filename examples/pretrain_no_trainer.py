@@ -105,7 +105,7 @@ def train(run: pretrain.Run) -> None:
 
 
 def main(argv: list[str]) -> int:
-    with pretrain.start(argv, __doc__, {"train_files": [CORPUS], "output_dir": "runs/pretrain_no_trainer"}) as run:
+    with pretrain.start(argv, __doc__, {"output_dir": "runs/pretrain_no_trainer"}, [CORPUS]) as run:
         expected = type(run.args)(**{name: getattr(run.args, name) for name in OBEYED.split()})
         others = [field.name for field in fields(expected) if field.init and field.name not in OBEYED.split()]
         refused = [f"--{name}" for name in others if getattr(run.args, name) != getattr(expected, name)]

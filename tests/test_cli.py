@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -46,6 +47,8 @@ def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(c
     options = parse("--config", path, "--learning_rate", "3", "--size", "tiny", defaults={"name": "x", "max_steps": 7})
     assert options == Options("tiny", ["a", "b"], 3.0, max_steps=10, correct=True, name="x")
     assert parse("--num_train_epochs", "2").max_steps == -1  # a length in epochs replaces the recipe's steps
+    path = config("max_steps: 5")
+    assert [parse("--config", path, *more).max_steps for more in ([], ["--num_train_epochs", "2"])] == [5, -1]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +105,7 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
     [
         ([], FAILED, "usage: hf-electra-rtd COMMAND"),
         (["--help"], 0, "pretrain"),
-        (["train"], "error: there is no command 'train'. Did you mean 'pretrain'?", ""),
+        (["train"], FAILED, "error: there is no command 'train'. Did you mean 'pretrain'?"),
     ],
 )
 def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, status, message):
@@ -110,7 +113,28 @@ def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, statu
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == status
-    assert message in capsys.readouterr().out
+    assert message in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("module", "spec", "name"),
+    [
+        ("hf_electra_rtd.finetuning.finetune", None, "hf-electra-rtd finetune"),
+        ("__main__", "hf_electra_rtd.training.pretrain", "hf-electra-rtd pretrain"),  # python -m, accelerate launch -m
+        ("__main__", None, "own.py"),
+    ],
+)
+def test_a_command_has_its_console_name_however_it_is_started(monkeypatch, module, spec, name):
+    found = None if module == "__main__" and spec is None else SimpleNamespace(name=spec or module)
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(__spec__=found))
+    monkeypatch.setattr(sys, "argv", ["own.py", "--flag"])
+
+    def command(argv):
+        assert sys.argv == [name, "--flag"]
+
+    command.__module__ = module
+    with pytest.raises(SystemExit):
+        run(command)
 
 
 @pytest.mark.slow

@@ -59,6 +59,26 @@ with writing(sys.argv[1]) as partial:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_directory_whose_replacement_was_killed_gets_its_name_back(tmp_path):
+    script = """
+import os, sys
+from hf_electra_rtd.files import writing
+replace = os.replace
+def killed_after(*paths):
+    replace(*paths)
+    os._exit(9)
+with writing(sys.argv[1]) as partial:
+    partial.mkdir()
+    os.replace = killed_after
+"""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "old").touch()
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "model")], check=False)
+    assert not (tmp_path / "model").exists()
+    remove_partial(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/old"]
+
+
 @pytest.mark.parametrize(
     ("number", "message"), [(errno.ENOSPC, "No space left to write a/b"), (errno.EACCES, "a/b cannot be written: ")]
 )

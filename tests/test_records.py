@@ -12,6 +12,7 @@ from hf_electra_rtd.records import (
     PretrainingRecord,
     collect_hardware,
     collect_versions,
+    hub_id,
     public,
     public_command,
 )
@@ -92,11 +93,17 @@ def test_versions_and_hardware_are_collected():
         ("train_files", r"\\server\share\corpus.txt", "corpus.txt"),
         ("train_files", r"C:\Users\alice\corpus.txt", "corpus.txt"),
         ("data_dir", "/", "."),
+        ("data_dir", "../..", "."),
+        ("_name_or_path", "../../home/alice/model", "model"),
+        ("run_name", "../../home/alice/first", "first"),
+        ("run_name", r"..\alice\first", "first"),
+        ("run_name", "./first", "first"),
         ("tokenizer", "google/electra-small-generator", "google/electra-small-generator"),
         ("tokenizer", "~/vocab.txt", "vocab.txt"),
         ("tokenizer", "../vocab.txt", "vocab.txt"),
         ("resume_from_checkpoint", "latest", "latest"),
         ("dataset", "https://alice:secret@example.org/data", "https://example.org/data"),
+        ("dataset", "https://example.org/data?a=b&token=abc", "https://example.org/data?a=b&token=<secret>"),
         ("run_name", "API_KEY=abc", "API_KEY=<secret>"),
         ("run_name", "hf_" + "a" * 34, "<token>"),
         ("labels", "/person/artist", "/person/artist"),
@@ -110,6 +117,13 @@ def test_a_published_value_has_no_directory_password_or_token(flag, value, publi
 
 def test_an_absolute_path_that_exists_is_shortened_under_any_flag(tmp_path):
     assert public({"run_name": str(tmp_path)}) == {"run_name": tmp_path.name}
+
+
+def test_an_id_of_the_hub_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "imdb").mkdir()
+    names = ["nyu-mll/glue", "glue", "imdb", "../../home/alice/private", "~/private", str(tmp_path), None]
+    assert [hub_id(name) for name in names] == ["nyu-mll/glue", "glue", *[None] * 5]
 
 
 def test_a_published_command_has_names_in_place_of_paths(tmp_path):

@@ -40,15 +40,21 @@ def main() -> NoReturn:
         print("\nhf-electra-rtd COMMAND --help lists the flags of a command.")
         sys.exit(0 if argv else FAILED)
     if argv[0] not in COMMANDS:
-        sys.exit(f"error: there is no command {argv[0]!r}. {known_names(argv[0], COMMANDS, 'commands')}")
-    sys.argv = [f"hf-electra-rtd {argv[0]}", *argv[1:]]
+        print(f"error: there is no command {argv[0]!r}. {known_names(argv[0], COMMANDS, 'commands')}", file=sys.stderr)
+        sys.exit(FAILED)
+    del sys.argv[1]
     run(importlib.import_module(f"hf_electra_rtd.{COMMANDS[argv[0]][0]}").main)
 
 
 def run(command: Callable[[list[str]], int | None]) -> NoReturn:
     """Runs a command's `main` on the command line and exits: with its status, or after `error: ...` for a mistake of
     the user or the machine (`ValueError`, `OSError`, `FloatingPointError`). Other errors are bugs: a traceback.
+    However it was started, a command of `COMMANDS` is called `hf-electra-rtd COMMAND` in records and messages.
     """
+    module = getattr(sys.modules.get(command.__module__), "__spec__", None)  # `__main__` has the name after `-m` there
+    for name, (path, _) in COMMANDS.items():
+        if module is not None and module.name == f"hf_electra_rtd.{path}":
+            sys.argv[0] = f"hf-electra-rtd {name}"
     try:
         sys.exit(command(sys.argv[1:]))
     except (ValueError, OSError, FloatingPointError) as error:
@@ -96,7 +102,10 @@ def parse_arguments(
     parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
     parser.set_defaults(**(defaults or {}))
     config = _value_of("--config", argv)
-    everything = [*([] if config is None else _read_config(config, parser)), *argv]
+    given = [] if config is None else _read_config(config, parser)
+    if "--max_steps" in given and _value_of("--num_train_epochs", argv) is not None:
+        given.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
+    everything = [*given, *argv]
     if recipes is not None:
         size = _value_of("--size", everything) or parser.get_default("size")
         if size not in recipes:

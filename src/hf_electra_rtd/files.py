@@ -17,6 +17,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
 LOCK_FILE = ".lock"
+_REPLACED = "replaced"  # where `writing` keeps a directory until the new one has its name
 
 
 @contextmanager
@@ -40,11 +41,11 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
             for file in (partial, *partial.rglob("*")):
                 _sync(file)
             if path.is_dir():
-                os.replace(path, scratch / "replaced")
+                os.replace(path, scratch / _REPLACED)
             os.replace(partial, path)
             _sync(path.parent)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _discard(scratch, path)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -62,9 +63,10 @@ def remove_directory(path: str | os.PathLike[str]) -> None:
 
 
 def remove_partial(directory: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left unfinished in a directory. Call it while holding the directory's lock."""
+    """Removes what killed processes left unfinished in a directory. A directory that was about to be replaced gets its
+    name back. Call it while holding the directory's lock."""
     for scratch in Path(directory).glob(f".*{PARTIAL}*"):
-        shutil.rmtree(scratch, ignore_errors=True)
+        _discard(scratch, scratch.with_name(scratch.name[1:].rpartition(PARTIAL)[0]))
 
 
 @contextmanager
@@ -127,6 +129,12 @@ def format_bytes(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
     return f"{number:.0f} B"
+
+
+def _discard(scratch: Path, path: Path) -> None:
+    if (scratch / _REPLACED).is_dir() and not path.exists():
+        os.replace(scratch / _REPLACED, path)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -88,7 +88,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.proposals = get_generator(config)
         self.generator = generator
         if config.has_generator_network:
-            self.generator = generator or ElectraForMaskedLM(config.generator_config)
+            self.generator = generator or FAMILIES["electra"].masked_lm(config.generator_config)
             _adopt_config(self.generator, config.generator_config)
         self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
         _adopt_config(self.discriminator, config.discriminator_config)

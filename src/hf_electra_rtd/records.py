@@ -167,12 +167,17 @@ PATH_FLAGS = frozenset(
     }
 )
 PATH_OR_ID_FLAGS = frozenset(
-    {"dataset", "train_datasets", "tokenizer", "generator", "discriminator", "model_name_or_path", "base_model"}
+    {
+        *("dataset", "train_datasets", "tokenizer", "generator", "discriminator", "model_name_or_path", "base_model"),
+        *("name_or_path", "_name_or_path"),
+    }
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
+_RELATIVE = re.compile(r"\.\.?/|\.\.\\")
 _SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*)=.*$", re.IGNORECASE)
-_HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
+HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
+URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 
 
@@ -180,7 +185,8 @@ def public(value: Any, flag: str = "") -> Any:
     """A value of a record without directories of this machine, passwords and tokens.
 
     A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes `b.jsonl,weight=2`). What
-    is a path follows from its flag; where the flag says nothing, an absolute path that exists here is one.
+    is a path follows from its flag; where the flag says nothing, an absolute path that exists here is one, and what
+    begins with `../` or `./`.
 
     Args:
         value: a string, or dicts, lists and tuples of them at any depth. The keys of a dict are flags.
@@ -192,15 +198,21 @@ def public(value: Any, flag: str = "") -> Any:
         return [public(item, flag) for item in value]
     if not isinstance(value, str):
         return value
-    value = _HUB_TOKEN.sub("<token>", _CREDENTIALS.sub("", _SECRET.sub(r"\1=<secret>", value)))
+    value = HUB_TOKEN.sub("<token>", _CREDENTIALS.sub("", _SECRET.sub(r"\1=<secret>", value)))
+    value = URL_SECRET.sub(r"\1<secret>", value)
     if "://" in value and not value.startswith("file:"):
         return value
     path, comma, options = value.partition(",")
-    is_id = flag in PATH_OR_ID_FLAGS and _HUB_ID.fullmatch(path) and not os.path.exists(path)
-    is_path = flag in PATH_FLAGS | PATH_OR_ID_FLAGS and not is_id
+    is_path = flag in PATH_FLAGS or (flag in PATH_OR_ID_FLAGS and hub_id(path) is None) or _RELATIVE.match(path)
     if path and (is_path or (_ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path)))):
-        return (re.split(r"[\\/]+", path.rstrip("\\/"))[-1] or ".") + comma + options
+        name = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
+        return ("." if name in ("", "..") else name) + comma + options
     return value
+
+
+def hub_id(name: str | None) -> str | None:
+    """The name of a model or dataset, if it is an id of the Hub; None for a path."""
+    return name if name and _HUB_ID.fullmatch(name) and not os.path.exists(name) else None
 
 
 def public_command(argv: Sequence[str]) -> str:

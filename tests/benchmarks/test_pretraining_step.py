@@ -166,6 +166,7 @@ def test_what_cannot_be_measured_is_refused_at_once(arguments, message):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # dynamo instantiates autograd functions
 def test_compiled_contestants_agree(pair, rows, first):
     reference = agreement.measure_work(compete_as("naive", pair, rows), first)
     agreement.check_agreement(compete_as("ours-compiled", pair, rows), first, reference)

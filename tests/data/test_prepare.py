@@ -3,6 +3,7 @@ import re
 import runpy
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import zstandard
 from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.prepare import DataArguments, get_sequences, get_tokenizer, main, prepare_sequences
+from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
 
@@ -68,6 +70,31 @@ def test_held_out_sequences_of_an_earlier_preparation_do_not_stay(tmp_path, corp
         assert (tmp_path / "blocks" / "held_out.blocks").exists() == bool(share)
 
 
+def test_held_out_sequences_stay_where_the_new_text_cannot_be_read(tmp_path, corpus, tokenizer):
+    (tmp_path / "bad.txt").write_bytes(b"the mill \xff")
+    for file, share in ((corpus, 0.1), (tmp_path / "bad.txt", 0.0)):
+        data = DataArguments(train_files=[str(file)], held_out_share=share)
+        with nullcontext() if share else pytest.raises(ValueError, match="not UTF-8"):
+            prepare_sequences(data, tokenizer, tmp_path / "blocks", 32, 0, disable_progress=True)
+    assert (tmp_path / "blocks" / "held_out.blocks").exists()
+
+
+def test_a_run_that_is_resumed_reads_its_text_again_only_where_it_is_named_otherwise(tmp_path, corpus, tokenizer):
+    directory, read = Run(str(tmp_path / "run")), []
+    before, _ = get_sequences(DataArguments([str(corpus)]), directory, tokenizer)
+
+    def count(*arguments):
+        read.append(arguments)
+        return open_texts(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_electra_rtd.data.preparation.open_texts", count)
+        for options, times in (({}, 0), ({"train_files": [f"{corpus},weight=2"]}, 1), ({"packing": "original"}, 2)):
+            data = DataArguments(**{"train_files": [str(corpus)], **options})
+            get_sequences(data, directory, tokenizer, before.header.sha256)
+            assert len(read) == times
+
+
 def test_text_that_is_both_trained_on_and_held_out_is_refused(tmp_path, tokenizer):
     train, directory = tmp_path / "train", Run(str(tmp_path / "run"))
     train.mkdir()
@@ -122,7 +149,7 @@ def test_a_resumed_run_finds_the_tokenizer_that_was_trained(tmp_path, corpus, mo
     data, directory = DataArguments([str(corpus)], vocab_size=100), str(tmp_path / "run")
     trained, again = (tokenizer_hash(get_tokenizer(data, directory)) for _ in range(2))
     monkeypatch.setattr(prepare, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
-    assert trained == again == tokenizer_hash(get_tokenizer(data, directory, resumed=True))
+    assert trained == again == tokenizer_hash(get_tokenizer(data, directory, trained=f"{directory}/tokenizer"))
 
 
 def test_a_tokenizer_that_was_interrupted_leaves_nothing(tmp_path, corpus, monkeypatch):

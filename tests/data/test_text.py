@@ -225,6 +225,14 @@ def test_a_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         find_files(str(tmp_path))
 
 
+def test_a_file_that_is_named_twice_is_read_once_as_named_first_with_a_warning(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("the mill\n")
+    sources = [parse_source(f"{tmp_path}/a.txt"), parse_source(f"{tmp_path}/a.txt,weight=2")]
+    with open_texts(sources, tmp_path / "work") as (texts, _):
+        assert [(text.name, text.source.weight) for text in texts] == [("a.txt", 1.0)]
+    assert f"Named more than once: {tmp_path}/a.txt. The first mention" in caplog.text
+
+
 def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
     (tmp_path / "a.jsonl").touch()
     source = parse_source(

@@ -444,6 +444,15 @@ def test_labels_are_those_of_the_training_examples_in_order(tmp_path, values, la
     assert set(load_split(task, "train").examples["label"]) == set(labels)
 
 
+def test_an_unknown_number_is_an_index_only_where_no_label_is_a_number(tmp_path):
+    file = write(tmp_path, "t.jsonl", [{"text": "x", "label": 0}])
+    task = own_task("t", flags(train_file=file, labels=["good", "bad"]))
+    assert list(load_split(task, "train").examples["label"]) == ["good"]
+    for labels in (["1", "2"], ["1.0", "many"], ["-1", "x"]):
+        with pytest.raises(ValueError, match="no label '0'"):
+            load_split(own_task("t", flags(train_file=file, labels=labels)), "train")
+
+
 def test_pairs_ids_and_labels_go_by_the_names_given(tmp_path):
     rows = [{"key": "007", "q1": "a", "q2": "b", "same": "1"}, {"key": "x", "q1": "c", "q2": None, "same": "0"}]
     names = {"text_column_name": "q1", "second_text_column_name": "q2", "label_column_name": "same"}

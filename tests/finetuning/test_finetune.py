@@ -105,6 +105,17 @@ def test_the_best_model_on_dev_is_kept_where_it_is_asked_for(finished, tmp_path)
     assert not list(tmp_path.rglob("checkpoint-*"))
 
 
+def test_a_dataset_in_a_directory_is_recorded_by_its_name(finished, encoder, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "private/reviews", ignore=shutil.ignore_patterns("run", "test.csv"))
+    flags = ["--model_name_or_path", encoder, "--dataset", str(tmp_path / "private/reviews"), "--max_steps", "1"]
+    flags += ["--dataset_splits", "train=train", "dev=validation", "--text_column_name", "review", "--task_name"]
+    flags += ["reviews", "--label_column_name", "verdict", "--output_dir", str(tmp_path / "run"), *QUIET]
+    assert finetune.main(flags) == 0
+    record = record_of(tmp_path / "run")
+    assert (record.dataset["id"], record.data["dev"]["dataset"]) == (None, "reviews")
+    assert "private" not in (tmp_path / "run/reviews/seed_42/evaluation_record.json").read_text()
+
+
 def test_a_run_that_diverges_is_no_score(finished, tmp_path):
     flags = [*finished[1], "--output_dir", str(tmp_path), "--max_steps", "30"]
     with pytest.raises(ValueError, match="diverged"):
@@ -189,8 +200,10 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         with pytest.raises(ValueError, match=message):
             finetune.main([*flags, *difference])
     assert record_of(run).finished == first
-    assert finetune.main([*flags, "--learning_rate", "1e-3", "--seeds", "1", "--max_steps", "2"]) == 0
-    assert record_of(run).steps == 2
+    (run / "publish.json").write_text("{}")  # the repositories on the Hub stay those of this directory
+    assert finetune.main([*flags, "--learning_rate", "0", "--seeds", "1", "--max_steps", "2"]) == 0
+    assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
+    assert (run / "publish.json").exists()
     assert not (run / "reviews/seed_43").exists()
 
 

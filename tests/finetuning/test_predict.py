@@ -10,11 +10,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
-from hf_electra_rtd.finetuning import predict
+from hf_electra_rtd.finetuning import finetune, predict
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.heads import load_with_head
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.tasks import Task
+from tests.finetuning.conftest import QUIET
 
 
 TEXTS = ["the old river", "a mill", "the garden was old and the night was young"]
@@ -92,7 +93,7 @@ def test_every_kind_is_predicted_as_in_fine_tuning(task, columns, name, encoder,
         if not key.startswith("electra."):
             torch.nn.init.normal_(parameter, std=0.5)
     facts = {key: getattr(task, key) for key in ("kind", "language", "unanswerable", "label_scale")}
-    model.config.fine_tuned_for = {"task": facts, "lengths": lengths}
+    model.config.fine_tuned_for = {"task": facts, "characters": False, "lengths": lengths}
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     given = {**columns, "text": columns.get("words", TEXTS)}
@@ -117,6 +118,25 @@ def test_every_kind_is_predicted_as_in_fine_tuning(task, columns, name, encoder,
     examples = Dataset.from_dict({"id": list("abc"), "label": [None] * 3, **columns})
     wanted = predict.predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), run)
     assert found == [prediction["text"] if name == "answer" else prediction for prediction in wanted]
+
+
+def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept(encoder, tmp_path, capsys):
+    (tmp_path / "train.conll").write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
+    flags = ["--benchmark", "own", "--train_file", str(tmp_path / "train.conll"), "--task_kind", "tagging"]
+    flags += ["--validation_file", str(tmp_path / "train.conll"), "--text_column_name", "words"]
+    flags += ["--label_column_name", "tags", "--max_steps", "1", "--output_dir", str(tmp_path / "run"), *QUIET]
+    assert finetune.main(["--model_name_or_path", encoder, *flags]) == 0
+    (tmp_path / "a.txt").write_text("老 桂花\n", encoding="utf-8")
+    capsys.readouterr()
+    outputs = []
+    for file in ("train.conll", "a.txt"):
+        predict.main(["--model_name_or_path", str(tmp_path / "run"), "--file", str(tmp_path / file), "--use_cpu"])
+        outputs.append(lines_of(capsys.readouterr().out))
+    assert [(line["words"], line["input_tags"]) for line in outputs[0]] == [
+        (["老", "桂"], ["B-X", "I-X"]),
+        (["花"], ["O"]),
+    ]
+    assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
 
 
 def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path):

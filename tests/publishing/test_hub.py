@@ -196,13 +196,23 @@ def test_the_first_unreachable_answer_ends_the_delivery(run, hub):
     assert hub.asked("commit/main") == 1 + 3
 
 
-def test_a_silent_hub_is_given_up_after_one_try(run, hub, monkeypatch):
+def test_a_silent_hub_is_given_up_after_a_second_try(run, hub, monkeypatch):
     monkeypatch.setattr(way, "SILENCE", (0.2, 0.2, 0.2, 0.2))
     monkeypatch.setattr(way, "PATIENCE", 0.1)
     hub.fail("GET /api/models", silent=1.0)
     begun = time.monotonic()
     assert "cannot be reached" in send(run)[0].error
     assert time.monotonic() - begun < 0.9
+
+
+def test_patience_counts_from_the_first_unreachable_answer(run, hub, monkeypatch):
+    monkeypatch.setattr(way, "PATIENCE", -1.0)  # as after a long upload
+    hub.fail(COMMIT, status=503, times=1)
+    assert send(run)[0].error is None
+    hub.fail("GET /api/models", broken=True)
+    before = hub.asked("GET /api/models")
+    assert "cannot be reached" in send(run)[0].error
+    assert hub.asked("GET /api/models") == before + 1
 
 
 def test_a_refusal_of_the_xet_client_is_not_told_as_the_networks(run, hub, monkeypatch):

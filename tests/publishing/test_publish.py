@@ -200,14 +200,14 @@ def test_nothing_private_leaves(runs, hub):
             (directory / name).write_text(f"{directory} {PLANTED}")
         for name in ("config.json", "tokenizer_config.json"):
             config = {**json.loads((directory / name).read_text()), "_name_or_path": str(directory)}
-            (directory / name).write_text(json.dumps({**config, "nested": {"vocab": str(runs / "train.csv")}}))
+            (directory / name).write_text(json.dumps({**config, "nested": {"vocab_file": str(runs / "train.csv")}}))
     assert send(runs / "run", "--parts", "discriminator", "generator", "pair") == 0
     for files in hub.everything().values():
         assert set(files) <= MODEL | {"run_record.json", "training_curves.png"}
         for content in files.values():
             assert not any(private.encode() in content for private in (str(runs), PLANTED, TOKEN))
     nested = json.loads(hub.files(DISCRIMINATOR)["config.json"])["nested"]
-    assert nested == {"vocab": "train.csv"}
+    assert nested == {"vocab_file": "train.csv"}
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,10 @@ def test_nothing_private_leaves(runs, hub):
         ("tokenizer.json", PLANTED, "a token of the Hub"),
         ("vocab.txt", PLANTED, "a token of the Hub"),
         ("generation_config.json", "see /home/ada/notes.txt", "/home/ada/notes.txt"),
-        ("generation_config.json", r"C:\Users\ada", "C:"),
+        ("generation_config.json", r"C:\data", r"C:\data"),
+        ("generation_config.json", r"\\server\share\ada", r"\\server\share"),
+        ("generation_config.json", "../../ada/notes.txt", "../../ada"),
+        ("generation_config.json", "https://example.org/a?b=c&token=abc", "a secret (&token=...)"),
     ],
 )
 def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found, runs, hub):
@@ -229,15 +232,21 @@ def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found,
     assert hub.requests == []
 
 
-def test_labels_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
+def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
     (model,) = (runs / "tuned").glob("reviews/*/model")
-    labels = {"0": "/person/artist", "1": "/home/garden"}
+    labels = {"0": "/home/film noir", "1": "/home/garden"}
+    record = EvaluationRecord.load(model.parent)
+    dataclasses.replace(record, arguments={**record.arguments, "labels": list(labels.values())}).save(model.parent)
+    tokens = {**json.loads((model / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(tokens))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "id2label": labels}))
     (model / "vocab.txt").write_text((model / "vocab.txt").read_text() + "/home/x/y\n")
     assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
     files = hub.files(f"{PREFIX}-reviews")
     assert json.loads(files["config.json"])["id2label"] == labels
+    assert json.loads(files["tokenizer_config.json"])["extra_special_tokens"] == ["/", "./"]
+    assert b"`/home/garden`" in files["README.md"]
     assert b"/home/x/y" in files["vocab.txt"]
 
 

@@ -83,3 +83,23 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_resume(failure, finis
     (model,) = (tmp_path / "tuned").glob("reviews/*/model/model.safetensors")
     assert hub.files(f"{PREFIX}-reviews")["model.safetensors"] == model.read_bytes()
     assert hub.asked(COMMIT) == 1
+    # One task of it, with its key; and what is said about the model stays when it is pushed again.
+    assert publish.main(["--run", str(tmp_path / "tuned/reviews"), "--resume", "--license", "mit"]) == 0
+    assert not (tmp_path / "tuned/reviews/publish.json").exists()
+    assert finetune.main([*where, *flags]) == 0
+    assert b"license: mit" in hub.files(f"{PREFIX}-reviews")["README.md"]
+    assert hub.asked(COMMIT) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "given"),
+    [
+        (pretrain, ["--base_model", "a/b"]),
+        (pretrain, ["--eval_results", "True"]),
+        (finetune, ["--parts", "pair", "--model_name_or_path", "a/b"]),
+    ],
+)
+def test_a_command_has_no_flag_that_it_would_ignore(command, given, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        command.main(["--output_dir", str(tmp_path), *given])
+    assert f"there is no flag {given[0]}" in capsys.readouterr().err

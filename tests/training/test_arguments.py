@@ -21,6 +21,7 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
     assert (args.weight_decay, args.max_grad_norm, args.bias_correction) == (0.01, 1.0, False)
     assert (args.bf16, args.dataloader_pin_memory) == (False, False)  # on a CPU
     assert RTDTrainingArguments.from_size(size, "out", use_cpu=True, max_steps=7).max_steps == 7
+    assert RTDTrainingArguments.from_size(size, "out", use_cpu=True, num_train_epochs=1).max_steps == -1
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,14 @@ from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from transformers.trainer_callback import TrainerState
 
-from hf_electra_rtd import ElectraForRTDPretraining, files
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, files
 from hf_electra_rtd.training.checkpoints import (
     checkpoint_step,
     latest_checkpoint,
     list_checkpoints,
+    read_fractions,
     remove_unfinished,
+    save_outputs,
     writing_checkpoint,
     writing_model,
 )
@@ -202,9 +204,21 @@ def test_exports_at_fractions_are_there_and_leave_no_trace_in_the_training(tmp_p
         assert (exports / "100" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
         assert load_file(exports / "30" / name).keys() == load_file(exports / "100" / name).keys()
     assert "Nothing is exported" not in caplog.text
+    assert read_fractions(resumed.args, max_steps=12, last_step=12) == []  # the run is extended
+    assert "30 is of step 2, but this fraction of the run ends at step 4" in caplog.text
     late = make_trainer(tmp_path / "run", blocks, tokenizer, checkpoint_fractions=[0.3, 0.5])
     late.train(resume_from_checkpoint=True)
     assert "Nothing is exported at --checkpoint_fractions 0.5:" in caplog.text
+
+
+def test_a_record_of_an_earlier_end_does_not_stay_beside_later_models(tmp_path, blocks, tokenizer, monkeypatch):
+    trainer = make_trainer(tmp_path, blocks, tokenizer)
+    trainer.train()
+    record = trainer.save_run()
+    monkeypatch.setattr(PretrainingRecord, "save", lambda *_: interrupt(None))
+    with pytest.raises(KeyboardInterrupt):
+        save_outputs(trainer.model, tokenizer, record, tmp_path)
+    assert not (tmp_path / PretrainingRecord.FILE).exists()
 
 
 @pytest.mark.slow

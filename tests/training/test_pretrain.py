@@ -163,6 +163,24 @@ def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, co
     assert "--resume" in "".join(capsys.readouterr())
 
 
+def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(
+    pretrain, corpus, caplog, monkeypatch
+):
+    own = {"tokenizer": None, "model_config": None, "vocab_size": 120}
+    _, directory = pretrain(**own)
+    whole = weights(directory)
+    cut_back(directory)
+    other = ["--overwrite_output_dir", "--attn_implementation", "flash_attention_2"]
+    with pytest.raises(ValueError, match="flash_attention_2"):
+        pretrain(*other, **own | {"vocab_size": 60})
+    pretrain("--resume_from_checkpoint", "latest", **own)
+    assert weights(directory) == whole
+    cut_back(directory)
+    monkeypatch.setattr("hf_electra_rtd.data.preparation.open_texts", lambda *_: pytest.fail("the text was read"))
+    pretrain("--resume_from_checkpoint", "latest", **own)
+    assert weights(directory) == whole
+
+
 @pytest.mark.parametrize("flags", [["--dry_run"], ["--max_seq_length", "65"], ["--dataloader_prefetch_factor", "2"]])
 def test_a_dry_run_or_a_mistake_deletes_no_run(pretrain, copied_run, flags):
     before = {path: path.stat().st_mtime_ns for path in copied_run.rglob("*") if "blocks" not in path.parts}
@@ -344,11 +362,23 @@ def test_every_recipe_holds_known_flags(path):
     parse_arguments((ModelArguments, DataArguments, RTDTrainingArguments), argv, recipes=recipes)
 
 
-@pytest.mark.parametrize("flags", [[], ["--train_datasets", "lab/text"], ["--train_datasets=lab/text"]])
-def test_the_example_takes_the_bundled_corpus_only_where_no_text_is_named(monkeypatch, flags):
-    monkeypatch.setattr("hf_electra_rtd.training.pretrain.main", lambda argv, description, defaults: defaults)
-    defaults = runpy.run_path(str(EXAMPLES / "pretrain.py"))["main"](flags)
-    assert ("train_files" in defaults) == (not flags)
+@pytest.mark.parametrize("name", ["pretrain", "pretrain_no_trainer", "prepare"])
+def test_an_example_takes_the_bundled_corpus_only_where_no_text_is_named(tmp_path, monkeypatch, name):
+    (tmp_path / "flags.yaml").write_text("train_datasets: [lab/text]")
+    example, taken = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"], []
+
+    def stop(data, *_, **__):
+        taken.append((data.train_files, data.train_datasets))
+        raise InterruptedError
+
+    for module in ("hf_electra_rtd.training.pretrain", "hf_electra_rtd.data.prepare"):
+        monkeypatch.setattr(f"{module}.get_tokenizer", stop)
+    for flags in ([], ["--train_datasets=lab/text"], ["--config", str(tmp_path / "flags.yaml")]):
+        with pytest.raises(InterruptedError):
+            example([*flags, "--output_dir", str(tmp_path / "run")])
+    ((bundled,), no_datasets), *named = taken
+    assert (Path(bundled).parent, no_datasets) == (EXAMPLES / "data", [])
+    assert named == [([], ["lab/text"])] * 2
 
 
 @pytest.mark.slow

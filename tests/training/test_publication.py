@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Published
-from hf_electra_rtd.publishing.publish import PublicationArguments
+from hf_electra_rtd.publishing.hub import Published, read_publication, remember
+from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import trainer as trainer_module
+from tests.publishing.card_records import evaluation_record
 from tests.training.test_trainer import make_trainer
 
 
@@ -76,9 +77,22 @@ def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, bl
         trainer.push_to_hub()
 
 
+def test_a_push_keeps_the_results_and_card_facts_of_an_earlier_publication(tmp_path, blocks, tokenizer, hub):
+    evaluation_record(model={"name_or_path": "org/name-discriminator"}).save(tmp_path / "glue")
+    known = {"license": "mit", "authors": "Ada", "evaluations": [str(tmp_path / "glue")], "eval_results": True}
+    remember(tmp_path, **known)
+    trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=2, hub_strategy="end", **PUSH)
+    trainer.train()
+    card = dict(zip(places(hub), hub.pushed, strict=True))[BOTH[0]][2]
+    assert "license: mit" in card
+    assert "author = {Ada}" in card
+    assert "mrpc" in card
+    assert read_publication(tmp_path)["flags"].items() >= known.items()
+
+
 def test_every_save_publishes_in_the_background_and_training_does_not_wait(tmp_path, blocks, tokenizer, hub):
     trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=6, save_steps=2, **PUSH)
-    trainer.publication = PublicationArguments(parts=["discriminator", "generator", "pair"])
+    trainer.publication = PretrainingPublication(parts=["discriminator", "generator", "pair"])
     hub.silent = threading.Event()
     original, seen = trainer._push_from_checkpoint, []
 

@@ -57,6 +57,11 @@ def test_arguments_keep_their_types_and_hold_no_path_or_secret(record, tmp_path)
     assert str(tmp_path.parent) not in json.dumps(arguments)
 
 
+def test_the_configuration_does_not_say_where_the_model_lay(record, model):
+    model.config.name_or_path = "../../home/alice/model"
+    assert "alice" not in json.dumps(record().model)
+
+
 def test_emissions_of_all_sessions_are_in_the_record(record, tmp_path, caplog):
     assert record().emissions == {}
     (tmp_path / EMISSIONS_FILE).write_text(MEASURED)

@@ -56,11 +56,13 @@ def prepare_blocks(
     num_proc: int | None = None,
     drop_duplicates: str = "no",
     disable_progress: bool = False,
+    sha256: str | None = None,
 ) -> tuple[BlockFile, BlockFile | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
-    The same text and settings find what was prepared before. An interrupted preparation leaves nothing that loads.
-    Memory does not grow with the corpus (but for one bit a line if duplicates are dropped).
+    The same text and settings find what was prepared before. If that has the hash `sha256`, and the texts have the
+    names and weights of those that it was made of, they are not read. An interrupted preparation leaves nothing that
+    loads. Memory does not grow with the corpus (but for one bit a line if duplicates are dropped).
 
     A source of weight 2 is read twice: its second pass follows the first passes of all sources, so that no sequence
     holds a document twice (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents
@@ -83,14 +85,21 @@ def prepare_blocks(
     names = [name, "held_out"] if held_out_share else [name]
     paths = [Path(directory) / f"{name}{BLOCK_SUFFIX}" for name in names]
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
+    recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
+    described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
+    wanted = described | {"max_seq_length": max_seq_length}
+    if sha256 is not None and _is_reusable(paths[0], wanted | {"sha256": sha256}):
+        wanted["sources"] = sources_before = BlockFile(paths[0]).header.sources
+        before = {(source["name"], source["weight"]) for source in sources_before}
+        now = {(name, source.weight) for source in parsed for name in source.names}
+        if now == before and all(_is_reusable(path, wanted) for path in paths[1:]):
+            logger.info(
+                f"Using {', '.join(map(str, paths))} of the run that is resumed, without reading its text again."
+            )
+            return BlockFile(paths[0]), BlockFile(paths[1]) if held_out_share else None
     with open_texts(parsed, Path(directory)) as (texts, scratch):
         scans = scan(texts, disable_progress)
-        described = {
-            "tokenizer_hash": tokenizer_hash(tokenizer),
-            "packing": packing,
-            "sources": [text.described | facts for text, facts in zip(texts, scans, strict=True)],
-            "recipe": {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates},
-        }
+        described["sources"] = [text.described | facts for text, facts in zip(texts, scans, strict=True)]
         if all(_is_reusable(path, described | {"max_seq_length": max_seq_length}) for path in paths):
             logger.info(f"Using {', '.join(map(str, paths))}, prepared before from the same text.")
         else:

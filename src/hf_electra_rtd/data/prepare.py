@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,11 @@ class DataArguments:
     def _defaults(self) -> Source:
         return Source(text_column=self.text_column, encoding=self.encoding, encoding_errors=self.encoding_errors)
 
+    def set_default_text(self, files: Sequence[str]) -> None:
+        """Takes `files` where no text is named."""
+        if not self.train_files and not self.train_datasets:
+            self.train_files = list(files)
+
     def sources(self) -> list[Source]:
         """What to train on. Raises ValueError if there is nothing, or not what was named."""
         if not self.train_files and not self.train_datasets:
@@ -87,13 +92,14 @@ def get_tokenizer(
     data: DataArguments,
     output_dir: str,
     of_towers: str | None = None,
-    resumed: bool = False,
+    trained: str | os.PathLike[str] | None = None,
     blocks_directory: str | os.PathLike[str] | None = None,
     disable_progress: bool = True,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `--tokenizer`, or of the pre-trained towers (a directory), or one trained on the text.
 
-    A trained one is kept in `output_dir`, where a run that is resumed finds it. The same text gives the same one.
+    One that is trained is kept in `output_dir/tokenizer`. `trained` is where one was kept before; for a run that is
+    resumed its checkpoint, since `output_dir` may have the tokenizer of a run that failed to replace it.
     `blocks_directory` is that of the sequences; by default `output_dir/blocks`.
 
     Raises:
@@ -102,9 +108,8 @@ def get_tokenizer(
     named = data.tokenizer or of_towers
     if named is not None:
         return load_tokenizer(named, data.lowercase)
-    trained = Path(output_dir) / TOKENIZER_DIRECTORY
-    if resumed:
-        return load_tokenizer(str(trained))
+    if trained is not None:
+        return load_tokenizer(os.fspath(trained))
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("A block file has no text to train a tokenizer on. Name the one that made it (--tokenizer).")
@@ -116,19 +121,20 @@ def get_tokenizer(
                 yield from tqdm(text.lines(), f"Reading {text.name}", disable=disable_progress, leave=False)
 
         tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
-        with writing(trained) as partial:
+        with writing(Path(output_dir) / TOKENIZER_DIRECTORY) as partial:
             save_tokenizer(tokenizer, partial)
     return tokenizer
 
 
 def get_sequences(
-    data: DataArguments, training: Any, tokenizer: PreTrainedTokenizerBase
+    data: DataArguments, training: Any, tokenizer: PreTrainedTokenizerBase, trained_on: str | None = None
 ) -> tuple[BlockFile, BlockFile | None]:
     """`prepare_sequences` for `RTDTrainingArguments`, in `output_dir/blocks`. Call it on the first process before the
     others."""
     directory, quiet = Path(str(training.output_dir)) / BLOCKS_DIRECTORY, bool(training.disable_tqdm)
     is_main = training.process_index == 0
-    return prepare_sequences(data, tokenizer, directory, training.max_seq_length, training.seed, quiet, is_main)
+    shape = (training.max_seq_length, training.seed)
+    return prepare_sequences(data, tokenizer, directory, *shape, quiet, is_main, trained_on)
 
 
 def prepare_sequences(
@@ -139,11 +145,12 @@ def prepare_sequences(
     seed: int,
     disable_progress: bool = False,
     is_main_process: bool = True,
+    trained_on: str | None = None,
 ) -> tuple[BlockFile, BlockFile | None]:
     """The training and the held-out sequences, prepared from text in a directory, or of block files.
 
     The main process prepares, and verifies what is there; others open it without reading all of it. `seed` is that of
-    the split and of the packing.
+    the split and of the packing, `trained_on` the hash of the training sequences of a run that is resumed.
 
     Raises:
         ValueError: for files that cannot be used, by name.
@@ -169,12 +176,13 @@ def prepare_sequences(
             num_proc=data.num_proc,
             drop_duplicates=data.drop_duplicates,
             disable_progress=disable_progress,
+            sha256=trained_on if name == "train" else None,
         )
 
     share = 0.0 if data.held_out_files else data.held_out_share
+    train, held_out = get(data.sources(), "train", share)
     if is_main_process and not data.held_out_files and not share:
         (directory / f"held_out{BLOCK_SUFFIX}").unlink(missing_ok=True)  # its text is trained on now
-    train, held_out = get(data.sources(), "train", share)
     if data.held_out_files:
         held_out, _ = get([parse_source(text, data._defaults) for text in data.held_out_files], "held_out", 0.0)
         _refuse_overlap(train.header, held_out.header)
@@ -234,9 +242,10 @@ class PreparationArguments:
     disable_tqdm: bool = flag(False, "Show no progress bars.")
 
 
-def main(argv: list[str], defaults: Mapping[str, Any] | None = None) -> None:
-    """The command `prepare`."""
+def main(argv: list[str], defaults: Mapping[str, Any] | None = None, default_text: Sequence[str] = ()) -> None:
+    """The command `prepare`. `defaults` are those of flags, `default_text` is used where no flag names text."""
     arguments, data = parse_arguments((PreparationArguments, DataArguments), argv, __doc__, defaults)
+    data.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO)
     directory, quiet = Path(arguments.output_dir), arguments.disable_tqdm

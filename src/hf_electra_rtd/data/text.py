@@ -70,6 +70,13 @@ class Source:
             raise ValueError(f"weight={self.weight} is out of range. Choose a number above 0, at most {MAX_WEIGHT}.")
 
     @property
+    def names(self) -> list[str]:
+        """Of the files or the dataset, without a local directory."""
+        if self.dataset and not os.path.exists(self.dataset):
+            return [self.dataset]
+        return [os.path.basename(os.path.abspath(place)) for place in self.files or (self.dataset,)]
+
+    @property
     def is_prepared(self) -> bool:
         """Whether these are block files instead of text."""
         return any(file.endswith(BLOCK_SUFFIX) for file in self.files)
@@ -316,12 +323,19 @@ def open_texts(sources: Sequence[Source], directory: Path) -> Iterator[tuple[lis
             remove_partial(directory)
             partial = tempfile.TemporaryDirectory(prefix=f".scratch{PARTIAL}", dir=directory)
             scratch = Path(stack.enter_context(partial))
-        texts = dict[str, Text]()
+        texts, repeated = dict[str, Text](), list[str]()
         for number, source in enumerate(sources):
-            for file in source.files:
-                texts.setdefault(os.path.realpath(file), Text(os.path.basename(file), source, _reader(file, source)))
+            for file, name in zip(source.files, source.names if source.files else (), strict=True):
+                text = Text(name, source, _reader(file, source))
+                if texts.setdefault(os.path.realpath(file), text) is not text:
+                    repeated.append(file)
             if source.dataset:
                 texts[f"dataset {number}"] = _open_dataset(source, scratch / f"{number}.txt.zst")
+        if repeated:
+            logger.warning(
+                f"Named more than once: {', '.join(repeated[:5])}{', ...' * (len(repeated) > 5)}. The first mention "
+                "and its options count (weight=2 reads a text twice)."
+            )
         yield list(texts.values()), scratch
 
 
@@ -349,8 +363,7 @@ def _open_dataset(source: Source, copy: Path) -> Text:
         records, column = _dataset_records(dataset, source.text_column), source.text_column
         return _read(records, lambda record: _document(record, column), f"{place}, row")
 
-    is_local = os.path.exists(source.dataset)
-    name = os.path.basename(os.path.abspath(source.dataset)) if is_local else source.dataset
+    (name,) = source.names
     if not source.streaming:
         return Text(name, source, lines)
     import zstandard

@@ -1,1 +1,1 @@
-"""The towers at work on sentences that a person gives."""
+"""Both networks applied to single sentences."""

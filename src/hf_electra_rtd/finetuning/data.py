@@ -18,6 +18,7 @@ import numpy as np
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.scores import METRICS
+from hf_electra_rtd.records import public
 from hf_electra_rtd.tasks import HUB_SPLITS, Task, guests
 
 
@@ -83,7 +84,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     else:
         name, hub = f"{task.dataset} ({task.splits.get(split, split)})", _load_hub(task, split)
         source = {
-            "dataset": Path(task.dataset).name if os.path.exists(task.dataset) else task.dataset,
+            "dataset": public(task.dataset, "dataset"),
             "config": task.config,
             "split": task.splits[split],
             "revision": task.revision,

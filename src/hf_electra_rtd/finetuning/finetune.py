@@ -26,8 +26,8 @@ from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArgumen
 from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
 from hf_electra_rtd.finetuning.submission import zip_submission
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import PUBLISH_FILE, Background, Published, check, publish, remember
-from hf_electra_rtd.publishing.publish import PublicationArguments, fine_tuned_repositories, report
+from hf_electra_rtd.publishing.hub import Background, Published, check, publish, read_publication, remember
+from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_repositories, known_card, report
 from hf_electra_rtd.publishing.tables import print_results, write_results
 from hf_electra_rtd.records import EvaluationRecord, public_command
 from hf_electra_rtd.tasks import Task
@@ -37,17 +37,19 @@ logger = logging.getLogger(__name__)
 
 
 def make_publisher(
-    args: FineTuningArguments, card: CardArguments, publication: PublicationArguments, tasks: Sequence[Task]
+    args: FineTuningArguments, card: CardArguments, publication: FineTunedPublication, tasks: Sequence[Task]
 ) -> Callable[[Path], list[Published]]:
     """Checks that each task may have its repository, `ORG/NAME-mrpc`, and returns the function that publishes the best
     models of `output_dir` or of one of its tasks."""
     directory, private = str(args.output_dir), args.hub_private_repo is not False
     check([f"{args.hub_model_id}-{task.name}" for task in tasks], directory, private, publication.force)
-    flags: dict[str, Any] = {"base_model": publication.base_model, "eval_results": publication.eval_results}
-    remember(directory, hub_model_id=args.hub_model_id, private=private, **asdict(card), **flags)
+    given = {"base_model": publication.base_model, "eval_results": publication.eval_results or None}
+    remember(directory, hub_model_id=args.hub_model_id, private=private, **asdict(card), **given)
+    flags = read_publication(directory)["flags"]  # what an earlier publication showed stays
+    shown: dict[str, Any] = {name: flags[name] for name in given if name in flags}
 
     def publish_models(path: Path) -> list[Published]:
-        repositories = fine_tuned_repositories(path, str(args.hub_model_id), card, **flags)
+        repositories = fine_tuned_repositories(path, str(args.hub_model_id), known_card(flags), **shown)
         return publish(repositories, directory, private, publication.force)
 
     return publish_models
@@ -64,7 +66,7 @@ def main(argv: list[str]) -> int:
     import datasets
 
     task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
-        (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, PublicationArguments, FineTuningArguments),
+        (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
         description=__doc__,
         defaults={"output_dir": "runs/finetune"},
@@ -97,8 +99,6 @@ def main(argv: list[str]) -> int:
             failures[task.title] = error
             logger.error(f"{task.title} is left out: {error}")
     directory, publish_models, background = Path(str(args.output_dir)), None, Background()
-    if task_args.overwrite_output_dir and is_main:
-        (directory / PUBLISH_FILE).unlink(missing_ok=True)
     if push_to_hub and is_main and jobs:
         publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
     records: list[EvaluationRecord] = []

@@ -4,7 +4,9 @@
     echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `number`; `tags`; `answer` and `nbest`
-(the input has `question` and `context`); or `choice` (`context`, `question`, `choices`).
+(the input has `question` and `context`); or `choice` (`context`, `question`, `choices`). A column of the input with
+one of these names becomes `input_label`, ... Text to tag is split at spaces, or into characters if the model was
+fine-tuned on characters.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class PredictArguments:
     model_name_or_path: str = field(metadata={"help": "A fine-tuning run, or directory or Hub id of its model."})
     file: str | None = flag(None, "As --test_file, or .txt with a text a line; by default standard input, as .txt.")
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
-    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
+    text_column_name: str | None = flag(None, "Column of the text; by default text, or words if tagging finds it.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     batch_size: int = flag(64, "Batch size.")
     use_cpu: bool = flag(False, "Do not use a GPU.")
@@ -72,7 +74,7 @@ def main(argv: list[str]) -> int:
     task = Task("prediction", name, labels=labels, **facts["task"])
     kind = make_kind(task, load_tokenizer(name), **facts["lengths"])
     rows = _read(args.file, task)
-    examples = _examples(task.kind, rows, args)
+    examples = _examples(task.kind, rows, args, facts["characters"])
     answers: list[dict[str, Any]] = [{} for _ in rows]
     with tempfile.TemporaryDirectory() as directory:
         options = {"disable_tqdm": True, "report_to": "none", "use_cpu": args.use_cpu}
@@ -95,7 +97,8 @@ def main(argv: list[str]) -> int:
             found = {"answer": prediction["text"], "nbest": prediction["nbest"]}
         else:
             found = {_NAMES[task.kind]: prediction, **more}
-        lines.append(json.dumps({**row, **found}, ensure_ascii=False) + "\n")
+        given = {f"input_{name}" if name in found else name: value for name, value in row.items()}
+        lines.append(json.dumps({**given, **found}, ensure_ascii=False) + "\n")
     if args.output_file is None:
         sys.stdout.write("".join(lines))
     else:
@@ -120,7 +123,7 @@ def _read(path: str | None, task: Task) -> list[dict[str, Any]]:
     return [dict(row) for _, row in read_rows(task, "test", path) if row is not None]
 
 
-def _examples(kind: str, rows: list[dict[str, Any]], args: PredictArguments) -> Any:
+def _examples(kind: str, rows: list[dict[str, Any]], args: PredictArguments, characters: bool) -> Any:
     """The rows as examples without labels."""
     from datasets import Dataset
 
@@ -132,14 +135,17 @@ def _examples(kind: str, rows: list[dict[str, Any]], args: PredictArguments) -> 
                 )
         return [row[name] for row in rows]
 
+    has_words = kind == "tagging" and "words" in [*rows, {}][0]
+    text_column = args.text_column_name or ("words" if has_words else "text")
     features = example_features(kind)
     columns: dict[str, list[Any]] = {name: [None] * len(rows) for name in features}
     columns["id"] = list(map(str, range(len(rows))))
     if kind in ("classification", "regression"):
-        texts = [column(name) for name in (args.text_column_name, args.second_text_column_name) if name is not None]
+        texts = [column(name) for name in (text_column, args.second_text_column_name) if name is not None]
         columns["texts"] = [list(pair) for pair in zip(*texts, strict=True)]
     elif kind == "tagging":
-        columns["words"] = [text.split() if isinstance(text, str) else text for text in column(args.text_column_name)]
+        split = list if characters else str.split
+        columns["words"] = [split(text) if isinstance(text, str) else text for text in column(text_column)]
     else:
         names = ["question", "context", "choices"][: 2 if kind == "question_answering" else 3]
         columns |= {name: column(name) for name in names}

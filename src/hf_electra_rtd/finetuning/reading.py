@@ -305,7 +305,8 @@ def _class_label(task: Task, value: Any) -> str:
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
     if task.labels and label not in task.labels:
-        if label.isdecimal() and int(label) < len(task.labels):
+        named_by_numbers = any(re.fullmatch(r"[-+]?[\d.]+", name) for name in task.labels)
+        if label.isdecimal() and int(label) < len(task.labels) and not named_by_numbers:
             return task.labels[int(label)]
         raise _unknown_label(task, label)
     return label

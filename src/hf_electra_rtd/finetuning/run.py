@@ -27,7 +27,7 @@ from hf_electra_rtd.finetuning.submission import write_predictions, write_submis
 from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, get_size
-from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
+from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
 
 
@@ -150,7 +150,8 @@ class FineTuning:
     def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
         """Fills in the recipe, and returns what decides the result beside model, data and seed."""
         given, lora, size = self.task_args, asdict(self.lora_args), get_size(self.size)
-        args.learning_rate = args.learning_rate or (LORA_LEARNING_RATE if lora["lora"] else size.learning_rate)
+        if args.learning_rate is None:
+            args.learning_rate = LORA_LEARNING_RATE if lora["lora"] else size.learning_rate
         args.num_train_epochs = task.epochs if args.num_train_epochs is None else args.num_train_epochs
         decay = given.layerwise_lr_decay or (1.0 if lora["lora"] else size.layerwise_lr_decay)
         if decay != 1 and not given.evaluate_only:
@@ -272,7 +273,7 @@ class FineTuning:
             finished=utc_now(),
             task=task.name,
             **{name: getattr(task, name) for name in ("benchmark", "language", "kind", "main_metric")},
-            dataset=task.describe(),
+            dataset={**task.describe(), "id": hub_id(task.dataset)},
             model={**self.identity, **_describe_model(model), "size": self.size},
             arguments=job.settings,
             seed=seed,
@@ -323,7 +324,9 @@ class FineTuning:
         model = load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
         exchange_layers(model)
         facts = {name: getattr(task, name) for name in ("kind", "language", "unanswerable", "label_scale")}
-        model.config.fine_tuned_for = {"task": facts, "lengths": _lengths(settings)}
+        sentences = job.splits["train"].examples["words"] if task.kind == "tagging" else ()
+        characters = bool(sentences) and all(len(word) == 1 for words in sentences for word in words)
+        model.config.fine_tuned_for = {"task": facts, "characters": characters, "lengths": _lengths(settings)}
         if self.lora_args.lora:
             return add_adapters(model, self.encoder_name, self.lora_args)
         return model

@@ -51,7 +51,7 @@ ALLOWED = (
     *("training_curves.png", "README.md", ".eval_results/*.yaml"),
 )
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
-PATIENCE = 30.0  # seconds of failing after which nothing is tried again: the library did that by itself
+PATIENCE = 30.0  # seconds since the Hub could first not be reached, after which nothing is tried again
 LONGEST_WAIT = 300.0  # seconds that the Hub may ask to wait
 SILENCE = (10.0, 60.0, 60.0, 60.0)  # seconds without a byte while connecting, reading, writing, queueing
 # The Xet client would try five times, each for 300 seconds. 120 is above the 90 that it calls healthy for a transfer.
@@ -89,10 +89,11 @@ def read_publication(directory: str | Path) -> dict[str, Any]:
 
 def remember(directory: str | Path, **flags: Any) -> str:
     """Writes into a run's `publish.json` how it is published, before the first try, so that `hf-electra-rtd publish
-    --resume` can repeat it. Flags that are not given stay as they are. Returns the key of the run."""
+    --resume` can repeat it. Flags that are not given, None or "" stay as they are. Returns the key of the run."""
     known = read_publication(directory)
     key = known.get("run") or uuid.uuid4().hex[:12]
-    values = {"run": key, "flags": {**known.get("flags", {}), **flags}}
+    given = {name: value for name, value in flags.items() if value not in (None, "")}
+    values = {"run": key, "flags": {**known.get("flags", {}), **given}}
     write_text(Path(directory) / PUBLISH_FILE, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
     return str(key)
 
@@ -132,7 +133,7 @@ def publish(
     """
     api, key = HfApi(), remember(directory)
     results: list[Published] = []
-    progress, checked = time.monotonic(), False
+    unreachable, checked = None, False  # since when
     for pause in (*PAUSES, None):
         try:
             with _limited_silence():
@@ -146,12 +147,15 @@ def publish(
                         if error.transient:
                             raise
                         results.append(_result(api, repository, error=str(error)))
-                    progress = time.monotonic()
+                    unreachable = None
             break
         except _HubError as error:
             if not checked and not error.transient:
                 raise ValueError(str(error)) from None
-            if pause is None or time.monotonic() - progress > PATIENCE or error.wait > LONGEST_WAIT:
+            now = time.monotonic()
+            unreachable = (unreachable or now) if error.unreachable else None
+            is_over = unreachable is not None and now - unreachable > PATIENCE
+            if pause is None or is_over or error.wait > LONGEST_WAIT:
                 results += [_result(api, each, error=str(error)) for each in repositories[len(results) :]]
                 break
             logger.warning(f"{error} The next try is in {max(pause, error.wait):.0f} seconds.")
@@ -308,8 +312,9 @@ _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 class _HubError(Exception):
     """Something that could not be done on the Hub; the message says what and the remedy."""
 
-    def __init__(self, message: str, transient: bool = False, wait: float = 0.0) -> None:
+    def __init__(self, message: str, transient: bool = False, wait: float = 0.0, unreachable: bool = False) -> None:
         super().__init__(message)
+        self.unreachable = unreachable  # there was no answer at all
         self.transient = transient  # see `_PASSING`
         self.wait = wait  # seconds that the Hub asks for
 
@@ -337,7 +342,7 @@ def _explained(repo_id: str) -> Iterator[None]:
             said = answer.server_message or ""
         said = f" It says: {public(' '.join(said.split()))[:300].rstrip('.')}." if said else ""
         transient = cause in _PASSING or (isinstance(cause, int) and cause >= 500)
-        raise _HubError(f"{repo_id}: {message}{said}", transient, wait) from error
+        raise _HubError(f"{repo_id}: {message}{said}", transient, wait, cause == "network") from error
 
 
 def _cause(links: Sequence[BaseException]) -> str | int | None:

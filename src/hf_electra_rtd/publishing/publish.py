@@ -16,8 +16,8 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ from hf_electra_rtd.publishing.hub import (
 )
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
-from hf_electra_rtd.records import EvaluationRecord, FractionRecord, PretrainingRecord, public
+from hf_electra_rtd.records import HUB_TOKEN, URL_SECRET, EvaluationRecord, FractionRecord, PretrainingRecord, public
 
 
 PARTS = ("discriminator", "generator", "pair")
@@ -54,18 +54,30 @@ PREVIEWS = "publish_preview"  # in the run's directory
 
 
 @dataclass
-class PublicationArguments:
-    """Flags of every command that publishes."""
+class PretrainingPublication:
+    """Flags of a command that publishes a pre-training."""
 
     parts: list[str] = flag(list(PARTS[:2]), "What to publish of a pre-training: discriminator, generator, pair.")  # noqa: RUF009
-    base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")
-    eval_results: bool = flag(False, "Write .eval_results/*.yaml, too, for datasets registered as benchmarks.")
     force: bool = flag(False, "Replace the model and card of a repository that another run or a person wrote to.")
 
     def __post_init__(self) -> None:
         for part in self.parts:
             if part not in PARTS:
                 raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
+
+
+@dataclass
+class FineTunedPublication:
+    """Flags of a command that publishes a fine-tuning."""
+
+    base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")
+    eval_results: bool = flag(False, "Write .eval_results/*.yaml, too, for datasets registered as benchmarks.")
+    force: bool = flag(False, "Replace the model and card of a repository that another run or a person wrote to.")
+
+
+@dataclass
+class PublicationArguments(PretrainingPublication, FineTunedPublication):
+    """Flags of publishing either of them."""
 
 
 @dataclass
@@ -231,7 +243,8 @@ def fine_tuned_repositories(
         more: dict[str, Path | bytes] = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         if eval_results:
             more |= eval_results_files(records)
-        repositories.append(_repository(repo_id, best / "model", text, more, base_model=base))
+        labels = runs[best].arguments.get("labels") or ()
+        repositories.append(_repository(repo_id, best / "model", text, more, base_model=base, labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
@@ -244,8 +257,10 @@ def _repository(
     more: Mapping[str, Path | bytes],
     revision: str | None = None,
     base_model: str | None = None,
+    labels: Sequence[str] = (),
 ) -> Repository:
-    """A model with its card. Only configurations without local paths, tokenizer and safetensors leave `directory`."""
+    """A model with its card, which may name the labels. Only configurations without local paths, tokenizer and
+    safetensors leave `directory`."""
     if not directory.is_dir():
         raise ValueError(f"There is no {directory} to publish in {repo_id}. Choose other --parts.")
     there = sorted(path.name for path in directory.iterdir())
@@ -260,44 +275,65 @@ def _repository(
     files |= {name: _cleaned(directory / name, base_model) for name in there if name in CONFIGURATIONS}
     files |= {CARD_FILE: card.encode(), **more}
     for name, content in files.items():
-        _refuse_private(content if isinstance(content, Path) else directory / name, content)
+        _refuse_private(content if isinstance(content, Path) else directory / name, content, labels)
     return Repository(repo_id, files, revision, tuple(name for name in there if name not in files))
 
 
 # ---- What must not leave ----
 
-_TOKEN = re.compile(r"\b(?:hf|api_org)_[A-Za-z0-9]{30,}")
-_PATH = re.compile(r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|[A-Za-z]:\\\\?Users\b)")
-
-_LABELS = re.compile(r'"(?:id2label|label2id)": \{.*?\}', re.DOTALL)  # `/person/artist` is no path there
+# One below a directory of the root, which is the first group, or a home, `../a/b`, `C:\a` or `\\server\share`.
+_PATH = re.compile(
+    r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|\.\.[\\/]+[\w.-]+[\\/]+[\w.-]+|[A-Za-z]:(?:\\+|/)\w+"
+    r"|\\{2,}[\w.-]+\\+[\w$.-]+)"
+)
+_LABELS = ("id2label", "label2id", "labels")  # `/person/artist` is no path there
 
 
 def _cleaned(path: Path, base_model: str | None) -> bytes:
-    """A configuration without local paths; labels stay as they are."""
+    """A configuration without local paths. Only what is named like a path is changed: a token may be `/`."""
 
     def without_origin(values: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if not key.endswith("name_or_path")}
+        return {
+            key: public(value, "file") if key.endswith(("_file", "_dir", "_path")) else value
+            for key, value in values.items()
+            if not key.endswith("name_or_path")
+        }
 
     config = json.loads(path.read_text(encoding="utf-8"), object_hook=without_origin)
-    kept = {key: config[key] for key in ("id2label", "label2id") if key in config}
     if path.name == "adapter_config.json":
-        kept["base_model_name_or_path"] = base_model
-    return (json.dumps({**public(config), **kept}, indent=2, ensure_ascii=False) + "\n").encode()
+        config["base_model_name_or_path"] = base_model
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def _refuse_private(path: Path, content: Path | bytes) -> None:
-    """Refuses a text with a token of the Hub or a path of this machine: one below a directory of its root, or a home.
-    Vocabularies are pieces of the corpus, so that only tokens count there."""
+def _refuse_private(path: Path, content: Path | bytes, labels: Sequence[str] = ()) -> None:
+    """Refuses a text with a token or a path of this machine. Vocabularies are pieces of the corpus, so that only
+    tokens of the Hub count there."""
     if path.suffix not in (".json", ".txt", ".md", ".yaml"):
         return
     text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-    found = ["a token of the Hub"] if _TOKEN.search(text) else []
+    found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     if path.name not in VOCABULARIES:
-        text = _LABELS.sub("", text)
+        text = "\n".join(_strings(json.loads(text))) if path.suffix == ".json" else text
         roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
-        found += [match[0] for match in _PATH.finditer(text) if match[1] is None or match[1] in roots]
+        known = {match[0] for label in labels for match in _PATH.finditer(label)}
+        paths = [match for match in _PATH.finditer(text) if match[0] not in known]
+        found += [match[0] for match in paths if match[1] is None or match[1] in roots]
+        found += [f"a secret ({match[1]}...)" for match in URL_SECRET.finditer(text)]
     if found:
         raise ValueError(f"{path} must not be published: it holds {', '.join(found)}. Remove that, then try again.")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a value of JSON, without labels."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key not in _LABELS:
+                yield from (key, *_strings(item))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif isinstance(value, str):
+        yield value
 
 
 # ---- The command ----
@@ -311,7 +347,8 @@ def main(argv: list[str]) -> int:
         raise ValueError("Pass the output_dir of the run to publish: --run OUTPUT_DIR.")
     if not Path(first.run).is_dir():
         raise ValueError(f"--run {first.run}: there is no such directory.")
-    known = read_publication(first.run).get("flags", {})
+    published_from = _publication_directory(Path(first.run))
+    known = read_publication(published_from).get("flags", {})
     if first.resume and not known:
         raise ValueError(f"{first.run} was never published: there is no {PUBLISH_FILE}. Publish it without --resume.")
     args, card, publication = parse_arguments(types, argv, description=__doc__, defaults=known)
@@ -326,8 +363,23 @@ def main(argv: list[str]) -> int:
         show(repositories, args.run)
         return 0
     flags = {**asdict(args), **asdict(card), **asdict(publication)}
-    remember(args.run, **{name: flags[name] for name in flags.keys() - {"run", "dry_run", "resume", "force"}})
-    return report(publish(repositories, args.run, args.private, publication.force), args.run)
+    remember(published_from, **{name: flags[name] for name in flags.keys() - {"run", "dry_run", "resume", "force"}})
+    return report(publish(repositories, published_from, args.private, publication.force), args.run)
+
+
+def _publication_directory(directory: Path) -> Path:
+    """Where `publish.json` lies: for a task or a seed, in the `output_dir` of a fine-tuning that was published."""
+    path = directory.resolve()
+    for pattern, parent in ((EvaluationRecord.FILE, path.parent.parent), (f"*/{EvaluationRecord.FILE}", path.parent)):
+        is_pretraining = (parent / PretrainingRecord.FILE).exists()
+        if any(path.glob(pattern)) and (parent / PUBLISH_FILE).exists() and not is_pretraining:
+            return parent
+    return directory
+
+
+def known_card(flags: Mapping[str, Any]) -> CardArguments:
+    """What the flags of a publication say to the card."""
+    return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
 
 
 def _repositories(args: Any, card: CardArguments, publication: PublicationArguments) -> list[Repository]:

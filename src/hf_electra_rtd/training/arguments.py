@@ -69,12 +69,15 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size.
+        """The recipe of a named size; `num_train_epochs` replaces its length.
 
         Raises:
             ValueError: for an unknown size.
         """
-        return cls(output_dir=output_dir, **{**get_size(size).pretraining, **overrides})
+        recipe = dict(get_size(size).pretraining)
+        if "num_train_epochs" in overrides:
+            del recipe["max_steps"]
+        return cls(output_dir=output_dir, **{**recipe, **overrides})
 
 
 def check_hub_options(args: TrainingArguments) -> None:

@@ -74,6 +74,12 @@ def read_state(checkpoint: str | os.PathLike[str]) -> TrainerState:
     return _read(Path(checkpoint))[1]
 
 
+def trained_sequences(checkpoint: str | os.PathLike[str]) -> str | None:
+    """The hash of the block file that a whole checkpoint was trained on; None for a dataset that is no block file."""
+    sequences = _read(Path(checkpoint))[0]["run"].get("sequences")
+    return sequences if isinstance(sequences, str) else None
+
+
 def check_resumable(
     checkpoint: str | os.PathLike[str], loop: str, max_steps: int, described: dict[str, Any]
 ) -> TrainerState:
@@ -175,10 +181,16 @@ def fraction_directory(output_dir: str, fraction: float) -> Path:
 
 
 def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -> list[FractionRecord]:
-    """The exports of a run up to a step, in order; those of a run of another length do not count."""
+    """The exports of a run up to a step, in order; those of a run of another length do not count: it warns of them."""
     planned = fraction_steps(args.checkpoint_fractions, max_steps)
     paths = {step: fraction_directory(str(args.output_dir), fraction) for step, fraction in planned.items()}
     found = {step: FractionRecord.load(path) for step, path in paths.items() if path.exists() and step <= last_step}
+    for step, record in found.items():
+        if record.step != step:
+            logger.warning(
+                f"{paths[step]} is of step {record.step:,}, but this fraction of the run ends at step {step:,}. It is "
+                "not listed in the record. Remove it."
+            )
     return [record for step, record in found.items() if record.step == step]
 
 
@@ -189,7 +201,7 @@ def save_outputs(
     directory with a record is complete. For one process.
 
     Raises:
-        OSError: if anything could not be written; what was not written is as before.
+        OSError: if anything could not be written; models are as before unless all of them could be written.
     """
     directory = Path(output_dir)
     outputs = directory / ".outputs"
@@ -199,6 +211,7 @@ def save_outputs(
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         plot_curves(record, partial / CURVES_FILE)
+    (directory / PretrainingRecord.FILE).unlink(missing_ok=True)  # it is not that of the models that come now
     for path in outputs.iterdir():
         target = directory / path.name
         if target.is_dir():

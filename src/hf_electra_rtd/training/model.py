@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ElectraForMaskedLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import flag
 from hf_electra_rtd.configuration_electra_rtd import (
@@ -21,6 +21,7 @@ from hf_electra_rtd.configuration_electra_rtd import (
     refuse_unknown_names,
 )
 from hf_electra_rtd.data.tokenization import MAX_LENGTH
+from hf_electra_rtd.families import FAMILIES, family_of
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.sharing import get_sharing
@@ -173,10 +174,10 @@ def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretrainin
     if objective != "mlm":
         found = f"was trained with --objective {objective}" if has_ended else "is not a finished run"
         raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} {found}.")
-    generator = load_tower(ElectraForMaskedLM, run / "discriminator")
+    generator = load_tower(FAMILIES["electra"].masked_lm, run / "discriminator")
     both = {"generator_config": generator.config, "discriminator_config": generator.config}
     model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **{**SECOND_STAGE, **options}), generator=generator)
-    model.discriminator.electra.load_state_dict(generator.electra.state_dict())
+    model.discriminator.base_model.load_state_dict(generator.base_model.state_dict())
     return model
 
 
@@ -191,7 +192,7 @@ def _from_pretrained(
     trained: Any = None
     new: Any = None
     if discriminator is None:
-        trained = generator = load_tower(ElectraForMaskedLM, generator)
+        trained = generator = load_tower(FAMILIES["electra"].masked_lm, generator)
         config = _new_config(arguments, tokenizer, max_seq_length).discriminator_config
         for size in SHARED_SIZES[sharing]:
             setattr(config, size, getattr(generator.config, size))
@@ -199,11 +200,13 @@ def _from_pretrained(
     elif generator is None and needs_generator_network(**arguments.options):
         trained = discriminator = load_tower(main_class, discriminator)
         is_same = sharing == "all" and not arguments.fractions
-        new = generator = ElectraForMaskedLM(trained.config if is_same else _smaller(trained.config, arguments))
+        new = generator = family_of(trained).masked_lm(
+            trained.config if is_same else _smaller(trained.config, arguments)
+        )
     if new is not None:
         with torch.no_grad():
-            for name in get_sharing(sharing).starting_parameters(new.electra):
-                new.electra.get_parameter(name).copy_(trained.electra.get_parameter(name))
+            for name in get_sharing(sharing).starting_parameters(new.base_model):
+                new.base_model.get_parameter(name).copy_(trained.base_model.get_parameter(name))
     join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
     return join(generator, discriminator, **arguments.given(_OPTIONS))
 

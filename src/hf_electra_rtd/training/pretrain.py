@@ -29,14 +29,14 @@ from transformers.utils import logging as transformers_logging
 from hf_electra_rtd.cli import INTERRUPTED, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.prepare import DataArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, DataArguments, get_sequences, get_tokenizer
 from hf_electra_rtd.data.stream import SequenceStream
 from hf_electra_rtd.files import lock_directory, naming, remove_directory, write_text
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import PUBLISH_FILE
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
-from hf_electra_rtd.publishing.publish import PublicationArguments, report
+from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints
@@ -71,7 +71,7 @@ class Run:
     arguments: RunArguments
     args: RTDTrainingArguments
     card: CardArguments
-    publication: PublicationArguments
+    publication: PretrainingPublication
     checkpoint: str | None  # directory to resume from
     tokenizer: PreTrainedTokenizerBase
     stream: SequenceStream  # the training sequences, as long as the run
@@ -90,13 +90,19 @@ class Run:
         return self.arguments.overwrite_output_dir and self.checkpoint is None
 
 
-def main(argv: Sequence[str], description: str | None = __doc__, defaults: Mapping[str, Any] | None = None) -> int:
-    """Pre-trains from flags to the published models. `description` is that of `--help`, `defaults` those of flags.
+def main(
+    argv: Sequence[str],
+    description: str | None = __doc__,
+    defaults: Mapping[str, Any] | None = None,
+    default_text: Sequence[str] = (),
+) -> int:
+    """Pre-trains from flags to the published models. `description` is that of `--help`, `defaults` those of flags;
+    `default_text` is used where no flag names text.
 
     Returns:
         The exit status: 0; 1 where the run is complete but could not be published; 130 after an interruption.
     """
-    with start(argv, description, defaults or {}) as run:
+    with start(argv, description, defaults or {}, default_text) as run:
         if run.arguments.dry_run:
             dry_run(run.model, run.stream, run.collator, run.args)
             return 0
@@ -122,7 +128,9 @@ def main(argv: Sequence[str], description: str | None = __doc__, defaults: Mappi
 
 
 @contextmanager
-def start(argv: Sequence[str], description: str | None, defaults: Mapping[str, Any]) -> Iterator[Run]:
+def start(
+    argv: Sequence[str], description: str | None, defaults: Mapping[str, Any], default_text: Sequence[str] = ()
+) -> Iterator[Run]:
     """Everything before the loop: flags, checkpoint, tokenizer, sequences, model. Locks the output directory inside
     the `with`. Writes nothing there but the prepared text.
 
@@ -132,12 +140,13 @@ def start(argv: Sequence[str], description: str | None, defaults: Mapping[str, A
     """
     started = utc_now()
     run_args, model_args, data_args, card, publication, args = parse_arguments(
-        (RunArguments, ModelArguments, DataArguments, CardArguments, PublicationArguments, RTDTrainingArguments),
+        (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments),
         argv,
         description=description,
         defaults=defaults,
         recipes={name: size.pretraining for name, size in SIZES.items()},
     )
+    data_args.set_default_text(default_text)
     output_dir, is_main = str(args.output_dir), args.process_index == 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
@@ -161,10 +170,11 @@ def start(argv: Sequence[str], description: str | None, defaults: Mapping[str, A
             if is_main and not run_args.dry_run:
                 with naming(output_dir):
                     until_the_end.callback(lock_directory(output_dir).release)
-            is_trained = checkpoint is not None or not is_main  # the tokenizer lies there
+            trained = checkpoint or (None if is_main else f"{output_dir}/{TOKENIZER_DIRECTORY}")
             source, quiet = model_args.tokenizer_source, bool(args.disable_tqdm)
-            tokenizer = get_tokenizer(data_args, output_dir, source, resumed=is_trained, disable_progress=quiet)
-            train, held_out = get_sequences(data_args, args, tokenizer)
+            tokenizer = get_tokenizer(data_args, output_dir, source, trained, disable_progress=quiet)
+            trained_on = None if checkpoint is None else checkpoints.trained_sequences(checkpoint)
+            train, held_out = get_sequences(data_args, args, tokenizer, trained_on)
         model = build_model(model_args, tokenizer, args.max_seq_length)
         stream, evaluated = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
         words, flags = [sys.argv[0], *argv], (run_args, args, card, publication)
@@ -277,5 +287,4 @@ def print_resume_command(run: Run, step: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = "hf-electra-rtd pretrain"  # its name in records
     run_command(main)

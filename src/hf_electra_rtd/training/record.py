@@ -60,7 +60,7 @@ def make_record(
         started=started or utc_now(),
         finished=utc_now(),
         arguments=public({**(arguments or {}), "training": args.to_dict()}),
-        model=model.config.to_dict(),
+        model=public(model.config.to_dict()),
         parameters=count_parameters(model).as_dict(),
         data={
             name: _describe(sequences)

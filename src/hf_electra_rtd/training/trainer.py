@@ -27,7 +27,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Background, Published, check, publish
+from hf_electra_rtd.publishing.hub import Background, Published, check, publish, read_publication, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters, stream
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
@@ -78,7 +78,7 @@ class RTDTrainer(Trainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         data_collator: Any = None,
         card: CardArguments | None = None,
-        publication: publishing.PublicationArguments | None = None,
+        publication: publishing.PretrainingPublication | None = None,
         **kwargs: Any,
     ) -> None:
         if args.n_gpu > 1:
@@ -103,7 +103,7 @@ class RTDTrainer(Trainer):
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
-        self.card, self.publication = card or CardArguments(), publication or publishing.PublicationArguments()
+        self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
         self.published: list[Published] = []  # the outcome of the last push, by repository and branch
         self._background, self._private = Background(), args.hub_private_repo is not False
@@ -375,9 +375,15 @@ class RTDTrainer(Trainer):
         repo_id, parts, force = str(self.args.hub_model_id), self.publication.parts, self.publication.force
         kept = {"hub_model_id": repo_id, "parts": parts, "private": self._private, **asdict(self.card)}
         try:
-            publishing.remember(self._directory, **kept)  # for `hf-electra-rtd publish --resume`
-            where = directory, repo_id, self.card, parts
-            repositories = publishing.pretraining_repositories(*where, revisions=not is_snapshot)
+            remember(self._directory, **kept)  # for `hf-electra-rtd publish --resume`
+            flags = read_publication(self._directory)["flags"]  # what an earlier publication showed stays
+            repositories = publishing.pretraining_repositories(
+                *(directory, repo_id, publishing.known_card(flags), parts),
+                evaluations=() if is_snapshot else flags.get("evaluations", ()),  # of other weights
+                compared=flags.get("compared", ()),
+                revisions=not is_snapshot and flags.get("revisions", True),
+                eval_results=flags.get("eval_results", False),
+            )
             return publish(repositories, self._directory, self._private, force)
         except (OSError, ValueError) as error:
             logger.error(f"{directory} was not published: {error}")

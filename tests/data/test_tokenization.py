@@ -1,3 +1,5 @@
+import json
+
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
@@ -95,3 +97,11 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch, name, tokens, me
 def test_a_vocabulary_without_room_is_refused():
     with pytest.raises(ValueError, match="leaves no room"):
         train_wordpiece(lambda: ["text"], vocab_size=5)
+
+
+def test_a_saved_tokenizer_does_not_keep_the_truncation_and_padding_of_its_last_call(tokenizer, tmp_path):
+    tokenizer("the old mill", truncation=True, max_length=4, padding="max_length")
+    save_tokenizer(tokenizer, tmp_path)
+    saved = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert saved["truncation"] is None
+    assert saved["padding"] is None

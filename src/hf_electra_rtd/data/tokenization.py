@@ -84,6 +84,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Writes the tokenizer, and the `vocab.txt` that `transformers` 5 no longer writes but older tools read."""
+    if tokenizer.is_fast:  # it would write the truncation and padding of its last call into its file
+        backend: Any = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
     tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
     if [index for _, index in vocabulary] != list(range(len(vocabulary))):

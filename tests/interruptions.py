@@ -99,7 +99,7 @@ class Runs:
             before, writing = writing, is_writing(output_dir)
             if writing and not before:
                 if writes_to_wait_for == 0:
-                    time.sleep(self.random.uniform(0.0, 0.03))
+                    time.sleep(self.random.uniform(0.0, 0.005))
                     break
                 writes_to_wait_for -= 1
             time.sleep(0.0005)

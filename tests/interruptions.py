@@ -98,10 +98,14 @@ class Runs:
                 return False
             before, writing = writing, is_writing(output_dir)
             if writing and not before:
-                if writes_to_wait_for == 0:
-                    time.sleep(self.random.uniform(0.0, 0.005))
-                    break
-                writes_to_wait_for -= 1
+                if writes_to_wait_for > 0:
+                    writes_to_wait_for -= 1
+                else:
+                    time.sleep(self.random.uniform(0.0, 0.03))
+                    os.kill(child, signal.SIGSTOP)
+                    if is_writing(output_dir):
+                        break
+                    os.kill(child, signal.SIGCONT)  # the write was over: wait for the next one
             time.sleep(0.0005)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -230,4 +231,4 @@ def test_a_run_that_is_killed_at_random_moments_loses_nothing_that_was_saved(cho
     assert found.returncode == 0, found.stdout + found.stderr
     assert f"{kills} kills" in found.stdout
     assert "0 faults" in found.stdout
-    assert " 0 checkpoints compared" not in found.stdout
+    assert not re.search(r" 0 of them while| 0 checkpoints compared", found.stdout)

@@ -68,6 +68,7 @@ class Task:
     # finetune/classification/classification_tasks.py, `STS`).
     label_scale: float = 1.0
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
+    majority: float = 0.0  # share of the most frequent label in the official dev file; 0 where it was not counted
     # For each test split, names of the server's file, newest version of the benchmark first, with the number of
     # examples of that version; 0 where it does not tell versions apart.
     submission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -167,13 +168,18 @@ GLUE = (
         metrics=("matthews",),
         headers=dict.fromkeys(("train", "dev"), ("source", "label", "mark", "sentence")),
     ),
-    _glue("sst2", "SST-2", 1821, "index", _SENTIMENT, files=_TSV | {"test": ("test-labeled.tsv", "test.tsv")}),
+    _glue(
+        *("sst2", "SST-2", 1821, "index", _SENTIMENT),
+        files=_TSV | {"test": ("test-labeled.tsv", "test.tsv")},
+        majority=444 / 872,
+    ),
     _glue(
         *("mrpc", "MRPC", 1725, "index", ("not_equivalent", "equivalent"), _PAIR),
         metrics=("accuracy", "f1"),
         files=_TSV | {"test": ("msr_paraphrase_test.txt", "test.tsv")},
         renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         double_unordered=True,
+        majority=279 / 408,
     ),
     _glue(
         *("stsb", "STS-B", 1379, "number", (), _PAIR),
@@ -201,9 +207,9 @@ GLUE = (
         test_splits=_HALVES[2:],
         submission={"test_matched": {"MNLI-m.tsv": 9796}, "test_mismatched": {"MNLI-mm.tsv": 9847}},
     ),
-    _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence")),
-    _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0),
-    _glue("wnli", "WNLI", 146, "index", _NOT_ENTAILED[::-1], _PAIR),
+    _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence"), majority=2761 / 5463),
+    _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0, majority=146 / 277),
+    _glue("wnli", "WNLI", 146, "index", _NOT_ENTAILED[::-1], _PAIR, majority=40 / 71),
     _glue(
         *("ax", "AX", 1104, "label", _INFERENCE, _HYPOTHESIS),
         metrics=("matthews",),
@@ -216,13 +222,14 @@ GLUE = (
 )
 
 CLUE = (
-    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission={"afqmc_predict.json": 3861}),
+    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission={"afqmc_predict.json": 3861}, majority=2978 / 4316),
     # Keywords are left out, as some releases have them in the dev set only. The test set of CLUE 1.0 is not read: it
     # has as many examples as that of 1.1, so nobody could tell which one was predicted.
     _clue(
         *("tnews", "TNEWS", _NEWS),
         files=_JSON | {"test": _NEW_TEST},
         submission={"tnews11_predict.json": 10_000, "tnews10_predict.json": 10_000},
+        majority=1089 / 10_000,
     ),
     _clue(
         *("iflytek", "IFLYTEK", tuple(map(str, range(119)))),
@@ -234,6 +241,7 @@ CLUE = (
         *("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR),
         files=_files("train.json train.50k.json train.10k.json train.3k.json", "dev.json", "test.json"),
         submission={"ocnli_50k_predict.json": 3000},
+        majority=1103 / 3000,
     ),
     _clue(
         *("cluewsc2020", "CLUEWSC2020", ("true", "false"), ("text",)),
@@ -241,6 +249,7 @@ CLUE = (
         files=_JSON | {"test": _ANY_TEST},
         epochs=10.0,  # the paper's of RTE, which has twice as many examples
         submission={"cluewsc11_predict.json": 2574, "cluewsc10_predict.json": 290},
+        majority=193 / 304,
     ),
     _clue(
         *("csl", "CSL", _BINARY, ("keyword", "abst")),

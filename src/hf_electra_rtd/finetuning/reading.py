@@ -91,10 +91,13 @@ def hub_rows(name: str, dataset: Dataset) -> Iterator[tuple[str, Row]]:
 
 
 def _named(feature: Any, value: Any) -> Any:
-    inner = getattr(feature, "feature", None)  # of a list
-    if hasattr(inner, "names"):
-        return value and [_named(inner, one) for one in value]
-    return value if not hasattr(feature, "names") or value is None else [*feature.names, None][max(value, -1)]
+    from datasets import ClassLabel, LargeList, List
+
+    if isinstance(feature, (List, LargeList)):
+        return value and [_named(feature.feature, one) for one in value]
+    if isinstance(feature, ClassLabel) and value is not None:
+        return None if value < 0 else feature.names[value]
+    return value
 
 
 def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:

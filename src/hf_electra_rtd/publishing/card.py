@@ -40,11 +40,6 @@ _METRICS = {
     "spearman": ("spearmanr", "Spearman correlation"),
     "macro_f1": ("f1", "Macro F1"),
 }
-# Share of the most frequent label in the development set, counted in the official files.
-_MAJORITY = {
-    **{"mrpc": 279 / 408, "rte": 146 / 277, "sst2": 444 / 872, "qnli": 2761 / 5463, "wnli": 40 / 71},
-    **{"afqmc": 2978 / 4316, "tnews": 1089 / 10_000, "ocnli": 1103 / 3000, "cluewsc2020": 193 / 304},
-}
 # What every size of the paper has: defaults of `ElectraConfig` and of google-research/electra.
 _PAPER = {
     **{"objective": "rtd", "bias_correction": False, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
@@ -369,10 +364,11 @@ def _cautions(
 ) -> list[tuple[str, str, tuple[float, ...]]]:
     """How weak scores are to be read: task, key of a sentence in the templates, and its values."""
     random = {result.task: result.main for result in summarize(run for run in others if run.model["from_scratch"])}
+    majorities = {task.name: task.majority for tasks in BENCHMARKS.values() for task in tasks}
     cautions: list[tuple[str, str, tuple[float, ...]]] = []
     for result in summarize(own):
         score = median(result.main) if result.main else float("nan")
-        majority = _MAJORITY.get(result.task, 0) if result.main_metric == "accuracy" else 0
+        majority = majorities.get(result.task, 0.0) if result.main_metric == "accuracy" else 0.0
         if result.main_metric == "matthews" and score == 0:
             cautions.append((result.task, "constant", ()))
         elif random.get(result.task) and score <= median(random[result.task]):

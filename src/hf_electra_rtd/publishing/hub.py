@@ -32,7 +32,8 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from hf_electra_rtd.files import write_text
-from hf_electra_rtd.records import public
+from hf_electra_rtd.publishing.pictures import CURVES_FILE
+from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord, public
 
 
 logger = logging.getLogger(__name__)
@@ -47,8 +48,8 @@ VOCABULARIES = (
 )
 ALLOWED = (
     *(*CONFIGURATIONS, *VOCABULARIES, "model.safetensors", "model-?????-of-?????.safetensors"),
-    *("model.safetensors.index.json", "adapter_model.safetensors", "run_record.json", "evaluation_record.json"),
-    *("training_curves.png", "README.md", ".eval_results/*.yaml"),
+    *("model.safetensors.index.json", "adapter_model.safetensors", PretrainingRecord.FILE, EvaluationRecord.FILE),
+    *(CURVES_FILE, "README.md", ".eval_results/*.yaml"),
 )
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
 PATIENCE = 30.0  # seconds since the Hub could first not be reached, after which nothing is tried again

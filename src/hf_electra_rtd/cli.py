@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +28,23 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": ("checkpoints.convert", "convert a TensorFlow checkpoint of google-research/electra"),
     "compare": ("publishing.compare", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
+}
+# The interval of each number that can ruin a run: our flags and those of `TrainingArguments`. `inf` excludes NaN, too.
+RANGES: dict[str, str] = {
+    **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "generator_layers"), "[0, inf)"),
+    **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature"), "[0, inf)"),
+    **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
+    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),
+    **dict.fromkeys(("gradient_accumulation_steps", "save_total_limit", "num_proc", "top_k"), "[1, inf)"),
+    **dict.fromkeys(("seeds", "lora_r", "vocab_size", "max_query_length"), "[1, inf)"),
+    **dict.fromkeys(("held_out_share", "validation_share", "dropout", "lora_dropout"), "[0, 1)"),
+    **dict.fromkeys(("label_smoothing_factor", "adam_beta1", "adam_beta2"), "[0, 1)"),
+    **dict.fromkeys(("checkpoint_fractions", "layerwise_lr_decay"), "(0, 1]"),
+    "mask_probability": "(0, 1)",
+    "keep_probability": "[0, 1]",
+    "max_seq_length": "[3, inf)",  # [CLS], a token, [SEP]
 }
 FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C
 
@@ -120,6 +138,29 @@ def parse_arguments(
             f"there is no flag {unknown[0]}. {known_names(unknown[0], parser._option_string_actions, 'flags')}"
         )
     return tuple(filled[: len(dataclass_types)])
+
+
+def check_ranges(arguments: Any) -> None:
+    """Checks the numbers of a dataclass of flags against `RANGES`; None means "not given".
+
+    Raises:
+        ValueError: with the flag, its value and its interval.
+    """
+    for name in vars(arguments):
+        value = getattr(arguments, name)
+        for number in value if isinstance(value, list) else [value]:
+            if name == "max_steps" and number < 1 and number != -1:
+                raise ValueError(f"--max_steps is {number}: it must be at least 1 (or -1: the length is in epochs).")
+            if name not in RANGES or number is None:
+                continue
+            interval = RANGES[name]
+            low, high = map(float, interval[1:-1].split(", "))
+            above = number >= low if interval[0] == "[" else number > low
+            below = number <= high if interval[-1] == "]" else number < high
+            if not (above and below):
+                ends = [f"{'at least' if interval[0] == '[' else 'above'} {low:g}"]
+                ends += ["finite"] if high == inf else [f"{'at most' if interval[-1] == ']' else 'below'} {high:g}"]
+                raise ValueError(f"--{name} is {number:g}: it must be {' and '.join(ends)}.")
 
 
 def flag(default: Any, help: str) -> Any:

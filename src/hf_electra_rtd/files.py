@@ -1,4 +1,4 @@
-"""Files on disk: written whole or not at all, hashed, and locked while a process uses a directory."""
+"""Files on disk: written whole or not at all, named when they cannot be read, hashed, and locked while in use."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
 LOCK_FILE = ".lock"
+_LONGEST_REASON = 400  # characters of a library's message
 _REPLACED = "replaced"  # where `writing` keeps a directory until the new one has its name
 
 
@@ -80,6 +81,28 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         else:
             message = f"{os.fspath(path)} cannot be written: {error.strerror or error}. Choose another directory."
         raise OSError(error.errno, message) from error
+
+
+@contextmanager
+def reading(path: object, remedy: str = "") -> Iterator[None]:
+    """Names the file (or flag) in whatever a library raises while it reads it. Keep the block to the library's call:
+    a bug of ours inside it would look like a broken file.
+
+    Args:
+        path: what the message begins with; an error whose text begins with it already stays as it is.
+        remedy: a sentence about what to do.
+
+    Raises:
+        ValueError: `PATH cannot be read: WHAT. REMEDY`, for any error.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ValueError) and str(error).startswith(str(path)):
+            raise
+        what = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
+        message = f"{path} cannot be read: {(what or type(error).__name__)[:_LONGEST_REASON].rstrip('. ')}. {remedy}"
+        raise ValueError(message.rstrip()) from error
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:

@@ -33,9 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 RANGES: dict[str, str] = {
     **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
     **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
-    **dict.fromkeys(
-        ("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"
-    ),
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
     **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
     **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),

@@ -8,7 +8,7 @@ checkpoints of one pre-training; `--help` lists all flags. The same as `hf-elect
 """
 
 from hf_electra_rtd.cli import run
-from hf_electra_rtd.publishing.compare import main
+from hf_electra_rtd.publishing.tables import main
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         time.sleep(failure.get("silent", 0))
         if "status" in failure:
-            return self._answer(failure["status"], {"error": failure.get("said", "")}, failure.get("headers", {}))
+            return self._answer(failure["status"], {"error": failure.get("said", "")}, {})
         headers: dict[str, str] = {}
         if "broken" not in failure:
             try:

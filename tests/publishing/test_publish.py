@@ -13,7 +13,6 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
-from transformers import AutoModelForMaskedLM
 
 from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.publishing import publish
@@ -96,7 +95,6 @@ def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
         (repo_id, branch): {name: int(size.replace(",", "")) for name, size in re.findall(r"(\S+) +(\S+) bytes", text)}
         for repo_id, branch, text in zip(lists[::3], lists[1::3], lists[2::3], strict=True)
     }
-    assert "checkpoint-2" in told.partition("stays here:")[2]
     (runs / "run/training_curves.png").unlink()  # is drawn again
     assert send(runs / "run", *parts) == 0
     sent = {key: {path: len(content) for path, content in files.items()} for key, files in hub.everything().items()}
@@ -169,28 +167,6 @@ def test_an_interrupted_upload_is_sent_by_resume(runs, hub, monkeypatch):
     assert card(hub, f"{PREFIX}-reviews").data.base_model == DISCRIMINATOR
 
 
-def test_shards_are_those_of_the_index(runs, hub):
-    directory = runs / "run/generator"
-    model = AutoModelForMaskedLM.from_pretrained(directory)
-    (directory / "model.safetensors").unlink()
-    model.save_pretrained(directory, max_shard_size="10kB")
-    shards = {path.name for path in directory.glob("model-*.safetensors")}
-    (directory / "model-00009-of-00009.safetensors").write_bytes(b"of another save")
-    assert len(shards) > 1
-    assert send(runs / "run", "--parts", "generator", "--revisions", "False") == 0
-    weights = {name for name in hub.files(GENERATOR) if "safetensors" in name}
-    assert weights == shards | {"model.safetensors.index.json"}
-    next(directory.glob("model-00001-*")).unlink()
-    with pytest.raises(ValueError, match=r"holds no model-00001.*safetensors"):
-        send(runs / "run", "--parts", "generator")
-
-
-def test_a_snapshot_without_the_pair_is_published_without_it(runs, hub):
-    (runs / "run/config.json").unlink()
-    assert send(runs / "run", "--parts", "discriminator", "pair", "--revisions", "False") == 0
-    assert set(hub.repositories) == {DISCRIMINATOR}
-
-
 # ---- What must not leave ----
 
 
@@ -198,16 +174,15 @@ def test_nothing_private_leaves(runs, hub):
     for directory in (runs / "run", runs / "run/discriminator", runs / "run/fractions/50/discriminator"):
         for name in ("training_args.bin", "optimizer.pt", "events.out.tfevents.1", "train.log"):
             (directory / name).write_text(f"{directory} {PLANTED}")
-        for name in ("config.json", "tokenizer_config.json"):
-            config = {**json.loads((directory / name).read_text()), "_name_or_path": str(directory)}
-            (directory / name).write_text(json.dumps({**config, "nested": {"vocab_file": str(runs / "train.csv")}}))
     assert send(runs / "run", "--parts", "discriminator", "generator", "pair") == 0
+    assert send(runs / "adapted", "--base_model", DISCRIMINATOR) == 0
+    adapter = hub.files(f"{PREFIX}-reviews")
+    assert json.loads(adapter["adapter_config.json"])["base_model_name_or_path"] == DISCRIMINATOR
+    allowed = MODEL | {"run_record.json", "training_curves.png", "evaluation_record.json"}
     for files in hub.everything().values():
-        assert set(files) <= MODEL | {"run_record.json", "training_curves.png"}
+        assert set(files) <= allowed | {"adapter_config.json", "adapter_model.safetensors"}
         for content in files.values():
             assert not any(private.encode() in content for private in (str(runs), PLANTED, TOKEN))
-    nested = json.loads(hub.files(DISCRIMINATOR)["config.json"])["nested"]
-    assert nested == {"vocab_file": "train.csv"}
 
 
 @pytest.mark.parametrize(
@@ -219,6 +194,7 @@ def test_nothing_private_leaves(runs, hub):
         ("generation_config.json", r"C:\data", r"C:\data"),
         ("generation_config.json", r"\\server\share\ada", r"\\server\share"),
         ("generation_config.json", "../../ada/notes.txt", "../../ada"),
+        ("tokenizer_config.json", "/root/vocab.txt", "/root/vocab.txt"),
         ("generation_config.json", "https://example.org/a?b=c&token=abc", "a secret (&token=...)"),
     ],
 )
@@ -233,21 +209,14 @@ def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found,
 
 
 def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
-    (model,) = (runs / "tuned").glob("reviews/*/model")
-    labels = {"0": "/home/film noir", "1": "/home/garden"}
-    record = EvaluationRecord.load(model.parent)
-    dataclasses.replace(record, arguments={**record.arguments, "labels": list(labels.values())}).save(model.parent)
-    tokens = {**json.loads((model / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
-    (model / "tokenizer_config.json").write_text(json.dumps(tokens))
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "id2label": labels}))
-    (model / "vocab.txt").write_text((model / "vocab.txt").read_text() + "/home/x/y\n")
-    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
-    files = hub.files(f"{PREFIX}-reviews")
-    assert json.loads(files["config.json"])["id2label"] == labels
-    assert json.loads(files["tokenizer_config.json"])["extra_special_tokens"] == ["/", "./"]
-    assert b"`/home/garden`" in files["README.md"]
-    assert b"/home/x/y" in files["vocab.txt"]
+    directory = runs / "run/generator"
+    tokens = {**json.loads((directory / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
+    (directory / "tokenizer_config.json").write_text(json.dumps({**tokens, "pattern": r"[\u4e00-\u9fff]\d+"}))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "id2label": {"0": "/person/artist"}}))
+    (directory / "vocab.txt").write_text((directory / "vocab.txt").read_text() + "/home/x/y\n")
+    assert send(runs / "run", "--parts", "generator", "--revisions", "False") == 0
+    assert b"/home/x/y" in hub.files(GENERATOR)["vocab.txt"]
 
 
 # ---- Mistakes ----
@@ -261,25 +230,16 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         (["--run", "{run}", "--hub_model_id", "tiny"], "give the owner.*ORG/NAME"),
         (["--run", "{run}", "--hub_model_id", "lab/a b"], "Repo id must use alphanumeric"),
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
-        (["--run", "{run}", "--hub_model_id", PREFIX, "--base_model", "a/b"], "--base_model is for fine-tuned"),
-        (["--run", "{run}/absent", "--hub_model_id", PREFIX], "no such directory"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from_checkpoint"),
         (["--run", "{run}", "--resume"], "never published"),
-        (["--run", "{run}/lost", "--hub_model_id", PREFIX, "--parts", "pair"], "no pair to publish"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
-        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--evaluations", "{run}"], "for a pre-training run"),
-        (["--run", "{run}/..", "--hub_model_id", PREFIX, "--base_model", "a/b"], "are both named lab/tiny-reviews"),
-        (["--run", "{run}/lost", "--hub_model_id", PREFIX], "generator to publish.*--parts"),
-        (["--run", "{run}/pickled", "--hub_model_id", PREFIX], r"holds no model\.safetensors.*Save"),
+        (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors.*Save.*--parts"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_asked(flags, message, runs, hub):
-    for name in ("lost", "pickled"):
-        shutil.copytree(runs / "run", runs / "run" / name, ignore=shutil.ignore_patterns("lost", "fra*", "check*"))
-    shutil.rmtree(runs / "run/lost/generator")
-    (runs / "run/lost/config.json").unlink()
-    (runs / "run/pickled/generator/model.safetensors").rename(runs / "run/pickled/generator/pytorch_model.bin")
+    shutil.copytree(runs / "run", runs / "run/lost", ignore=shutil.ignore_patterns("lost", "fra*", "check*"))
+    (runs / "run/lost/generator/model.safetensors").rename(runs / "run/lost/generator/pytorch_model.bin")
     with pytest.raises(ValueError, match=message):
         publish.main([flag.replace("{run}", str(runs / "run")) for flag in flags])
     assert hub.requests == []

@@ -1,23 +1,31 @@
-"""Commands that train and publish. No failure of the Hub stops or changes a training."""
+"""Commands and scripts that train and publish. No failure of the Hub stops or changes a training."""
 
 import hashlib
 import json
 import sys
+import threading
 
 import pytest
 
 from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.publishing import publish
+from hf_electra_rtd.publishing.card import CardArguments
+from hf_electra_rtd.publishing.hub import read_publication, remember
+from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.training import trainer as trainer_module
 from tests.conftest import pretraining_flags
 from tests.finetuning.conftest import write_examples
+from tests.publishing.card_records import evaluation_record
 from tests.publishing.fake_hub import COMMIT
+from tests.training.test_trainer import make_trainer
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 PREFIX = "lab/tiny"
 DISCRIMINATOR, GENERATOR = f"{PREFIX}-discriminator", f"{PREFIX}-generator"
+PUSH = {"push_to_hub": True, "hub_model_id": PREFIX}
 
 
 @pytest.fixture
@@ -103,3 +111,65 @@ def test_a_command_has_no_flag_that_it_would_ignore(command, given, tmp_path, ca
     with pytest.raises(SystemExit):
         command.main(["--output_dir", str(tmp_path), *given])
     assert f"there is no flag {given[0]}" in capsys.readouterr().err
+
+
+# ---- From a script ----
+
+
+def test_training_publishes_both_networks_and_keeps_what_an_earlier_publication_showed(
+    tmp_path, blocks, tokenizer, hub
+):
+    evaluation_record(model={"name_or_path": DISCRIMINATOR}).save(tmp_path / "glue")
+    known = {"authors": "Ada", "evaluations": [str(tmp_path / "glue")], "eval_results": True}
+    remember(tmp_path, license="mit", **known)
+    trainer = make_trainer(tmp_path, blocks, tokenizer, hub_strategy="end", checkpoint_fractions=[0.5], **PUSH)
+    trainer.card = CardArguments(license="cc-by-4.0", languages=["en"])
+    trainer.train()
+    assert set(hub.everything()) == {(repo, to) for repo in (DISCRIMINATOR, GENERATOR) for to in ("main", "step-3")}
+    assert all(repository.private for repository in hub.repositories.values())
+    card = hub.files(DISCRIMINATOR)["README.md"].decode()
+    assert all(shown in card for shown in ("license: cc-by-4.0", "author = {Ada}", "mrpc", GENERATOR))
+    assert ".eval_results/mrpc.yaml" in hub.files(DISCRIMINATOR)
+    flags = read_publication(tmp_path)["flags"]
+    assert flags.items() >= {**known, "hub_model_id": PREFIX, "license": "cc-by-4.0", "private": True}.items()
+
+
+def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, blocks, tokenizer, hub):
+    trainer = make_trainer(tmp_path, blocks, tokenizer, hub_model_id=PREFIX)
+    trainer.train()
+    assert hub.requests == []
+    record = trainer.save_run()
+    assert [each.error for each in trainer.push_to_hub()] == [None, None]
+    assert set(hub.repositories) == {DISCRIMINATOR, GENERATOR}
+    assert trainer.save_run() is record
+    assert record.metrics["eval_loss"] > 0
+    hub.add(GENERATOR, {"README.md": b"# By hand\n"})
+    assert ["by hand" in each.error.lower() for each in trainer.push_to_hub()] == [True]
+    trainer.args.hub_model_id = None
+    with pytest.raises(ValueError, match="needs hub_model_id"):
+        trainer.push_to_hub()
+
+
+def test_every_save_publishes_in_the_background_and_training_does_not_wait(
+    tmp_path, blocks, tokenizer, hub, monkeypatch
+):
+    trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=6, save_steps=2, **PUSH)
+    trainer.publication = PretrainingPublication(parts=["discriminator", "generator", "pair"])
+    original, hub_publish, seen, gate = trainer._push_from_checkpoint, trainer_module.publish, [], threading.Event()
+    monkeypatch.setattr(trainer_module, "publish", lambda *given: gate.wait(30) and hub_publish(*given))
+
+    def watch(folder):
+        original(folder)
+        seen.append((trainer.state.global_step, len(list(tmp_path.glob(".step-*")))))
+        if trainer.state.global_step == 6:
+            gate.set()
+
+    trainer._push_from_checkpoint = watch
+    trainer.train()
+    assert seen == [(2, 1), (4, 1), (6, 1)]  # the save at step 4 found the first one under way
+    assert set(hub.repositories) == {DISCRIMINATOR, GENERATOR, f"{PREFIX}-pair"}
+    assert hub.asked(COMMIT) == 6
+    assert all(each.error is None for each in trainer.published)
+    on_the_way = hub.repositories[DISCRIMINATOR].branches["main"][1].tree["README.md"].decode()
+    assert "step 2 of 6" in on_the_way
+    assert not list(tmp_path.glob(".step-*"))

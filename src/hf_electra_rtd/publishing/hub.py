@@ -17,11 +17,10 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalTokenNotFoundError,
@@ -29,7 +28,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import get_session, parse_ratelimit_headers
+from huggingface_hub.utils import get_session
 
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -40,25 +39,30 @@ logger = logging.getLogger(__name__)
 
 PUBLISH_FILE = "publish.json"  # in a run's directory; never published
 RESUME = "hf-electra-rtd publish --resume"
+CARD_FILE = "README.md"
 # What may be uploaded, and what a later commit removes where it is no longer part of the model.
-CONFIGURATIONS = ("config.json", "generation_config.json", "tokenizer_config.json", "adapter_config.json")
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("spm.model", "spiece.model"),
 )
-ALLOWED = (
-    *(*CONFIGURATIONS, *VOCABULARIES, "model.safetensors", "model-?????-of-?????.safetensors"),
-    *("model.safetensors.index.json", "adapter_model.safetensors", PretrainingRecord.FILE, EvaluationRecord.FILE),
-    *(CURVES_FILE, "README.md", ".eval_results/*.yaml"),
+ADAPTER_CONFIG = "adapter_config.json"
+WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    ADAPTER_CONFIG,
+    *VOCABULARIES,
+    *WEIGHTS,
 )
+EVAL_RESULTS = ".eval_results/"
+ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE)
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
-PATIENCE = 30.0  # seconds since the Hub could first not be reached, after which nothing is tried again
-LONGEST_WAIT = 300.0  # seconds that the Hub may ask to wait
 SILENCE = (10.0, 60.0, 60.0, 60.0)  # seconds without a byte while connecting, reading, writing, queueing
 # The Xet client would try five times, each for 300 seconds. 120 is above the 90 that it calls healthy for a transfer.
 _XET_LIMITS = {"HF_XET_CLIENT_READ_TIMEOUT": "120s", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"}
 _TITLE = "hf-electra-rtd run"  # in the title of every commit
-_UNUSED = frozenset({".gitattributes", "README.md", "LICENSE"})  # what the website puts into a new repository
+_UNUSED = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # what the website puts into a new repository
 
 
 @dataclass(frozen=True)
@@ -68,44 +72,42 @@ class Repository:
     repo_id: str
     files: dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
     revision: str | None = None  # the branch; None is `main`
-    left_out: tuple[str, ...] = ()  # names of files and directories beside the model that stay here
+
+    @property
+    def url(self) -> str:
+        """Its page."""
+        return f"{constants.ENDPOINT}/{self.repo_id}{f'/tree/{self.revision}' if self.revision else ''}"
 
 
 @dataclass(frozen=True)
 class Published:
     """The outcome for a [`Repository`]."""
 
-    repo_id: str
-    revision: str | None
     url: str
     changed: bool = False  # False also where the Hub held the same files already
     error: str | None = None  # what happened and the remedy; None where the files are on the Hub
 
 
 def read_publication(directory: str | Path) -> dict[str, Any]:
-    """What `remember` wrote: `run`, the key of the run, and `flags`; empty where nothing was published."""
+    """What `publish.json` holds: `run`, the key of the run, and `flags`; empty where nothing was published."""
     path = Path(directory) / PUBLISH_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
-def remember(directory: str | Path, **flags: Any) -> str:
+def remember(directory: str | Path, **flags: Any) -> dict[str, Any]:
     """Writes into a run's `publish.json` how it is published, before the first try, so that `hf-electra-rtd publish
-    --resume` can repeat it. Flags that are not given, None or "" stay as they are. Returns the key of the run."""
+    --resume` can repeat it. Flags that are not given, None or "" stay as they are. Returns what the file holds."""
     known = read_publication(directory)
-    key = known.get("run") or uuid.uuid4().hex[:12]
     given = {name: value for name, value in flags.items() if value not in (None, "")}
-    values = {"run": key, "flags": {**known.get("flags", {}), **given}}
+    values = {"run": known.get("run") or uuid.uuid4().hex[:12], "flags": {**known.get("flags", {}), **given}}
     write_text(Path(directory) / PUBLISH_FILE, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-    return str(key)
+    return values
 
 
 def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, force: bool = False) -> None:
-    """Finds out before a training whether it may publish. Where the Hub cannot be reached, it only warns.
-
-    Raises:
-        ValueError: as for `publish`.
-    """
-    api, key = HfApi(), remember(directory)
+    """Finds out before a training whether it may publish: a ValueError as by `publish`. Where the Hub cannot be
+    reached, it only warns."""
+    api, key = HfApi(), remember(directory)["run"]
     try:
         with _limited_silence():
             for repo_id in repo_ids:
@@ -123,53 +125,39 @@ def publish(
     cannot be reached in the last one, the repositories that are left are not tried.
 
     Args:
-        directory: `output_dir` of the run, where its `publish.json` lies.
+        directory: where the `publish.json` of the run lies.
         private: new repositories are private, and public ones are refused.
-        force: a branch that another run or a person wrote to is overwritten, but for files that are not of this
-            package.
+        force: a branch that another run or a person wrote to is overwritten; files that are not ours stay.
 
     Raises:
-        ValueError: before anything is sent, if nobody is logged in, there is no write access, a repository is public
-            but shall be private, or was written to by somebody else. Failures of the Hub are in `Published.error`.
+        ValueError: before anything is sent, for what this run may not do. Failures are in `Published.error`.
     """
-    api, key = HfApi(), remember(directory)
+    api, key = HfApi(), remember(directory)["run"]
+    unchecked = list(dict.fromkeys(each.repo_id for each in repositories))
     results: list[Published] = []
-    unreachable, checked = None, False  # since when
     for pause in (*PAUSES, None):
         try:
             with _limited_silence():
-                for repo_id in () if checked else dict.fromkeys(each.repo_id for each in repositories):
-                    _look(api, repo_id, None, key, private, force)
-                checked = True
+                while unchecked:
+                    _look(api, unchecked[0], None, key, private, force)
+                    unchecked.pop(0)
                 for repository in repositories[len(results) :]:
-                    try:
-                        results.append(_push(api, repository, key, private, force))
-                    except _HubError as error:
-                        if error.transient:
-                            raise
-                        results.append(_result(api, repository, error=str(error)))
-                    unreachable = None
+                    results.append(_push(api, repository, key, private, force))
             break
         except _HubError as error:
-            if not checked and not error.transient:
+            if not error.transient:
                 raise ValueError(str(error)) from None
-            now = time.monotonic()
-            unreachable = (unreachable or now) if error.unreachable else None
-            is_over = unreachable is not None and now - unreachable > PATIENCE
-            if pause is None or is_over or error.wait > LONGEST_WAIT:
-                results += [_result(api, each, error=str(error)) for each in repositories[len(results) :]]
-                break
-            logger.warning(f"{error} The next try is in {max(pause, error.wait):.0f} seconds.")
-            time.sleep(max(pause, error.wait))
+            if pause is None:
+                results += [Published(each.url, error=str(error)) for each in repositories[len(results) :]]
+            else:
+                logger.warning(f"{error} The next try is in {pause:.0f} seconds.")
+                time.sleep(pause)
     return results
 
 
 def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: bool, force: bool) -> Any:
     """What the Hub holds on a branch: its `ModelInfo` and its commits, the last one first; None if there is no branch.
-
-    Raises:
-        _HubError: also if this run must not write there.
-    """
+    Refuses a branch that this run must not write to."""
     with _explained(repo_id):
         _refuse_outsider(api.whoami(cache=True), repo_id)
         try:
@@ -194,38 +182,35 @@ def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: boo
 
 
 def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Published:
+    """Publishes one branch. Raises a `_HubError` where another try may help."""
     repo_id, revision, files = repository.repo_id, repository.revision, repository.files
-    there = _look(api, repo_id, revision, key, private, force)
-    if there is None:
+    try:
         with _explained(repo_id):
-            api.create_repo(repo_id, private=private, exist_ok=True)
-            if revision is not None:  # begins at the first commit, so that it holds this export alone
-                first = api.list_repo_commits(repo_id)[-1].commit_id
-                api.create_branch(repo_id, branch=revision, revision=first, exist_ok=True)
-        there = _look(api, repo_id, revision, key, private, force)
-        if there is None:
-            raise _HubError(f"{repo_id} was created but is not found. Publish it later: {RESUME}.", transient=True)
-    info, (last, *_) = there
-    ours = {file.rfilename for file in info.siblings} if _TITLE in last.title else set()
-    gone = sorted(path for path in ours - files.keys() if any(fnmatchcase(path, pattern) for pattern in ALLOWED))
-    with _explained(repo_id):
-        commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
-            repo_id,
-            [
-                *(CommitOperationDelete(path, is_folder=False) for path in gone),
-                *(CommitOperationAdd(path, content) for path, content in files.items()),
-            ],
-            commit_message=f"Publish the model and its card ({_TITLE} {key})",
-            revision=revision,
-            parent_commit=last.commit_id,
-        )
-    return _result(api, repository, changed=commit.oid != last.commit_id)
-
-
-def _result(api: HfApi, repository: Repository, changed: bool = False, error: str | None = None) -> Published:
-    branch = "" if repository.revision is None else f"/tree/{repository.revision}"
-    url = f"{api.endpoint}/{repository.repo_id}{branch}"
-    return Published(repository.repo_id, repository.revision, url, changed, error)
+            there = _look(api, repo_id, revision, key, private, force)
+            if there is None:
+                api.create_repo(repo_id, private=private, exist_ok=True)
+                if revision is not None:  # begins at the first commit, so that it holds this export alone
+                    first = api.list_repo_commits(repo_id)[-1].commit_id
+                    api.create_branch(repo_id, branch=revision, revision=first, exist_ok=True)
+                there = _look(api, repo_id, revision, key, private, force)
+            if there is None:
+                raise RuntimeError("it was created but is not found")
+            info, (last, *_) = there
+            ours = {file.rfilename for file in info.siblings} if _TITLE in last.title else set()
+            gone = sorted(path for path in ours - files.keys() if path in ALLOWED or path.startswith(EVAL_RESULTS))
+            operations = [CommitOperationDelete(path, is_folder=False) for path in gone]
+            commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
+                repo_id,
+                [*operations, *(CommitOperationAdd(path, content) for path, content in files.items())],
+                commit_message=f"Publish the model and its card ({_TITLE} {key})",
+                revision=revision,
+                parent_commit=last.commit_id,
+            )
+    except _HubError as error:
+        if error.transient:
+            raise
+        return Published(repository.url, error=str(error))
+    return Published(repository.url, changed=commit.oid != last.commit_id)
 
 
 def _refuse_outsider(identity: dict[str, Any], repo_id: str) -> None:
@@ -268,8 +253,15 @@ class Background:
 
     def start(self, function: Callable[[], Any]) -> None:
         """Calls a function in the background, unless the last one is under way."""
+
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:  # whatever it is: the training is worth more
+                logger.exception(f"This was not published: {error}")
+
         if not self.busy:
-            self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
+            self._thread = threading.Thread(target=run, daemon=True)
             self._thread.start()
 
     def wait(self) -> None:
@@ -277,35 +269,21 @@ class Background:
         if self.busy:
             self._thread.join()
 
-    @staticmethod
-    def _run(function: Callable[[], Any]) -> None:
-        try:
-            function()
-        except Exception as error:  # whatever it is: the training is worth more
-            logger.error(f"This was not published: {error}", exc_info=not isinstance(error, (OSError, ValueError)))
-
 
 # ---- What went wrong ----
 
-_LOGIN = "Log in with a token that may write (hf auth login, or the environment variable HF_TOKEN)."
 _LATER = f"Publish it later: {RESUME}."
-_CHANGED = "it was changed by somebody else at the same time. Look at it, then publish again."
+_OFFLINE, _NO_ANSWER, _REFUSED = "offline", "no answer", "refused"
 _EXPLANATIONS: dict[str | int, str] = {  # by what is wrong, or by the status that the Hub answers with
-    "login": f"nobody is logged in to the Hub. {_LOGIN}",
-    "offline": f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
-    "refused": "the Hub refuses this, so correct it.",
-    "network": f"the Hub cannot be reached. Check the network. {_LATER}",
-    "upload": f"the upload failed. {_LATER}",
-    401: f"the Hub does not accept the token. {_LOGIN}",
+    _OFFLINE: f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
+    _NO_ANSWER: f"the Hub cannot be reached, or the upload broke off. Check the network. {_LATER}",
+    _REFUSED: "the Hub refuses this, so correct it.",
+    401: "nobody is logged in to the Hub, or it does not accept the token. Log in (hf auth login) or set HF_TOKEN.",
     403: "the storage of its owner is full, or the token may not write there. Free some, or ask for write access.",
-    404: "it was not found: removed or renamed meanwhile, or private to others. Look at its page.",
-    409: _CHANGED,
-    412: _CHANGED,
-    413: "a file is too large for the Hub. Save the model in smaller shards.",
+    **dict.fromkeys((409, 412), "it was changed by somebody else at the same time. Look at it, then publish again."),
     429: f"the Hub counts too many requests. {_LATER}",
 }
-_PASSING = ("offline", "network", "upload", 408, 425, 429)  # may succeed later without anybody changing anything
-_NETWORK = ("httpx", "httpx2", "httpcore", "httpcore2")  # by version of huggingface_hub
+_PASSING = (_OFFLINE, _NO_ANSWER, 408, 425, 429, *range(500, 600))  # may succeed later as it is
 # The Xet client raises built-in errors, `ConnectionError` for a refusal too; the status stands in the text alone.
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 
@@ -313,11 +291,9 @@ _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 class _HubError(Exception):
     """Something that could not be done on the Hub; the message says what and the remedy."""
 
-    def __init__(self, message: str, transient: bool = False, wait: float = 0.0, unreachable: bool = False) -> None:
+    def __init__(self, message: str, transient: bool = False) -> None:
         super().__init__(message)
-        self.unreachable = unreachable  # there was no answer at all
-        self.transient = transient  # see `_PASSING`
-        self.wait = wait  # seconds that the Hub asks for
+        self.transient = transient  # may succeed later without anybody changing anything
 
 
 @contextmanager
@@ -328,39 +304,28 @@ def _explained(repo_id: str) -> Iterator[None]:
     except _HubError:
         raise
     except Exception as error:
-        links: list[BaseException] = [error]
-        while (link := links[-1].__cause__ or links[-1].__context__) is not None and link not in links:
-            links.append(link)
-        cause = _cause(links)
+        origin: BaseException = error
+        while origin.__cause__ is not None and not isinstance(origin, HfHubHTTPError):
+            origin = origin.__cause__
+        cause = _REFUSED if type(error) is ValueError else _cause(origin)  # a card that is not valid
         if cause is None:
             raise
-        message, wait = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}"), 0
-        said = "" if cause in ("login", "offline") else " ".join(dict.fromkeys((str(error), str(links[-1]))))
-        if isinstance(cause, int) and (answer := next((x for x in links if isinstance(x, HfHubHTTPError)), None)):
-            limit = parse_ratelimit_headers(answer.response.headers)
-            after = answer.response.headers.get("Retry-After", "")
-            wait = limit.reset_in_seconds if limit and not limit.remaining else int(after) if after.isdecimal() else 0
-            said = answer.server_message or ""
-        said = f" It says: {public(' '.join(said.split()))[:300].rstrip('.')}." if said else ""
-        transient = cause in _PASSING or (isinstance(cause, int) and cause >= 500)
-        raise _HubError(f"{repo_id}: {message}{said}", transient, wait, cause == "network") from error
+        answer = origin.server_message or "" if isinstance(origin, HfHubHTTPError) else str(error)
+        said = " ".join((str(error) if cause == _REFUSED else answer).split())
+        said = f" It says: {public(said)[:300].rstrip('.')}." if said else ""
+        message = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}")
+        raise _HubError(f"{repo_id}: {message}{said}", cause in _PASSING) from error
 
 
-def _cause(links: Sequence[BaseException]) -> str | int | None:
-    """What is wrong, as a key of `_EXPLANATIONS` or a status; `links` are the error and what it comes from."""
-    error = links[0]
-    if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
-        return "refused"  # a card that is not valid, or a name
-    for link in links:
-        if isinstance(link, LocalTokenNotFoundError):
-            return "login"
-        if isinstance(link, OfflineModeIsEnabled):
-            return "offline"
-        if isinstance(link, HfHubHTTPError):
-            return link.response.status_code
-        if found := _XET_STATUS.search(str(link)):
-            return int(found[1])
-    for link in links:
-        if isinstance(link, (ConnectionError, TimeoutError)) or type(link).__module__.split(".")[0] in _NETWORK:
-            return "network"
-    return "upload" if isinstance(error, (RuntimeError, OSError, ValueError)) else None
+def _cause(error: BaseException) -> str | int | None:
+    """What is wrong, as a key of `_EXPLANATIONS` or a status; None for a bug."""
+    if isinstance(error, HfHubHTTPError):
+        return error.response.status_code
+    if found := _XET_STATUS.search(str(error)):
+        return int(found[1])
+    if isinstance(error, LocalTokenNotFoundError):
+        return 401
+    if isinstance(error, OfflineModeIsEnabled):
+        return _OFFLINE
+    is_of_network = type(error).__module__.startswith(("httpx", "httpcore"))  # `httpx2`, by version of the library
+    return _NO_ANSWER if is_of_network or isinstance(error, (OSError, RuntimeError)) else None

@@ -1,31 +1,46 @@
-"""Tables of fine-tuning results: the median, mean and best of several seeds, beside published figures."""
+"""Compares fine-tuning results: the median, mean and best of several seeds, beside published figures.
+
+    hf-electra-rtd compare runs/glue_discriminator runs/glue_random
+
+prints one table a benchmark of what `finetune` left there (`--markdown` for a page), and
+
+    hf-electra-rtd compare --along 456=runs/glue_6 7300=runs/glue_100 --random_weights runs/glue_random
+
+draws the scores of checkpoints against the steps of pre-training after which they were exported, as
+along_pretraining.png in the current directory.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import itertools
 import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hf_electra_rtd.cli import run
 from hf_electra_rtd.files import write_text
+from hf_electra_rtd.publishing.pictures import plot_along_pretraining
 from hf_electra_rtd.records import EvaluationRecord
 from hf_electra_rtd.tasks import BENCHMARKS
 
 
-RESULTS_FILE = "results.json"
+RESULTS_FILE, ALONG_FILE = "results.json", "along_pretraining.png"
 _STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "median": statistics.median,  # what ELECTRA's authors report (paper, Section 3.1)
     "mean": statistics.fmean,
     "best": max,
 }
-Published = dict[str, Any]  # a published model: `name`, `source`, `scores` x 100 by task, `metrics` by task
+Published = dict[str, Any]  # a published model: `size`, `name`, `source`, `scores` x 100 by task
+
+
+# ---- Results ----
 
 
 @dataclass(frozen=True)
@@ -52,11 +67,7 @@ class TaskResult:
 
 
 def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> list[EvaluationRecord]:
-    """The evaluation records of all runs below some directories, by path.
-
-    Raises:
-        ValueError: for a directory without any, or a record that cannot be read.
-    """
+    """The evaluation records of all runs below some directories, by path."""
     records = []
     for directory in directories:
         paths = sorted(Path(directory).rglob(EvaluationRecord.FILE))
@@ -67,171 +78,165 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> list[Eval
 
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
-    """The results of each model on each task, in the order of their first records.
-
-    Raises:
-        ValueError: for two runs of one model, task and seed, or runs with different main metrics.
-    """
+    """The results of each model on each task, in the order of their first records. A ValueError for two runs of one
+    model, task and seed, or with different main metrics."""
     groups: dict[tuple[str, str, str], list[EvaluationRecord]] = {}
     for record in records:
-        groups.setdefault((_model_name(record), record.benchmark, record.task), []).append(record)
+        groups.setdefault((record.benchmark, record.task, _model_name(record)), []).append(record)
     results = []
-    for (model, benchmark, task), runs in groups.items():
+    for (benchmark, task, model), runs in groups.items():
         runs.sort(key=lambda run: run.seed)
-        for first, second in itertools.pairwise(runs):
-            if first.seed == second.seed:
-                raise ValueError(f"{task}: {model} has several runs with seed {first.seed}. Leave out all but one.")
-            if first.main_metric != second.main_metric:
-                raise ValueError(f"{task}: the runs of {model} have different main metrics. Compare them separately.")
+        seeds = tuple(run.seed for run in runs)
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"{task}: {model} has several runs with seed {statistics.mode(seeds)}. Pass one of them.")
+        if len({run.main_metric for run in runs}) > 1:
+            raise ValueError(f"{task}: the runs of {model} have different main metrics. Compare them separately.")
         scores: dict[str, dict[str, list[float]]] = {}
-        for run in runs:
-            for split, metrics in run.metrics.items():
+        for record in runs:
+            for split, metrics in record.metrics.items():
                 of_split = scores.setdefault(split, {})
                 for metric, score in metrics.items():
                     if score is not None:
                         of_split.setdefault(metric, []).append(score)
-        seeds, selections = tuple(run.seed for run in runs), tuple(dict.fromkeys(run.selection for run in runs))
+        selections = tuple(dict.fromkeys(run.selection for run in runs))
         results.append(TaskResult(benchmark, task, model, runs[0].main_metric, seeds, selections, scores))
     return results
 
 
-def published_for(benchmark: str, size: str) -> list[Published]:
+def _model_name(record: EvaluationRecord) -> str:
+    model = record.model
+    details = [*(["random weights"] if model["from_scratch"] else []), f"{model['head']} head", model.get("peft")]
+    return f"{model['name_or_path']} ({', '.join(filter(None, details))})"
+
+
+def published_for(benchmark: str, size: str, metrics: Mapping[str, str] | None = None) -> list[Published]:
     """Published scores of models of a size (`tiny`, `small`, `small-ex`, `base`, `large`) on a benchmark's development
-    sets, none from test servers. The first is the one that averages are compared with."""
+    sets, none from test servers. The first model is the one that averages are compared with. Scores by another metric
+    than `metrics` has for the task (by default its main one) are left out."""
     text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
-    rows, metrics = json.loads(text).get(size, []), _main_metrics(benchmark)
-    for row in rows:
-        row["scores"] = {task: row["scores"][task] for task in metrics if task in row["scores"]}
-        row["metrics"] = {task: row.get("metrics", {}).get(task, metrics[task]) for task in row["scores"]}
-    return [row for row in rows if row["scores"]]
+    usual = {task.name: task.main_metric for task in BENCHMARKS.get(benchmark, ())}
+    wanted = usual if metrics is None else metrics
+    found = [row for row in json.loads(text) if row["size"] == size]
+    for row in found:
+        theirs = {**usual, **row.pop("metrics", {})}
+        row["scores"] = {t: s for t, s in row["scores"].items() if t in usual and theirs[t] == wanted.get(t)}
+    return [row for row in found if row["scores"]]
 
 
-def results_table(records: Sequence[EvaluationRecord], published: bool = True, spread: bool = True) -> str:
+# ---- Tables ----
+
+
+def results_table(records: Sequence[EvaluationRecord], published: bool = True) -> str:
     """One Markdown table for each benchmark, with a caption.
 
-    A column is a task. The rows are the median of each model's runs, with `spread` also mean ± sample standard
-    deviation and best, x 100; then published models of the size of the first record, where their metric is the same.
-    A task with two dev splits has two figures; a dash is a split without a finite score. Averages are over the tasks
-    that every model here and the first published one have.
-
-    Raises:
-        ValueError: as `summarize`.
+    A column is a task. The rows are the median of each model's runs, mean ± sample standard deviation and best, x 100;
+    then published models of the size of the first record. A dash is a split without a finite score. Averages are over
+    the tasks that every model here and the first published one have.
     """
-    return "\n".join(_table(*comparison, spread) for comparison in _by_benchmark(records, published))
+    return "\n".join(comparison.table() for comparison in _compare(records, published))
 
 
-def print_results(records: Sequence[EvaluationRecord], published: bool = True) -> None:
+def print_results(records: Sequence[EvaluationRecord]) -> None:
     """Prints the tables of `results_table`, drawn for the terminal."""
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console(width=None if sys.stdout.isatty() else 160).print(Markdown(results_table(records, published)))
+    Console(width=None if sys.stdout.isatty() else 160).print(Markdown(results_table(records)))
 
 
-def write_results(
-    records: Sequence[EvaluationRecord], directory: str | os.PathLike[str], published: bool = True
-) -> Path:
+def write_results(records: Sequence[EvaluationRecord], directory: str | os.PathLike[str]) -> Path:
     """Writes `results.json`: every figure of the tables unrounded, all metrics and splits, and each run's score."""
     written: dict[str, list[Any]] = {"results": [], "averages": [], "published": []}
-    for results, rows, _ in _by_benchmark(records, published):
-        for result in results:
+    for each in _compare(records):
+        for result in each.results:
             scores = {split: {m: _spread(s) for m, s in metrics.items()} for split, metrics in result.scores.items()}
             written["results"].append({**dataclasses.asdict(result), "scores": scores})
-        tasks = _averaged(results, rows)
-        medians = {model: _average(_scores(results, model), tasks) for model in _models(results)}
-        written["averages"].append({"benchmark": results[0].benchmark, "tasks": tasks, "medians": medians})
-        written["published"] += rows
+        medians = {model: each.average(_main_scores(found, "median")) for model, found in each.models.items()}
+        written["averages"].append({"benchmark": each.benchmark, "tasks": each.averaged, "medians": medians})
+        written["published"] += each.published
     path = Path(directory) / RESULTS_FILE
     write_text(path, json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     return path
 
 
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 9) -> str:
-    """A Markdown table; columns from `left` on are figures, aligned to the right."""
-    rule = ["-" if column < left else "-:" for column in range(len(header))]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; columns from the third on are figures, aligned to the right."""
+    rule = ["-" if column < 2 else "-:" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
-def _by_benchmark(
-    records: Sequence[EvaluationRecord], published: bool
-) -> Iterator[tuple[list[TaskResult], list[Published], list[str]]]:
-    """The results of each benchmark, the published models to compare with, and which of their scores are left out."""
-    for benchmark in dict.fromkeys(record.benchmark for record in records):
-        runs = [record for record in records if record.benchmark == benchmark]
-        results = summarize(runs)
-        metrics = {result.task: result.main_metric for result in results}
-        rows = published_for(benchmark, str(runs[0].model.get("size"))) if published else []
-        left_out = [
-            f"{row['name']}: {task} left out, because its metric is another one, {metric}."
-            for row in rows
-            for task, metric in row["metrics"].items()
-            if metrics.get(task, metric) != metric
-        ]
-        for row in rows:
-            row["scores"] = {t: score for t, score in row["scores"].items() if row["metrics"][t] == metrics.get(t)}
-        yield results, [row for row in rows if row["scores"]], left_out
+def _compare(records: Sequence[EvaluationRecord], published: bool = True) -> list[_Comparison]:
+    benchmarks = dict.fromkeys(record.benchmark for record in records)
+    return [_Comparison([run for run in records if run.benchmark == name], published) for name in benchmarks]
 
 
-def _table(results: list[TaskResult], rows: list[Published], left_out: list[str], spread: bool) -> str:
-    averaged = _averaged(results, rows)
-    tasks = _in_order(results[0].benchmark, [result.task for result in results])
-    lines = []
-    for model in _models(results):
-        found = {result.task: result for result in results if result.model == model}
-        counts = sorted({len(result.seeds) for result in found.values()})
-        runs = "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-        for name, title in (("median", f"median of {runs}"), ("mean", "mean ± sd"), ("best", "best")):
-            if name == "median" or (spread and counts[-1] > 1):
-                cells = [_cell(found[task], name) if task in found else "" for task in tasks]
-                average = _average(_scores(results, model, name), averaged)
-                lines.append([model if name == "median" else "", title, *cells, _percent(average)])
-    for row in rows:
-        scores = {task: score / 100 for task, score in row["scores"].items()}
-        cells = [_percent(scores.get(task)) for task in tasks]
-        lines.append([row["name"], "published", *cells, _percent(_average(scores, averaged))])
-    header = ["model", "runs", *tasks, *(["avg"] if averaged else [])]
-    caption = [*_caption(results, rows, averaged), *left_out, *(f"{row['name']}: {row['source']}." for row in rows)]
-    table = markdown_table(header, [line[: len(header)] for line in lines], left=2)
-    return table + "\n\n" + "  \n".join(dict.fromkeys(caption)) + "\n"
+class _Comparison:
+    """The results on one benchmark, and the published models to compare them with."""
+
+    def __init__(self, runs: Sequence[EvaluationRecord], published: bool) -> None:
+        self.benchmark, self.results = runs[0].benchmark, summarize(runs)
+        self.models: dict[str, dict[str, TaskResult]] = {}  # by model and task
+        for result in self.results:
+            self.models.setdefault(result.model, {})[result.task] = result
+        self.metrics = {result.task: result.main_metric for result in self.results}
+        known = [task.name for task in BENCHMARKS.get(self.benchmark, ())]
+        self.tasks = sorted(self.metrics, key=lambda task: known.index(task) if task in known else len(known))
+        size = str(runs[0].model.get("size"))
+        self.published = published_for(self.benchmark, size, self.metrics) if published else []
+        scored = [_main_scores(found, "median") for found in self.models.values()]
+        scored += [row["scores"] for row in self.published[:1]]
+        averaged = [task for task in self.tasks if all(task in scores for scores in scored)]
+        self.averaged = averaged if len(averaged) > 1 else []
+
+    def average(self, scores: Mapping[str, float]) -> float | None:
+        """Mean over `averaged`; None where one has no score, because it could not be compared with other means."""
+        if not self.averaged or not scores.keys() >= set(self.averaged):
+            return None
+        return statistics.fmean(scores[task] for task in self.averaged)
+
+    def table(self) -> str:
+        """As Markdown, with its caption."""
+        lines = []
+        for model, found in self.models.items():
+            counts = [len(result.seeds) for result in found.values()]
+            least, most = min(counts), max(counts)
+            runs = f"median of {least}" + (f"-{most}" if most > least else "")
+            titles = {"median": runs, "mean": "mean ± sd", "best": "best"}
+            for name in titles if most > 1 else ["median"]:
+                cells = [_cell(found[task], name) if task in found else "" for task in self.tasks]
+                average = _percent(self.average(_main_scores(found, name)))
+                lines.append([model if name == "median" else "", titles[name], *cells, average])
+        for row in self.published:
+            scores = {task: score / 100 for task, score in row["scores"].items()}
+            cells = [_percent(scores.get(task)) for task in self.tasks]
+            lines.append([row["name"], "published", *cells, _percent(self.average(scores))])
+        header = ["model", "runs", *self.tasks, *(["avg"] if self.averaged else [])]
+        table = markdown_table(header, [line[: len(header)] for line in lines])
+        return table + "\n\n" + "  \n".join(dict.fromkeys(self._caption())) + "\n"
+
+    def _caption(self) -> Iterator[str]:
+        """What a reader must know to trust the figures, one fact a line."""
+        tasks: dict[str, str] = {}
+        for task, metric in self.metrics.items():
+            tasks[metric] = f"{tasks[metric]}, {task}" if metric in tasks else task
+        yield f"Figures x 100: {', '.join(f'{metric} ({tasks[metric]})' for metric in tasks)}."
+        for result in self.results:
+            if len(result.dev_splits) > 1:
+                yield f"{result.task}: {'/'.join(result.dev_splits)}; the first counts in averages."
+        if self.averaged:
+            others = f" and {self.published[0]['name']} have" if self.published else " has"
+            yield f"avg: over {', '.join(self.averaged)}, the tasks that every model here{others}."
+        yield f"Model of a run: {'; '.join(dict.fromkeys(s for each in self.results for s in each.selections))}."
+        for result in self.results:
+            if missing := len(result.seeds) - len(result.main):
+                yield f"{result.task}, {result.model}: {missing} of {len(result.seeds)} runs have no finite score."
+        for row in self.published:
+            yield f"{row['name']}: {row['source']}."
 
 
-def _caption(results: list[TaskResult], rows: list[Published], averaged: list[str]) -> Iterator[str]:
-    """What a reader must know to trust the figures, one fact a line."""
-    metrics: dict[str, dict[str, None]] = {}
-    for result in results:
-        metrics.setdefault(result.main_metric, {})[result.task] = None
-    yield "Figures x 100: " + ", ".join(f"{metric} ({', '.join(tasks)})" for metric, tasks in metrics.items()) + "."
-    for result in results:
-        if len(result.dev_splits) > 1:
-            yield f"{result.task}: {'/'.join(result.dev_splits)}; the first counts in averages."
-    if averaged:
-        whose = f"every model here and {rows[0]['name']} have" if rows else "every model here has"
-        yield f"avg: over {', '.join(averaged)}, the tasks that {whose}."
-    yield f"Model of a run: {'; '.join(dict.fromkeys(s for result in results for s in result.selections))}."
-    for result in results:
-        if missing := len(result.seeds) - len(result.main):
-            yield f"{result.task}, {result.model}: {missing} of {len(result.seeds)} runs have no finite score."
-
-
-def _averaged(results: list[TaskResult], rows: list[Published]) -> list[str]:
-    """The tasks that every model and the first published one have a score of; empty if that is less than two."""
-    scored = [_scores(results, model) for model in _models(results)] + [row["scores"] for row in rows[:1]]
-    tasks = _in_order(results[0].benchmark, [task for task in scored[0] if all(task in scores for scores in scored)])
-    return tasks if len(tasks) > 1 else []
-
-
-def _average(scores: Mapping[str, float], tasks: Sequence[str]) -> float | None:
-    """Mean over tasks; None where one has no score, because other averages could not be compared with it."""
-    return statistics.fmean(scores[task] for task in tasks) if tasks and all(t in scores for t in tasks) else None
-
-
-def _models(results: Sequence[TaskResult]) -> list[str]:
-    return list(dict.fromkeys(result.model for result in results))
-
-
-def _scores(results: Sequence[TaskResult], model: str, name: str = "median") -> dict[str, float]:
-    """The main score of a model by task."""
-    return {result.task: _STATISTICS[name](result.main) for result in results if result.model == model and result.main}
+def _main_scores(found: Mapping[str, TaskResult], name: str) -> dict[str, float]:
+    """A statistic of a model's main scores, by task."""
+    return {task: _STATISTICS[name](result.main) for task, result in found.items() if result.main}
 
 
 def _spread(scores: Sequence[float]) -> dict[str, Any]:
@@ -252,18 +257,38 @@ def _percent(score: float | None) -> str:
     return "" if score is None else f"{100 * score:.1f}"
 
 
-def _main_metrics(benchmark: str) -> dict[str, str]:
-    """The main metric of each task of a benchmark, in the order of its table; empty for a user's own tasks."""
-    return {task.name: task.main_metric for task in BENCHMARKS.get(benchmark, ()) if task.has_training_data}
+# ---- The command ----
 
 
-def _in_order(benchmark: str, tasks: Collection[str]) -> list[str]:
-    """Tasks in the order of their benchmark's table, then those that are not in it."""
-    return list(dict.fromkeys([*(task for task in _main_metrics(benchmark) if task in tasks), *tasks]))
+def main(argv: list[str]) -> None:
+    """Prints tables, or draws checkpoints."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("directories", nargs="*", metavar="DIRECTORY", help="output_dir of a fine-tuning")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_argument("--along", nargs="+", default=[], metavar="STEP=DIRECTORY", help="draw these checkpoints")
+    parser.add_argument("--random_weights", nargs=1, default=[], metavar="DIRECTORY", help="of --along, untrained")
+    parser.add_argument("--tokens_per_step", type=float, help="of pre-training: the axis counts tokens")
+    arguments = parser.parse_args(argv)
+    if not arguments.directories and not arguments.along:
+        parser.error("pass directories to compare, or checkpoints with --along")
+    records = read_evaluations(arguments.directories)
+    if arguments.markdown and records:
+        print(results_table(records))
+    elif records:
+        print_results(records)
+    towers = {}
+    for text in arguments.along:
+        step, _, directory = text.partition("=")
+        if not (step.isdigit() and int(step) > 0 and directory):
+            raise ValueError(f"--along {text}: pass the step and the directory, such as 456=runs/glue_6.")
+        towers[int(step)] = read_evaluations([directory])
+    if towers:
+        random = read_evaluations(arguments.random_weights)
+        plot_along_pretraining(towers, random, ALONG_FILE, arguments.tokens_per_step)
+        print(ALONG_FILE)
 
 
-def _model_name(record: EvaluationRecord) -> str:
-    """The model's name, and what else tells models apart."""
-    model = record.model
-    details = [*(["random weights"] if model["from_scratch"] else []), f"{model['head']} head", model.get("peft")]
-    return f"{model['name_or_path']} ({', '.join(filter(None, details))})"
+if __name__ == "__main__":
+    run(main)

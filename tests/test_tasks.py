@@ -24,7 +24,7 @@ def test_the_facts_of_a_task_agree_with_each_other(task):
     assert task.has_training_data == (task.trained_on is None)
     assert bool(task.submission) == bool(task.submission_format)
     assert set(task.submission) <= set(task.test_splits)
-    paths = [path for split in task.files for path in task.paths(split)]
+    paths = [path for paths in task.files.values() for path in paths]
     assert len(set(paths)) == len(paths)  # no two splits share a file
 
 
@@ -42,13 +42,9 @@ def test_the_names_of_clues_files_tell_the_version_that_replaced_a_test_set():
 
 def test_columns_of_a_record_are_those_of_texts():
     assert get_task("clue", "cluewsc2020").describe()["text_columns"] == ["text"]
-    assert get_task("glue", "mrpc").describe() == {
-        "title": "MRPC",
-        "id": "nyu-mll/glue",
-        "config": "mrpc",
-        "splits": {"train": "train", "dev": "validation", "test": "test"},
-        "text_columns": ["sentence1", "sentence2"],
-    }
+    splits = {"train": "train", "dev": "validation", "test": "test"}
+    mrpc = {"title": "MRPC", "id": "nyu-mll/glue", "config": "mrpc", "splits": splits}
+    assert get_task("glue", "mrpc").describe() == {**mrpc, "text_columns": ["sentence1", "sentence2"]}
     assert get_task("more", "squad1").describe()["text_columns"] == []
 
 
@@ -59,11 +55,13 @@ def test_all_stands_for_what_can_be_trained_on_and_names_are_kept_once():
 
 
 @pytest.mark.parametrize(
-    ("names", "message"),
-    [([], "Name a task of glue"), (["mrcp"], "no task 'mrcp'.*mrpc"), (["ax"], "no training data.*mnli.*--predict")],
+    ("benchmark", "name", "message"),
+    [
+        ("glue", "mrcp", "no task 'mrcp'.*Did you mean 'mrpc'"),
+        ("glue", "ax", "no training data.*mnli.*--predict"),
+        ("gleu", "all", "no benchmark 'gleu'.*Did you mean 'glue'"),
+    ],
 )
-def test_names_that_cannot_be_trained_on_are_refused(names, message):
+def test_names_that_cannot_be_trained_on_are_refused(benchmark, name, message):
     with pytest.raises(ValueError, match=message):
-        expand_task_names("glue", names)
-    with pytest.raises(ValueError, match=r"no benchmark 'gleu'.*glue, clue, more"):
-        expand_task_names("gleu", ["all"])
+        expand_task_names(benchmark, [name])

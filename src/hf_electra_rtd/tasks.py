@@ -9,22 +9,16 @@ of the ELECTRA paper (section 4.1), with the benchmark's others behind them. Epo
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_electra_rtd.files import known_names
+
 
 ALL = "all"
 HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # as most datasets of the Hub call them
-
-_PREMISE = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
-_BINARY = ("0", "1")
-_SENTIMENT = ("negative", "positive")
-_INFERENCE = ("entailment", "neutral", "contradiction")
-_CLUE_INFERENCE = ("neutral", "entailment", "contradiction")
-_NEWS = tuple(str(code) for code in range(100, 117) if code not in (105, 111))
-_ENTITIES = ("address", "book", "company", "game", "government", "movie", "name", "organization", "position", "scene")
-_CHUNKS = ("ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP")
 
 
 @dataclass(frozen=True)
@@ -45,12 +39,10 @@ class Task:
     config: str | None = None
     revision: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)  # names of splits here, to those on the Hub
-    # For each split, where it may lie under `--data_dir`; the first that exists is read. A name without `/` lies in
-    # one of `directories` ("" is `--data_dir`). Files joined with `+` are read one after another.
-    # `archive.zip::member` is in an archive.
+    # For each split, where it may lie under `--data_dir`; the first that exists is read. Files joined with `+` are
+    # read one after another; `archive.zip::member` is in an archive.
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    directories: tuple[str, ...] = ("",)
-    # `tsv`, `csv`, `json` (lines, or a list), `parquet`, `squad`, `c3`, `chid`, `conll`, `cluener`, `wsc` or `xnli`;
+    # `tsv`, `csv`, `json` (lines, or a list), `parquet`, `conll`, `squad`, `c3`, `chid`, `cluener`, `wsc` or `xnli`;
     # by default it follows from the file's name.
     format: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the files, to their names on the Hub
@@ -84,15 +76,7 @@ class Task:
     @property
     def has_training_data(self) -> bool:
         """Whether there is a training split."""
-        return "train" in self.files or "train" in self.splits
-
-    def paths(self, split: str) -> tuple[str, ...]:
-        """Where the files of a split may lie under `--data_dir`, in the order in which they are looked for."""
-        return tuple(
-            name if "/" in name else "+".join(f"{directory}/{part}".lstrip("/") for part in name.split("+"))
-            for name in self.files.get(split, ())
-            for directory in (self.directories if "/" not in name else ("",))
-        )
+        return "train" in {**self.files, **self.splits}
 
     def describe(self) -> dict[str, Any]:
         """What an `EvaluationRecord` holds as `dataset`."""
@@ -101,66 +85,90 @@ class Task:
         return {**described, "splits": dict(self.splits), "text_columns": columns}
 
 
+# ---- The table. Names of files have spaces between them; each may lie in any of the task's directories ----
+
+_Names = tuple[str, ...]
+_TEXT, _PAIR, _HYPOTHESIS = ("sentence",), ("sentence1", "sentence2"), ("premise", "hypothesis")
+_BINARY, _SENTIMENT = ("0", "1"), ("negative", "positive")
+_NOT_ENTAILED = ("entailment", "not_entailment")
+_INFERENCE = ("entailment", "neutral", "contradiction")
+_CLUE_INFERENCE = ("neutral", "entailment", "contradiction")
+_NEWS = tuple(str(code) for code in range(100, 117) if code not in (105, 111))
+_ENTITIES = ("address", "book", "company", "game", "government", "movie", "name", "organization", "position", "scene")
+_CHUNKS = ("ADJP", "ADVP", "CONJP", "INTJ", "LST", "NP", "PP", "PRT", "SBAR", "UCP", "VP")
+_PREMISE = {"sentence1": "premise", "sentence2": "hypothesis", "gold_label": "label"}
+_GLUE_FILES = {
+    "train": "train.tsv train_slice.tsv",
+    "dev": "dev.tsv dev_slice.tsv",
+    "test": "test-labeled.tsv msr_paraphrase_test.txt test.tsv",
+}
+# CLUE 1.1 replaced some test sets: its directories hold those of 1.0 beside the new ones.
+_CLUE_FILES = {
+    split: f"{names} cmrc2018_{split}.json m-{split}.json+d-{split}.json"
+    for split, names in {
+        "train": "train.json train.50k.json train.10k.json train.3k.json DRCD_training.json train_few_all.json",
+        "dev": "dev.json DRCD_dev.json dev_few_all.json",
+        "test": "test1.1.json test_public.json test.json test1.0.json DRCD_test.json",
+    }.items()
+}
+_MORE_FILES = {split: f"{split}.tsv {split}.txt" for split in HUB_SPLITS}
+# Epochs of CMRC 2018 and DRCD: Cui et al. 2019 (arXiv 1906.08101); of SQuAD: the paper.
+_READING: dict[str, Any] = {"kind": "question_answering", "metrics": ("f1", "exact_match"), "format": "squad"}
+_READING |= {"epochs": 2.0, "max_seq_length": 512}
+
+
 def bio_tags(names: Sequence[str]) -> tuple[str, ...]:
     """`O`, and for each name `B-NAME` (begins) and `I-NAME` (goes on)."""
     return ("O", *(f"{position}-{name}" for name in names for position in "BI"))
 
 
-def _files(train: str, dev: str, test: str = "") -> dict[str, tuple[str, ...]]:
-    """`files` of a task, from names with spaces between them."""
-    return {name: tuple(given.split()) for name, given in (("train", train), ("dev", dev), ("test", test)) if given}
-
-
-_TSV, _JSON = (_files(*(f"{split}.{suffix}" for split in HUB_SPLITS)) for suffix in ("tsv", "json"))
-
-
-_TEXT, _PAIR = ("sentence",), ("sentence1", "sentence2")
-_Names = tuple[str, ...]
+def _task(
+    name: str, title: str, benchmark: str, *, directories: Sequence[str], files: Mapping[str, str], **facts: Any
+) -> Task:
+    """A task whose splits, here and on the Hub, are those that have files."""
+    paths = {
+        split: tuple(
+            "+".join(posixpath.join(directory, part) for part in name.split("+"))
+            for directory in directories
+            for name in given.split()
+        )
+        for split, given in files.items()
+    }
+    derived = {f"{part}_splits": tuple(split for split in files if split.startswith(part)) for part in ("dev", "test")}
+    hub = {split: split.replace("dev", "validation") for split in files} if facts.get("dataset") else {}
+    return Task(name, title, benchmark, files=paths, **{**derived, "splits": hub, **facts})
 
 
 def _glue(
     name: str, title: str, examples: int, as_: str, labels: _Names = (), columns: _Names = _TEXT, **facts: Any
 ) -> Task:
     """A GLUE task. `examples` are those of the test set (gluebenchmark.com/faq)."""
-    facts = {"submission": {"test": {f"{title}.tsv": examples}}, "files": _TSV, "splits": HUB_SPLITS, **facts}
-    facts |= {"dataset": "nyu-mll/glue", "config": name, "directories": (title,), "submission_format": as_}
-    return Task(name, title, "glue", labels=labels, columns=columns, **facts)
+    hub = {"dataset": "nyu-mll/glue", "config": name, "submission": {"test": {f"{title}.tsv": examples}}}
+    given = {"files": _GLUE_FILES, "directories": (title,), **hub, **facts}
+    return _task(name, title, "glue", labels=labels, columns=columns, submission_format=as_, **given)
 
 
 def _clue(
     name: str, title: str, labels: _Names = (), columns: _Names = _TEXT, as_: str = "lines", **facts: Any
 ) -> Task:
-    """A CLUE task. Directories are named `afqmc` or `afqmc_public`; the files of FewCLUE come after the official ones.
+    """A CLUE task. Directories are named `afqmc` or `afqmc_public`; those of FewCLUE come after the official ones.
     Submissions are as CLUE describes them on 4 September 2021."""
-    facts = {"files": _JSON, "dataset": "clue/clue", "config": name, "splits": HUB_SPLITS} | facts
-    names = facts.get("directories", (name,))
-    facts["directories"] = tuple(f"{directory}{suffix}" for suffix in ("", "_public") for directory in names)
+    given = {"files": _CLUE_FILES, "directories": (name,), "dataset": "clue/clue", "config": name, **facts}
+    given["directories"] = [part + suffix for suffix in ("", "_public", "_few") for part in given["directories"]]
     if "submission" in facts:
-        facts |= {"submission": {"test": facts["submission"]}, "submission_format": as_}
-    return Task(name, title, "clue", "zh", labels=labels, columns=columns, **facts)
+        given |= {"submission": {"test": facts["submission"]}, "submission_format": as_}
+    return _task(name, title, "clue", language="zh", labels=labels, columns=columns, **given)
 
 
 def _more(name: str, title: str, language: str, labels: _Names, columns: _Names, **facts: Any) -> Task:
-    return Task(name, title, "more", language, labels=labels, columns=columns, **facts)
+    facts = {"files": _MORE_FILES, "language": language, **facts}
+    return _task(name, title, "more", labels=labels, columns=columns, **facts)
 
 
 def _squad(name: str, title: str, version: str, **facts: Any) -> Task:
-    files = _files(f"train-{version}.json", f"dev-{version}.json")
-    facts |= {"splits": {"train": "train", "dev": "validation"}, "directories": (name, ""), "test_splits": ()}
-    return _more(name, title, "en", (), (), files=files, **facts, **_READING)
+    files = {split: f"{split}-{version}.json" for split in ("train", "dev")}
+    return _more(name, title, "en", (), (), files=files, directories=(name, ""), **facts, **_READING)
 
-
-# Epochs of CMRC 2018 and DRCD: Cui et al. 2019 (arXiv 1906.08101); of SQuAD: the paper.
-_READING: dict[str, Any] = {"kind": "question_answering", "metrics": ("f1", "exact_match"), "format": "squad"}
-_READING |= {"epochs": 2.0, "max_seq_length": 512}
-_HALVES = ("dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
-# CLUE 1.1 replaced some test sets: its directories hold those of 1.0 beside the new ones.
-_NEW_TEST = ("test1.1.json", "test.json")
-_ANY_TEST = (*_NEW_TEST, "test1.0.json")
-_FEW = ("train.json {0}/train_few_all.json", "dev.json {0}/dev_few_all.json", "test.json {0}/test_public.json")
-
-_HYPOTHESIS = ("premise", "hypothesis")
-_NOT_ENTAILED = ("entailment", "not_entailment")
 
 GLUE = (
     _glue(
@@ -168,15 +176,10 @@ GLUE = (
         metrics=("matthews",),
         headers=dict.fromkeys(("train", "dev"), ("source", "label", "mark", "sentence")),
     ),
-    _glue(
-        *("sst2", "SST-2", 1821, "index", _SENTIMENT),
-        files=_TSV | {"test": ("test-labeled.tsv", "test.tsv")},
-        majority=444 / 872,
-    ),
+    _glue("sst2", "SST-2", 1821, "index", _SENTIMENT, majority=444 / 872),
     _glue(
         *("mrpc", "MRPC", 1725, "index", ("not_equivalent", "equivalent"), _PAIR),
         metrics=("accuracy", "f1"),
-        files=_TSV | {"test": ("msr_paraphrase_test.txt", "test.tsv")},
         renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         double_unordered=True,
         majority=279 / 408,
@@ -193,18 +196,14 @@ GLUE = (
     _glue(  # a line break inside a question cuts some lines of the official files in two
         *("qqp", "QQP", 390_965, "index", ("not_duplicate", "duplicate"), ("question1", "question2")),
         metrics=("accuracy", "f1"),
-        files=_files("train.tsv train_slice.tsv", "dev.tsv dev_slice.tsv", "test.tsv"),
         renamed={"is_duplicate": "label"},
         skip_broken_lines=True,
     ),
     _glue(
         *("mnli", "MNLI", 0, "label", _INFERENCE, _HYPOTHESIS),
-        files={split: (f"{split}.tsv",) for split in _HALVES}
-        | {"train": ("train.tsv", "train_slice.tsv"), "dev_matched": ("dev_matched.tsv", "dev_slice.tsv")},
-        splits={split: split.replace("dev", "validation") for split in ("train", *_HALVES)},
+        files={"train": "train.tsv train_slice.tsv", "dev_matched": "dev_matched.tsv dev_slice.tsv"}
+        | {split: f"{split}.tsv" for split in ("dev_mismatched", "test_matched", "test_mismatched")},
         renamed=_PREMISE,
-        dev_splits=_HALVES[:2],
-        test_splits=_HALVES[2:],
         submission={"test_matched": {"MNLI-m.tsv": 9796}, "test_mismatched": {"MNLI-mm.tsv": 9847}},
     ),
     _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence"), majority=2761 / 5463),
@@ -213,10 +212,9 @@ GLUE = (
     _glue(
         *("ax", "AX", 1104, "label", _INFERENCE, _HYPOTHESIS),
         metrics=("matthews",),
-        files={"test": ("diagnostic/diagnostic.tsv", "AX/AX.tsv", "AX/diagnostic.tsv")},
-        splits={"test": "test"},
+        files={"test": "diagnostic.tsv AX.tsv"},
+        directories=("diagnostic", "AX"),
         renamed=_PREMISE,
-        dev_splits=(),
         trained_on="mnli",
     ),
 )
@@ -227,56 +225,35 @@ CLUE = (
     # has as many examples as that of 1.1, so nobody could tell which one was predicted.
     _clue(
         *("tnews", "TNEWS", _NEWS),
-        files=_JSON | {"test": _NEW_TEST},
+        files=_CLUE_FILES | {"test": "test1.1.json test.json"},
         submission={"tnews11_predict.json": 10_000, "tnews10_predict.json": 10_000},
         majority=1089 / 10_000,
     ),
-    _clue(
-        *("iflytek", "IFLYTEK", tuple(map(str, range(119)))),
-        files=_files(*(names.format("iflytek_few") for names in _FEW)),
-        submission={"iflytek_predict.json": 2600},
-    ),
+    _clue("iflytek", "IFLYTEK", tuple(map(str, range(119))), submission={"iflytek_predict.json": 2600}),
     _clue("cmnli", "CMNLI", _CLUE_INFERENCE, _PAIR, submission={"cmnli_predict.json": 13_880}),
     _clue(
         *("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR),
-        files=_files("train.json train.50k.json train.10k.json train.3k.json", "dev.json", "test.json"),
         submission={"ocnli_50k_predict.json": 3000},
         majority=1103 / 3000,
     ),
     _clue(
         *("cluewsc2020", "CLUEWSC2020", ("true", "false"), ("text",)),
         format="wsc",
-        files=_JSON | {"test": _ANY_TEST},
         epochs=10.0,  # the paper's of RTE, which has twice as many examples
         submission={"cluewsc11_predict.json": 2574, "cluewsc10_predict.json": 290},
         majority=193 / 304,
     ),
     _clue(
         *("csl", "CSL", _BINARY, ("keyword", "abst")),
-        files=_files(*(names.format("csl_few") for names in _FEW)),
         max_seq_length=256,  # 128 would truncate nearly all abstracts
         submission={"csl_predict.json": 3000},
     ),
-    _clue(
-        *("cmrc2018", "CMRC 2018", (), (), "answers"),
-        files={split: (f"{split}.json", f"cmrc2018_{split}.json") for split in (*HUB_SPLITS, "trial")},
-        splits=HUB_SPLITS | {"trial": "trial"},
-        submission={"cmrc2018_predict.json": 0},
-        **_READING,
-    ),
-    _clue(
-        *("drcd", "DRCD", (), ()),
-        files=_files("train.json DRCD_training.json", "dev.json DRCD_dev.json", "test.json DRCD_test.json"),
-        **_READING,
-    ),
+    _clue("cmrc2018", "CMRC 2018", (), (), "answers", submission={"cmrc2018_predict.json": 0}, **_READING),
+    _clue("drcd", "DRCD", (), (), **_READING),
     _clue(
         *("c3", "C3", (), ()),
         kind="multiple_choice",
         format="c3",
-        files={
-            split: (*names, f"m-{split}.json+d-{split}.json", f"c3-m-{split}.json+c3-d-{split}.json")
-            for split, names in (_JSON | {"test": _ANY_TEST}).items()
-        },
         epochs=8.0,  # the baseline's (CLUEbenchmark/CLUE, run_c3.py)
         max_seq_length=512,
         submission={"c311_predict.json": 0, "c310_predict.json": 3892},
@@ -285,54 +262,45 @@ CLUE = (
         *("chid", "ChID", (), (), "choices"),
         kind="multiple_choice",
         format="chid",
-        files=_JSON | {"test": _ANY_TEST},
         submission={"chid11_predict.json": 0, "chid10_predict.json": 0},
     ),
     _clue(
-        *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("text",), "entities"),
+        *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("words",), "entities"),
         kind="tagging",
+        label_column="tags",
         metrics=("macro_f1", "f1"),  # the mean over the ten types, as published (CLUEbenchmark/CLUENER2020)
         format="cluener",
         directories=("cluener2020", "cluener"),
         submission={"cluener_predict.json": 1345},
         dataset=None,
         config=None,
-        splits={},
     ),
 )
 
 # Chinese classification: lengths and epochs of Cui et al. 2019 (arXiv 1906.08101), whose authors trained the Chinese
-# ELECTRA models. Files of the tasks below may also lie side by side where their names tell them apart.
-_BARE_PAIRS: dict[str, Any] = {
-    "files": {split: (f"{split}.tsv", f"{split}.txt") for split in HUB_SPLITS},
-    "headers": dict.fromkeys(HUB_SPLITS, (*_PAIR, "label")),
-}
-_CONLL = "conll2000/{0}.txt conll2000/{0}.txt.gz conll2000.zip::conll2000/{0}.txt"
+# ELECTRA models.
+_BARE = dict.fromkeys(HUB_SPLITS, (*_PAIR, "label"))
 
 MORE = (
     _more(
         *("chnsenticorp", "ChnSentiCorp", "zh", _SENTIMENT, ("text",)),
-        files=_TSV,
         directories=("chnsenticorp",),
         headers=dict.fromkeys(("train", "dev"), ("text", "label")),
         renamed={"text_a": "text"},
         max_seq_length=256,
     ),
-    _more("lcqmc", "LCQMC", "zh", _BINARY, _PAIR, directories=("lcqmc", "LCQMC"), **_BARE_PAIRS),
-    _more("bq", "BQ", "zh", _BINARY, _PAIR, directories=("bq", "bq_corpus"), **_BARE_PAIRS),
+    _more("lcqmc", "LCQMC", "zh", _BINARY, _PAIR, directories=("lcqmc", "LCQMC"), headers=_BARE),
+    _more("bq", "BQ", "zh", _BINARY, _PAIR, directories=("bq", "bq_corpus"), headers=_BARE),
     _more(
         *("xnli", "XNLI", "zh", _INFERENCE, _HYPOTHESIS),
-        files=_files(
-            "XNLI-MT-1.0/multinli/multinli.train.zh.tsv xnli/multinli.train.zh.tsv",
-            *(f"XNLI-1.0/xnli.{split}.tsv xnli/xnli.{split}.tsv" for split in ("dev", "test")),
-        ),
+        files={"train": "multinli.train.zh.tsv", "dev": "xnli.dev.tsv", "test": "xnli.test.tsv"},
+        directories=("XNLI-MT-1.0/multinli", "XNLI-1.0", "xnli"),
         format="xnli",
         renamed=_PREMISE | {"hypo": "hypothesis"},
         renamed_labels={"contradictory": "contradiction"},  # in the translated training set
         epochs=2.0,
         dataset="facebook/xnli",
         config="zh",
-        splits=HUB_SPLITS,
     ),
     _squad("squad1", "SQuAD 1.1", "v1.1", dataset="rajpurkar/squad"),
     _squad("squad2", "SQuAD 2.0", "v2.0", dataset="rajpurkar/squad_v2", unanswerable=True),
@@ -341,8 +309,8 @@ MORE = (
         kind="tagging",
         metrics=("f1",),
         label_column="tags",
-        files=_files(_CONLL.format("train"), "", _CONLL.format("test")),
-        format="conll",
+        files={split: f"{split}.txt {split}.txt.gz" for split in ("train", "test")},
+        directories=("conll2000", "conll2000.zip::conll2000"),
         dev_splits=("test",),
         test_splits=(),
     ),
@@ -355,13 +323,13 @@ def get_task(benchmark: str, name: str) -> Task:
     """A task of a benchmark.
 
     Raises:
-        ValueError: for an unknown benchmark or task; lists the known ones.
+        ValueError: for an unknown benchmark or task.
     """
     if benchmark not in BENCHMARKS:
-        raise ValueError(f"There is no benchmark {benchmark!r}. Known benchmarks: {', '.join(BENCHMARKS)}.")
+        raise ValueError(f"There is no benchmark {benchmark!r}. {known_names(benchmark, BENCHMARKS, 'benchmarks')}")
     tasks = {task.name: task for task in BENCHMARKS[benchmark]}
     if name not in tasks:
-        raise ValueError(f"{benchmark} has no task {name!r}. Known tasks: {', '.join(tasks)}.")
+        raise ValueError(f"{benchmark} has no task {name!r}. {known_names(name, tasks, 'tasks')}")
     return tasks[name]
 
 
@@ -369,18 +337,14 @@ def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
     """Names of tasks to train on, each once; `all` stands for every task of the benchmark with training data.
 
     Raises:
-        ValueError: for no name, an unknown one, or a task without training data.
+        ValueError: for an unknown name, or a task without training data.
     """
-    if not names:
-        raise ValueError(f"Name a task of {benchmark}, or {ALL}.")
     expanded: list[str] = []
     for name in names:
         if name == ALL and benchmark in BENCHMARKS:
-            expanded += [task.name for task in BENCHMARKS[benchmark] if task.has_training_data]
-        elif (task := get_task(benchmark, name)).trained_on:
-            raise ValueError(
-                f"{task.title} has no training data: the model of {task.trained_on} predicts it (--predict)."
-            )
+            expanded += [task.name for task in BENCHMARKS[benchmark] if not task.trained_on]
+        elif owner := get_task(benchmark, name).trained_on:
+            raise ValueError(f"{name} has no training data: the model of {owner} predicts it (--predict).")
         else:
             expanded.append(name)
     return tuple(dict.fromkeys(expanded))

@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import zipfile
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task, predict
+from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.tasks import BENCHMARKS, Task, get_task
 
@@ -24,17 +24,13 @@ TASKS = {task.name: task for tasks in BENCHMARKS.values() for task in tasks}
 PAIR = {"sentence1": "借呗", "sentence2": "花呗"}
 ABSTRACT = {"id": 3, "abst": "归责原则。", "keyword": ["环境", "侵权"]}
 NOUN = {"span1_text": "杨百顺", "span1_index": 0, "span2_text": "他", "span2_index": 9}
-SQUAD = {
-    "id": "a",
-    "question": "Who?",
-    "answers": [{"text": "She", "answer_start": 2}, {"text": "her", "answer_start": 0}],
-}
+SHE = {"text": "She", "answer_start": 2}  # the place is wrong
+WHO = {"id": "a", "question": "Who?", "answers": [SHE, {"text": "her", "answer_start": 0}]}
 NONE = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
 HIDDEN = {"id": "c", "question": "Why?", "answers": [{"text": "FAKE_ANSWER_1", "answer_start": -1}]}
 C3 = [["男:去。", "女:好。"], [{"question": "谈什么?", "choice": ["旅行", "工作"], "answer": "工作"}], "d-1"]
 C3_TEST = [["文。"], [{"question": "谈什么?", "choice": ["旅行", "工作"], "id": 508}]]
 CHID = {"content": ["他#idiom000378#;又#idiom000379#。"], "candidates": ["一心一意", "三心二意"]}
-YES = "entailment"
 RTE = "sentence1\tsentence2"
 STSB = "index\tgenre\tsentence1\tsentence2"
 MNLI = "index\tgenre\tsentence1\tsentence2\tlabel1"
@@ -42,6 +38,10 @@ MNLI = "index\tgenre\tsentence1\tsentence2\tlabel1"
 
 def squad(*questions):
     return json.dumps({"data": [{"paragraphs": [{"context": "I, She.", "qas": list(questions)}]}]})
+
+
+def entities(**spans):
+    return {"text": "叶老桂说", "label": spans}
 
 
 def text(id, *texts, label=None):
@@ -56,117 +56,97 @@ def choice(id, context, question, choices, label):
     return {"id": id, "context": context, "question": question, "choices": choices, "label": label}
 
 
-# Task, split and file; what it holds (dicts are lines of JSON), and the examples that it gives.
+def tagged(id, words, tags):
+    return {"id": id, "words": words.split(), "tags": tags and tags.split()}
+
+
+SHE_OR_HER = answer("a", "Who?", ["She", "her"], [3, -1])
+WORK = choice("d-1-0", "男:去。\n女:好。", "谈什么?", ["旅行", "工作"], 1)
+FIRST_BLANK = choice("#idiom000378#", "他____;又□□□□。", "", CHID["candidates"], 1)
+SECOND_BLANK = choice("#idiom000379#", "他□□□□;又____。", "", CHID["candidates"], 0)
+
+# Task, split and file; its lines (dicts are JSON); the examples that it gives (strings: id|texts|label of one).
 OFFICIAL = [
-    ("cola train CoLA/train.tsv", ["gj04\t0\t*\tThey drank."], [text("0", "They drank.", label="unacceptable")]),
-    ("cola test CoLA/test.tsv", ["index\tsentence", "7\tBill left."], [text("7", "Bill left.")]),
-    ("sst2 train SST-2/train.tsv", ["sentence\tlabel", 'a "film \t1'], [text("0", 'a "film ', label="positive")]),
-    ("sst2 test SST-2/test-labeled.tsv", ["sentence\tlabel\r", "bad\t0\r"], [text("0", "bad", label="negative")]),
+    ("cola train CoLA/train.tsv", ["gj04\t0\t*\tThey drank."], "0|They drank.|unacceptable"),
+    ("cola test CoLA/test.tsv", ["index\tsentence", "7\tBill left."], "7|Bill left.|"),
+    ("sst2 train SST-2/train.tsv", ["sentence\tlabel", 'a "film \t1'], '0|a "film |positive'),
+    ("sst2 test SST-2/test-labeled.tsv", ["sentence\tlabel\r", "bad\t0\r"], "0|bad|negative"),
     (
-        "mrpc train MRPC/train.tsv",
-        ["\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t7\t8\tOne "x.\tTwo.'],
-        [text("0", 'One "x.', "Two.", label="equivalent")],
+        *("mrpc train MRPC/train.tsv", ["\ufeffQuality\t#1 ID\t#1 String\t#2 String", '1\t7\tOne "x.\tTwo.']),
+        '0|One "x.|Two.|equivalent',
     ),
-    ("mrpc test MRPC/test.tsv", ["index\t#1 String\t#2 String", "4\tA\tB"], [text("4", "A", "B")]),
-    ("stsb dev STS-B/dev.tsv", [f"{STSB}\tscore", "5\tm\tOne.\tTwo.\t4.750"], [text("5", "One.", "Two.", label=4.75)]),
-    ("stsb test STS-B/test.tsv", [STSB, "6\tm\tOne.\tTwo."], [text("6", "One.", "Two.")]),
+    ("mrpc test MRPC/test.tsv", ["index\t#1 String\t#2 String", "4\tA\tB"], "4|A|B|"),
+    ("stsb dev STS-B/dev.tsv", [f"{STSB}\tscore", "5\tm\tOne.\tTwo.\t4.750"], text("5", "One.", "Two.", label=4.75)),
+    ("stsb test STS-B/test.tsv", [STSB, "6\tm\tOne.\tTwo."], "6|One.|Two.|"),
     (  # a lone \r, U+0085 and U+2028 do not end a line
         "qqp train QQP/train.tsv",
         ["id\tqid1\tquestion1\tquestion2\tis_duplicate", "9\t1\tHow\r\x85\u2028?\tB?\t1", "8\t2\tcut", "in two\t1"],
-        [text("9", "How\r\x85\u2028?", "B?", label="duplicate")],
+        "9|How\r\x85\u2028?|B?|duplicate",
     ),
     (
         "mnli dev_matched MNLI/dev_slice.tsv",
         [f"{MNLI}\tgold_label", "3\tg\tOne.\tTwo.\tneutral\tentailment", "4\tg\tA\tB\tneutral\t-"],
-        [text("3", "One.", "Two.", label="entailment")],
+        "3|One.|Two.|entailment",
     ),
-    ("mnli test_matched MNLI/test_matched.tsv", [MNLI, "9\tg\tOne.\tTwo.\tx"], [text("9", "One.", "Two.")]),
-    ("qnli train QNLI/train.tsv", ["question\tsentence\tlabel", "W\tH\tentailment"], [text("0", "W", "H", label=YES)]),
-    ("rte train RTE/train.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\tentailment"], [text("2", "A", "B", label=YES)]),
-    ("wnli dev WNLI/dev.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\t1"], [text("2", "A", "B", label=YES)]),
-    ("ax test diagnostic/diagnostic.tsv", ["index\tsentence1\tsentence2", "0\tA\tB"], [text("0", "A", "B")]),
-    ("afqmc train afqmc/train.json", [PAIR | {"label": "1"}], [text("0", "借呗", "花呗", label="1")]),
-    ("afqmc test afqmc_public/test.json", [{"id": 8, **PAIR}], [text("8", "借呗", "花呗")]),
-    ("tnews dev tnews/dev.json", [{"label": "102", "sentence": "新闻"}], [text("0", "新闻", label="102")]),
+    ("mnli test_matched MNLI/test_matched.tsv", [MNLI, "9\tg\tOne.\tTwo.\tx"], "9|One.|Two.|"),
+    ("qnli train QNLI/train.tsv", ["question\tsentence\tlabel", "W\tH\tentailment"], "0|W|H|entailment"),
+    ("rte train RTE/train.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\tentailment"], "2|A|B|entailment"),
+    ("wnli dev WNLI/dev.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\t1"], "2|A|B|entailment"),
+    ("ax test diagnostic/diagnostic.tsv", [f"index\t{RTE}", "0\tA\tB"], "0|A|B|"),
+    ("afqmc train afqmc/train.json", [PAIR | {"label": "1"}], "0|借呗|花呗|1"),
+    ("afqmc test afqmc_public/test.json", [{"id": 8, **PAIR}], "8|借呗|花呗|"),
+    ("tnews dev tnews/dev.json", [{"label": "102", "sentence": "新闻"}], "0|新闻|102"),
+    ("iflytek train iflytek_few/train_few_all.json", [{"label": 10, "sentence": "小区", "id": 5}], "5|小区|10"),
+    ("cmnli train cmnli/train.json", [PAIR | {"label": "neutral"}], "0|借呗|花呗|neutral"),
     (
-        "iflytek train iflytek_few/train_few_all.json",
-        [{"label": 10, "sentence": "小区", "id": 5}],
-        [text("5", "小区", label="10")],
-    ),
-    ("cmnli train cmnli/train.json", [PAIR | {"label": "neutral"}], [text("0", "借呗", "花呗", label="neutral")]),
-    (
-        "ocnli train ocnli/train.3k.json",
-        [PAIR | {"label": "-", "id": 7}, PAIR | {"label": "neutral", "id": 8}],
-        [text("8", "借呗", "花呗", label="neutral")],
+        *("ocnli train ocnli/train.3k.json", [PAIR | {"label": "-", "id": 7}, PAIR | {"label": "neutral", "id": 8}]),
+        "8|借呗|花呗|neutral",
     ),
     (  # the place of the pronoun is wrong, and the second row has none
         "cluewsc2020 dev cluewsc2020/dev.json",
-        [
-            {"target": NOUN, "label": "true", "text": "杨百顺不在。叫他来。", "idx": 4},
-            {"target": NOUN, "label": "true", "text": "杨百顺。", "idx": 5},
-        ],
-        [text("0", "_杨百顺_不在。叫[他]来。", label="true")],
+        [{"target": NOUN, "label": "true", "text": text, "idx": 4} for text in ("杨百顺不在。叫他来。", "杨百顺。")],
+        "0|_杨百顺_不在。叫[他]来。|true",
     ),
-    ("csl train csl/train.json", [ABSTRACT | {"label": "1"}], [text("3", "环境 侵权", "归责原则。", label="1")]),
-    ("csl test csl_few/test_public.json", [ABSTRACT], [text("3", "环境 侵权", "归责原则。")]),
-    (
-        "cmrc2018 dev cmrc2018/cmrc2018_dev.json",
-        [squad(SQUAD, HIDDEN)],
-        [answer("a", "Who?", ["She", "her"], [3, -1]), answer("c", "Why?", None, None)],
-    ),
-    ("drcd test drcd_public/DRCD_test.json", [squad(SQUAD)], [answer("a", "Who?", ["She", "her"], [3, -1])]),
-    (
-        "c3 dev c3/m-dev.json+c3/d-dev.json",
-        [json.dumps([C3])],
-        [choice("d-1-0", "男:去。\n女:好。", "谈什么?", ["旅行", "工作"], 1)] * 2,
-    ),
-    (
-        "c3 test c3/test1.1.json",
-        [json.dumps([C3_TEST])],
-        [choice("508", "文。", "谈什么?", ["旅行", "工作"], None)],
-    ),
-    (
-        "chid dev chid/dev.json",
-        [CHID],
-        [
-            choice("#idiom000378#", "他____;又□□□□。", "", CHID["candidates"], 1),
-            choice("#idiom000379#", "他□□□□;又____。", "", CHID["candidates"], 0),
-        ],
-    ),
-    (
+    ("csl train csl/train.json", [ABSTRACT | {"label": "1"}], "3|环境 侵权|归责原则。|1"),
+    ("csl test csl_few/test_public.json", [ABSTRACT], "3|环境 侵权|归责原则。|"),
+    ("cmrc2018 dev cmrc2018/cmrc2018_dev.json", [squad(WHO)], SHE_OR_HER),
+    ("cmrc2018 test cmrc2018/test.json", [squad(HIDDEN)], answer("c", "Why?", None, None)),
+    ("drcd test drcd_public/DRCD_test.json", [squad(WHO)], SHE_OR_HER),
+    ("c3 dev c3/m-dev.json+c3/d-dev.json", [json.dumps([C3])], WORK, WORK),
+    ("c3 test c3/test1.1.json", [json.dumps([C3_TEST])], choice("508", "文。", "谈什么?", ["旅行", "工作"], None)),
+    ("chid dev chid/dev.json", [CHID], FIRST_BLANK, SECOND_BLANK),
+    (  # the second has a span that is not where its place says, the third spans that overlap
         "cluener2020 train cluener/train.json",
         [
-            {"text": "叶老桂说", "label": {"name": {"叶老桂": [[0, 2]]}}},
-            {"text": "叶老桂说", "label": {"name": {"叶老": [[1, 2]]}}},  # not where its place says
-            {"text": "叶老桂说", "label": {"name": {"叶老桂": [[0, 2]]}, "game": {"老": [[1, 1]]}}},  # overlap
+            entities(name={"叶老桂": [[0, 2]]}),
+            entities(name={"叶老": [[1, 2]]}),
+            entities(name={"叶老桂": [[0, 2]]}, game={"老": [[1, 1]]}),
         ],
-        [{"id": "0", "words": ["叶", "老", "桂", "说"], "tags": ["B-name", "I-name", "I-name", "O"]}],
+        tagged("0", "叶 老 桂 说", "B-name I-name I-name O"),
     ),
-    ("cluener2020 test cluener/test.json", [{"id": 6, "text": "天"}], [{"id": "6", "words": ["天"], "tags": None}]),
-    ("chnsenticorp train chnsenticorp/train.tsv", ["不错\tpositive"], [text("0", "不错", label="positive")]),
-    ("chnsenticorp test chnsenticorp/test.tsv", ["qid\ttext_a", "5\t一般"], [text("5", "一般")]),
-    ("lcqmc dev LCQMC/dev.txt", ["问一\t问二\t1"], [text("0", "问一", "问二", label="1")]),
-    ("bq test bq_corpus/test.tsv", ["问一\t问二\t0"], [text("0", "问一", "问二", label="0")]),
+    ("cluener2020 test cluener/test.json", [{"id": 6, "text": "天"}], tagged("6", "天", None)),
+    ("chnsenticorp train chnsenticorp/train.tsv", ["不错\tpositive"], "0|不错|positive"),
+    ("chnsenticorp test chnsenticorp/test.tsv", ["qid\ttext_a", "5\t一般"], "5|一般|"),
+    ("lcqmc dev LCQMC/dev.txt", ["问一\t问二\t1"], "0|问一|问二|1"),
+    ("bq test bq_corpus/test.tsv", ["问一\t问二\t0"], "0|问一|问二|0"),
     (
-        "xnli train xnli/multinli.train.zh.tsv",
-        ["premise\thypo\tlabel", "一。\t二。\tcontradictory"],
-        [text("0", "一。", "二。", label="contradiction")],
+        *("xnli train xnli/multinli.train.zh.tsv", ["premise\thypo\tlabel", "一。\t二。\tcontradictory"]),
+        "0|一。|二。|contradiction",
     ),
     (
         "xnli dev XNLI-1.0/xnli.dev.tsv",
         ["language\tgold_label\tsentence1\tsentence2", "de\tneutral\tA\tB", "zh\tneutral\t一\t二"],
-        [text("1", "一", "二", label="neutral")],
+        "1|一|二|neutral",
     ),
-    ("squad1 train train-v1.1.json", [squad(SQUAD)], [answer("a", "Who?", ["She", "her"], [3, -1])]),
+    ("squad1 train train-v1.1.json", [squad(WHO)], SHE_OR_HER),
     (
-        "squad2 dev squad2/dev-v2.0.json",
-        [squad(SQUAD, NONE, {"id": "d", "question": "?"})],
-        [answer("a", "Who?", ["She", "her"], [3, -1]), answer("b", "Why?", [], []), answer("d", "?", None, None)],
+        *("squad2 dev squad2/dev-v2.0.json", [squad(WHO, NONE, {"id": "d", "question": "?"})], SHE_OR_HER),
+        *(answer("b", "Why?", [], []), answer("d", "?", None, None)),
     ),
     (
         "conll2000 test conll2000/test.txt",
         ["-DOCSTART- -X- O", "", "He PRP B-NP", "is VBZ B-VP", "", "", "So RB O"],
-        [{"id": "0", "words": ["He", "is"], "tags": ["B-NP", "B-VP"]}, {"id": "1", "words": ["So"], "tags": ["O"]}],
+        *(tagged("0", "He is", "B-NP B-VP"), tagged("1", "So", "O")),
     ),
 ]
 SKIPPED = {"qqp": 2, "mnli": 1, "ocnli": 1, "cluewsc2020": 1, "cluener2020": 2}
@@ -180,22 +160,31 @@ def write(directory, name, lines):
     return str(path)
 
 
-@pytest.mark.parametrize(("where", "lines", "examples"), OFFICIAL, ids=[row[0] for row in OFFICIAL])
-def test_files_in_the_official_layout_become_examples(tmp_path, where, lines, examples):
+def example_of(row):
+    """Of a string, `id|text|label` or `id|text|text|label`; an empty label is not known."""
+    if not isinstance(row, str):
+        return row
+    id, *texts, label = row.split("|")
+    return text(id, *texts, label=label or None)
+
+
+@pytest.mark.parametrize("row", OFFICIAL, ids=[row[0] for row in OFFICIAL])
+def test_files_in_the_official_layout_become_examples(tmp_path, row):
+    where, lines, *examples = row
     name, split, file = where.split()
     for part in file.split("+"):
         write(tmp_path, part, lines)
     if name == "chid":
         write(tmp_path, "chid/dev_answer.json", [{"#idiom000378#": 1, "#idiom000379#": 0}])
     loaded = load_split(TASKS[name], split, str(tmp_path))
-    assert loaded.examples.to_list() == examples
+    assert loaded.examples.to_list() == list(map(example_of, examples))
     assert loaded.skipped == (0 if split.startswith("test") else SKIPPED.get(name, 0))
     names = {part.rpartition("/")[2] for part in file.split("+")} | ({"dev_answer.json"} if name == "chid" else set())
     assert loaded.source["files"].keys() == names
 
 
 def test_every_task_is_tried_in_its_layout():
-    assert {where.split()[0] for where, _, _ in OFFICIAL} == set(TASKS)
+    assert {where.split()[0] for where, *_ in OFFICIAL} == set(TASKS)
 
 
 @pytest.mark.parametrize(
@@ -206,10 +195,7 @@ def test_every_task_is_tried_in_its_layout():
         ("mnli", "train", ["MNLI/train_slice.tsv", "MNLI/train.tsv"]),
         ("ocnli", "train", [f"ocnli/train{size}.json" for size in (".3k", ".10k", ".50k", "")]),
         ("csl", "dev", ["csl_few/dev_few_all.json", "csl_public/dev.json", "csl/dev.json"]),
-        *(
-            (name, "test", [f"{name}/test{n}.json" for n in ("1.0", "", "1.1")])
-            for name in ("cluewsc2020", "c3", "chid")
-        ),
+        *((name, "test", [f"{name}/test{n}.json" for n in ("1.0", "", "1.1")]) for name in ("cluewsc2020", "c3")),
     ],
 )
 def test_the_first_file_that_exists_is_read(tmp_path, name, split, files):
@@ -257,36 +243,28 @@ def test_thousands_of_examples_keep_the_order_of_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("where", "lines", "message"),
     [
-        ("cola dev CoLA/dev.tsv", ["a\t0\t*\tx", "b\t1"], r"dev\.tsv: line 2 has 2 columns instead of 4"),
+        ("cola dev CoLA/dev.tsv", ["a\t0\t*\tx", "b\t1"], r"dev\.tsv, line 2 has 2 columns instead of 4"),
         ("cola dev CoLA/dev.tsv", ["a\tyes\t*\tx"], r"dev\.tsv, line 1: there is no label 'yes'. Known labels"),
         ("rte dev RTE/dev.tsv", [f"{RTE}\tlabel", "a\tb\tentailmen"], "line 2.*Did you mean 'entailment'"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentenc2\tlabel", "a\tb\tc"], "no column 'sentence2'. Did you mean"),
         ("rte train RTE/train.tsv", ["sentence1\tsentence2", "a\tb"], "line 2: there is no column 'label'"),
-        ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel"], r"dev\.tsv has no row"),
+        ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel"], r"dev\.tsv cannot be read: it has no row"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel", "a\tb\t"], "no row is labeled"),
-        ("mnli dev_matched MNLI/dev_slice.tsv", [f"{MNLI}\tgold_label", "4\tg\tA\tB\tn\t-"], "all 1 rows are skipped"),
+        ("ocnli dev ocnli/dev.json", [PAIR | {"label": "-"}], "no row for the split 'dev' of OCNLI .1 skipped"),
         ("stsb dev STS-B/dev.tsv", [f"{STSB}\tscore", "5\tm\tA\tB\tnan"], "'nan' is not a finite number"),
         ("lcqmc dev lcqmc/dev.tsv", ["text_a\ttext_b\tlabel"], "line 1: there is no label 'label'"),
-        ("lcqmc dev lcqmc/other.tsv", [], r"no file for its split 'dev' in .*lcqmc/dev\.tsv, LCQMC/dev\.tsv"),
-        ("afqmc dev afqmc/dev.json", [PAIR | {"label": "0"}, "{"], r"dev\.json: line 2 is not JSON"),
+        ("lcqmc dev lcqmc/other.tsv", [], r"no file for its split 'dev' in .*lcqmc/dev\.tsv, lcqmc/dev\.txt"),
+        ("afqmc dev afqmc/dev.json", [PAIR | {"label": "0"}, "{"], r"dev\.json, line 2 cannot be read: Expecting"),
         ("afqmc dev afqmc/dev.json", [PAIR | {"label": 0.5}], "label 0.5 is not text or a whole number"),
-        (
-            "afqmc dev afqmc/dev.json",
-            [r'{"sentence1": "\ud83d", "sentence2": "b", "label": 1}'],
-            "half of a surrogate",
-        ),
+        ("tnews dev tnews/dev.json", [r'{"sentence": "\ud83d", "label": 101}'], "surrogates not allowed"),
         ("csl dev csl/dev.json", [ABSTRACT | {"label": "1", "abst": 3}], "column 'abst' holds 3, which is not text"),
-        ("cmrc2018 dev cmrc2018/dev.json", ['{"date": []}'], r"dev\.json is not in the format squad"),
+        ("drcd dev drcd/dev.json", ["{}"], r"dev\.json cannot be read: 'data'. It must be in the format squad"),
         ("c3 dev c3/dev.json", [json.dumps([[["a"], [C3[1][0] | {"answer": "睡"}], "x"]])], "'睡' is not in list"),
-        ("chid dev chid/dev.json", [CHID], r"none|labeled"),
-        (
-            "cluener2020 dev cluener/dev.json",
-            [{"text": "a", "label": {"nam": {"a": [[0, 0]]}}}],
-            "Did you mean 'B-name'",
-        ),
+        ("chid dev chid/dev.json", [CHID], "no row is labeled"),
+        ("cluener2020 dev cluener/dev.json", [entities(nam={"叶": [[0, 0]]})], "line 1.*Did you mean 'B-name'"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-NP", "is VBZ"], "line 2 has 2 columns"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-XP"], r"line 1: there is no label 'B-XP'"),
-        ("conll2000 train conll2000/train.txt.gz", ["no gzip"], "cannot be read.*fetch it again"),
+        ("conll2000 train conll2000/train.txt.gz", ["no"], "cannot be read: Not a gzipped.*in the format conll"),
     ],
 )
 def test_errors_name_the_file_and_the_line(tmp_path, where, lines, message):
@@ -300,12 +278,10 @@ def test_errors_name_the_file_and_the_line(tmp_path, where, lines, message):
 def test_other_encodings_and_tasks_without_files_are_refused_with_the_remedy(tmp_path):
     write(tmp_path, "lcqmc/dev.tsv", [])
     (tmp_path / "lcqmc/dev.tsv").write_bytes("问一\t问二\t1".encode("gbk"))
-    with pytest.raises(ValueError, match=r"dev\.tsv cannot be read as UTF-8 text .* Convert it"):
+    with pytest.raises(ValueError, match=r"dev\.tsv cannot be read: .* It must be in the format tsv, in UTF-8"):
         load_split(TASKS["lcqmc"], "dev", str(tmp_path))
-    with pytest.raises(ValueError, match=r"not on the Hub\. Say where its files are"):
+    with pytest.raises(ValueError, match=r"no file for its split 'dev' \(--data_dir\). Looked for lcqmc/dev\.tsv"):
         load_split(TASKS["lcqmc"], "dev")
-    with pytest.raises(ValueError, match="no file for a split 'dve', only for train, dev, test"):
-        load_split(TASKS["lcqmc"], "dve", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -343,50 +319,41 @@ def test_far_text_of_a_blank_is_left_out_so_that_truncation_does_not_lose_it(tmp
 # ---- The Hub ----
 
 
-def hub(monkeypatch, rows, **types):
-    """What `load_dataset` gives."""
-    dataset = Dataset.from_list(rows)
-    for column, type in types.items():
-        dataset = dataset.cast_column(column, type)
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: dataset)
-
-
 @pytest.mark.parametrize(
     ("name", "row", "example"),
     [
-        ("mrpc", {"sentence1": "A", "sentence2": "B", "label": 1, "idx": 6}, text("6", "A", "B", label="equivalent")),
-        ("mnli", {"premise": "A", "hypothesis": "B", "label": -1, "idx": 6}, text("6", "A", "B")),
+        ("mrpc", {"sentence1": "A", "sentence2": "B", "label": 1, "idx": 6}, "6|A|B|equivalent"),
+        ("mnli", {"premise": "A", "hypothesis": "B", "label": -1, "idx": 6}, "6|A|B|"),
         ("stsb", {"sentence1": "A", "sentence2": "B", "label": 2.5, "idx": 6}, text("6", "A", "B", label=2.5)),
-        ("stsb", {"sentence1": "A", "sentence2": "B", "label": -1.0, "idx": 6}, text("6", "A", "B")),
-        ("tnews", {"sentence": "新闻", "label": 5, "idx": 6}, text("6", "新闻", label="106")),
-        ("csl", {"keyword": ["环", "境"], "abst": "摘", "label": 0, "idx": 6}, text("6", "环 境", "摘", label="0")),
-        ("xnli", {"premise": "A", "hypothesis": "B", "label": 2}, text("0", "A", "B", label="contradiction")),
+        ("stsb", {"sentence1": "A", "sentence2": "B", "label": -1.0, "idx": 6}, "6|A|B|"),
+        ("tnews", {"sentence": "新闻", "label": 5, "idx": 6}, "6|新闻|106"),
+        ("csl", {"keyword": ["环", "境"], "abst": "摘", "label": 0, "idx": 6}, "6|环 境|摘|0"),
+        ("xnli", {"premise": "A", "hypothesis": "B", "label": 2}, "0|A|B|contradiction"),
         (
             "squad2",
-            {"id": "a", "question": "Q", "context": "I, She.", "answers": {"text": [], "answer_start": []}},
-            answer("a", "Q", [], []),
+            NONE | {"context": "I, She.", "answers": {"text": [], "answer_start": []}},
+            answer("b", "Why?", [], []),
         ),
         (
-            *("c3", {"id": 4, "context": ["文"], "question": "Q", "choice": ["a", "b"], "answer": ""}),
-            choice("4", "文", "Q", ["a", "b"], None),
+            *("c3", {"id": 508, "context": ["文。"], "question": "谈什么?", "choice": ["旅行", "工作"], "answer": ""}),
+            choice("508", "文。", "谈什么?", ["旅行", "工作"], None),
         ),
-        (
-            *("chid", {"idx": 1, **CHID, "answers": {"text": ["三心二意", "一心一意"], "candidate_id": [1, 0]}}),
-            choice("#idiom000378#", "他____;又□□□□。", "", CHID["candidates"], 1),
-        ),
+        ("chid", CHID | {"idx": 1, "answers": {"candidate_id": [1, 0]}}, FIRST_BLANK),
     ],
 )
 def test_rows_of_the_hub_become_the_same_examples(monkeypatch, name, row, example):
     task = TASKS[name]
-    types = {"label": ClassLabel(names=list(task.labels))} if task.labels else {}
-    hub(monkeypatch, [row], **types)
+    dataset = Dataset.from_list([row])
+    if task.labels:
+        dataset = dataset.cast_column("label", ClassLabel(names=list(task.labels)))
+    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: dataset)
     split = load_split(task, "test_matched" if name == "mnli" else task.test_splits[0] if task.test_splits else "dev")
-    assert split.examples[0] == example
+    assert split.examples[0] == example_of(example)
     assert split.source["dataset"] == task.dataset
 
 
 def test_a_dataset_that_cannot_be_loaded_is_named_with_the_remedy():
-    with pytest.raises(ValueError, match=r"dataset nyu-mll/glue, split 'validation', cannot be loaded: .*--data_dir"):
+    with pytest.raises(ValueError, match=r"dataset nyu-mll/glue, split 'validation', cannot be read: .*--data_dir"):
         load_split(TASKS["rte"], "dev")
 
 
@@ -394,13 +361,7 @@ def test_a_dataset_that_cannot_be_loaded_is_named_with_the_remedy():
 
 
 def flags(**options):
-    names = (
-        "train_file validation_file test_file dataset dataset_config dataset_revision dataset_splits labels metrics"
-    )
-    defaults = dict.fromkeys(f"{names} second_text_column_name id_column_name".split())
-    defaults |= {"text_column_name": "text", "label_column_name": "label"}
-    defaults |= {"task_kind": "classification", "validation_share": 0.0, "language": ""}
-    return SimpleNamespace(**(defaults | options))
+    return OwnTaskArguments(**{"validation_share": 0.0, **options})
 
 
 def write_csv(path, *rows):
@@ -478,9 +439,7 @@ def test_numbers_and_tags_are_read_from_any_format(tmp_path):
     for file in files:
         task = own_task("t", flags(train_file=file, task_kind="tagging"))
         assert (task.labels, task.metrics) == (("B-VP", "I-VP", "O"), ("f1",))
-        assert load_split(task, "train").examples.to_list() == [
-            {"id": "0", "words": ["It", "rains"], "tags": ["O", "B-VP"]}
-        ]
+        assert load_split(task, "train").examples.to_list() == [tagged("0", "It rains", "O B-VP")]
 
 
 def test_the_share_for_validation_is_drawn_by_text_and_keeps_rare_labels(tmp_path):
@@ -499,28 +458,23 @@ def test_the_share_for_validation_is_drawn_by_text_and_keeps_rare_labels(tmp_pat
 
 def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     features = Features({"text": Value("string"), "label": ClassLabel(names=["bad", "good"])})
-    parts = {
-        name: Dataset.from_dict({"text": list("abcd"), "label": [0, 1, 1, 0]}, features) for name in ("train", "test")
-    }
-    for name, part in parts.items():
-        part.to_parquet(tmp_path / "hub" / f"{name}.parquet")
-    task = own_task("t", flags(dataset=str(tmp_path / "hub"), dataset_splits=None))
+    dataset, hub = Dataset.from_dict({"text": list("abcd"), "label": [0, 1, 1, 0]}, features), str(tmp_path / "hub")
+    for name in ("train", "test"):
+        dataset.to_parquet(tmp_path / "hub" / f"{name}.parquet")
+    task = own_task("t", flags(dataset=hub))
     assert (task.splits, task.dev_splits, task.labels) == ({"train": "train", "test": "test"}, (), ("bad", "good"))
     assert load_split(task, "test").examples[1] == text("1", "b", label="good")
-    sliced = own_task(
-        "t", flags(dataset=str(tmp_path / "hub"), dataset_splits=["train=train[:75%]", "dev=train[75%:]"])
-    )
+    sliced = own_task("t", flags(dataset=hub, dataset_splits=["train=train[:75%]", "dev=train[75%:]"]))
     assert list(load_split(sliced, "dev").examples["label"]) == ["bad"]
     with pytest.raises(ValueError, match="write train="):
-        own_task("t", flags(dataset=str(tmp_path / "hub"), dataset_splits=["training=train"]))
-    with pytest.raises(ValueError, match=r"its splits, cannot be loaded.*give files instead"):
+        own_task("t", flags(dataset=hub, dataset_splits=["training=train"]))
+    with pytest.raises(ValueError, match=r"nowhere cannot be read.*give files instead"):
         own_task("t", flags(dataset=str(tmp_path / "nowhere")))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"task_kind": "clasification"}, "--task_kind is 'clasification'"),
         ({"train_file": None}, "either files .* or a --dataset"),
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
         ({"task_kind": "tagging", "second_text_column_name": "x"}, "no place in tagging"),
@@ -529,30 +483,26 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 needs two labels, but there are 3"),
         ({"validation_share": 1.0}, "--validation_share is 1"),
-        ({"validation_share": 1e-9}, "--validation_share 1e-09 leaves no example to evaluate on, of 3"),
-        ({"train_file": "t.xlsx"}, "t.xlsx must have a name that ends in .tsv, .csv"),
+        ({"validation_share": 1e-9}, "no row for the split 'dev' of t with --validation_share 1e-09"),
+        ({"train_file": "none.csv"}, "no file for its split 'train'. Looked for /.*none.csv"),
+        ({"train_file": "t.xlsx"}, "t.xlsx must have a name that ends in .tsv, .txt, .csv"),
         ({"text_column_name": "txt"}, "line 2: there is no column 'txt'. Did you mean 'text'"),
         ({"label_column_name": "text", "validation_file": "{w}", "labels": ["a", "b"]}, "unless --labels names them"),
         ({"train_file": None, "test_file": "{w}"}, "so --labels must name the labels"),
         ({"task_kind": "tagging", "labels": ["O", "S-x"]}, "'S-x' is not a BIO tag"),
         ({"label_column_name": "same"}, "all training examples have the same label, 'x'"),
+        ({"train_file": "long.csv"}, "line 2 has 3 columns instead of 2. Quote"),
+        ({"train_file": "open.csv"}, "unexpected end of data. It must be in the format csv"),
     ],
 )
-def test_own_flags_that_make_no_task_are_refused(tmp_path, options, message):
+def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "long.csv", ["text,label", "a,b,c"])
+    write(tmp_path, "open.csv", ["text,label", '"a,b'])
     file = write_csv(tmp_path / "w.csv", ("text", "label", "same"), ("a", "A", "x"), ("b", "B", "x"), ("c", "C", "x"))
     options = {"train_file": file} | {key: file if value == "{w}" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
         load_task(own_task("t", flags(**options)), None)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [("text,label\na,b,c\n", "line 2 has 3 columns instead of 2. Quote"), ('text,label\n"a,b\n', "is not CSV")],
-)
-def test_a_csv_that_cannot_be_read_is_refused_by_its_line(tmp_path, content, message):
-    (tmp_path / "t.csv").write_text(content)
-    with pytest.raises(ValueError, match=message):
-        own_task("t", flags(train_file=str(tmp_path / "t.csv")))
 
 
 # ---- A run's splits ----

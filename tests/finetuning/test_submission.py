@@ -14,9 +14,19 @@ from hf_electra_rtd.finetuning.submission import write_predictions, write_submis
 from hf_electra_rtd.tasks import BENCHMARKS, Task
 
 
-GLUE_FILES = {
-    "AX.tsv", "CoLA.tsv", "MNLI-m.tsv", "MNLI-mm.tsv", "MRPC.tsv", "QNLI.tsv", "QQP.tsv", "RTE.tsv", "SST-2.tsv",
-    "STS-B.tsv", "WNLI.tsv",
+# Of GLUE: for each test split the server's file, and what stands there for each label.
+GLUE = {
+    "cola test": "CoLA.tsv 0 1", "sst2 test": "SST-2.tsv 0 1", "mrpc test": "MRPC.tsv 0 1", "qqp test": "QQP.tsv 0 1",
+    "wnli test": "WNLI.tsv 0 1", "mnli test_matched": "MNLI-m.tsv entailment neutral contradiction",
+    "mnli test_mismatched": "MNLI-mm.tsv entailment neutral contradiction",
+    "ax test": "AX.tsv entailment neutral contradiction", "qnli test": "QNLI.tsv entailment not_entailment",
+    "rte test": "RTE.tsv entailment not_entailment",
+}  # fmt: skip
+GLUE_FILES = {"STS-B.tsv", *(words.split()[0] for words in GLUE.values())}
+# Of CLUE: the files with a label a line.
+CLUE = {
+    "afqmc": "afqmc", "tnews": "tnews11", "iflytek": "iflytek", "cmnli": "cmnli", "ocnli": "ocnli_50k",
+    "cluewsc2020": "cluewsc11", "csl": "csl",
 }  # fmt: skip
 TASKS = {task.name: task for name in ("glue", "clue") for task in BENCHMARKS[name]}
 
@@ -55,25 +65,9 @@ def test_predictions_of_every_kind_are_written_with_the_label_where_it_is_known(
         assert line == {"id": identity, "prediction": written, **known}
 
 
-NLI = ("entailment", "neutral", "contradiction")
-
-
-@pytest.mark.parametrize(
-    ("name", "split", "file", "cells"),
-    [
-        ("cola", "test", "CoLA.tsv", "01"),
-        ("sst2", "test", "SST-2.tsv", "01"),
-        ("mrpc", "test", "MRPC.tsv", "01"),
-        ("qqp", "test", "QQP.tsv", "01"),
-        ("wnli", "test", "WNLI.tsv", "01"),
-        ("mnli", "test_matched", "MNLI-m.tsv", NLI),
-        ("mnli", "test_mismatched", "MNLI-mm.tsv", NLI),
-        ("ax", "test", "AX.tsv", NLI),
-        ("qnli", "test", "QNLI.tsv", ("entailment", "not_entailment")),
-        ("rte", "test", "RTE.tsv", ("entailment", "not_entailment")),
-    ],
-)
-def test_glue_gets_each_label_of_a_task_as_it_names_it(tmp_path, name, split, file, cells):
+@pytest.mark.parametrize("where", GLUE)
+def test_glue_gets_each_label_of_a_task_as_it_names_it(tmp_path, where):
+    (name, split), (file, *cells) = where.split(), GLUE[where].split()
     labels = TASKS[name].labels
     path = write_submission(TASKS[name], split, labels, split_of(*"xyz"[: len(labels)]), tmp_path / "new")
     assert path == tmp_path / "new" / file
@@ -93,33 +87,19 @@ def test_similarities_are_clipped_to_what_the_server_takes(tmp_path):
     assert cells == ["0.000", "0.000", "0.000", "2.500", "5.000", "5.000"]
 
 
-@pytest.mark.parametrize(
-    ("name", "file"),
-    [
-        ("afqmc", "afqmc"),
-        ("tnews", "tnews11"),
-        ("iflytek", "iflytek"),
-        ("cmnli", "cmnli"),
-        ("ocnli", "ocnli_50k"),
-        ("cluewsc2020", "cluewsc11"),
-        ("csl", "csl"),
-    ],
-)
-def test_clue_gets_labels_a_line_each(tmp_path, name, file):
+@pytest.mark.parametrize("name", CLUE)
+def test_clue_gets_labels_a_line_each(tmp_path, name):
     label = TASKS[name].labels[1]
     path = write_submission(TASKS[name], "test", [label, label], split_of("0", "b7"), tmp_path)
-    assert path == tmp_path / f"{file}_predict.json"
+    assert path == tmp_path / f"{CLUE[name]}_predict.json"
     assert path.read_text() == f'{{"id": 0, "label": "{label}"}}\n{{"id": "b7", "label": "{label}"}}\n'
 
 
 @pytest.mark.parametrize(
     ("name", "count", "file"),
     [
-        ("cluewsc2020", 290, "cluewsc10"),
-        ("cluewsc2020", 2574, "cluewsc11"),
-        ("cluewsc2020", 291, "cluewsc11"),
-        ("c3", 3892, "c310"),
-        ("c3", 3891, "c311"),
+        *(("cluewsc2020", count, f"cluewsc1{version}") for count, version in ((290, 0), (2574, 1), (291, 1))),
+        *(("c3", count, f"c31{version}") for count, version in ((3892, 0), (3891, 1))),
     ],
 )
 def test_a_file_is_named_after_the_version_whose_test_set_has_as_many_examples(tmp_path, name, count, file):
@@ -172,13 +152,10 @@ def test_entities_are_those_that_are_scored(tmp_path_factory, tags):
     example = split_of("3", words=[words], tags=[None])
     path = write_submission(TASKS["cluener2020"], "test", [tags], example, tmp_path_factory.mktemp("clue"))
     (line,) = path.read_text(encoding="utf-8").splitlines()
-    found = set()
-    for kind, entities in json.loads(line)["label"].items():
-        for entity, spans in entities.items():
-            for first, last in spans:
-                assert "".join(words)[first : last + 1] == entity
-                found.add((first, last + 1, kind))
-    assert found == set(find_chunks(tags))
+    label = json.loads(line)["label"]
+    found = [(kind, entity, *span) for kind in label for entity, spans in label[kind].items() for span in spans]
+    assert all("".join(words)[first : last + 1] == entity for _, entity, first, last in found)
+    assert {(first, last + 1, kind) for kind, _, first, last in found} == find_chunks(tags)
 
 
 @pytest.mark.parametrize(
@@ -191,9 +168,8 @@ def test_what_no_server_takes_is_not_written(tmp_path, task, split):
 
 
 def test_every_test_split_of_the_benchmarks_has_its_file():
-    for name in TASKS.keys() - {"drcd"}:
-        files = {next(iter(TASKS[name].submission[split])) for split in TASKS[name].test_splits}
-        assert len(files) == len(TASKS[name].test_splits)
+    splits = [task.submission[split] for task in TASKS.values() if task.name != "drcd" for split in task.test_splits]
+    assert len({next(iter(files)) for files in splits}) == len(splits)
 
 
 def test_the_zip_holds_the_files_alone_and_is_the_same_every_time(tmp_path):

@@ -13,15 +13,12 @@ from typing import Any
 import evaluate
 from datasets import Features, List, Value
 
-from hf_electra_rtd.finetuning.answer_scores import score_cmrc, score_squad, score_squad_v2
-from hf_electra_rtd.finetuning.scores import score_labels, tag_report
+from hf_electra_rtd.finetuning.scores import score_answers, score_labels, score_squad_v2, tag_report
 from hf_electra_rtd.tasks import get_task
 
 
-_HALVES = {"mnli_matched": "mnli", "mnli_mismatched": "mnli"}  # as the Hub's metric calls them, too
 _HUB_NAMES = {"matthews": "matthews_correlation", "spearman": "spearmanr"}
 _SQUAD_V2_NAMES = {"has_answer_": "HasAns_", "no_answer_": "NoAns_", "exact_match": "exact", "threshold": "thresh"}
-_TEXT, _NUMBER = Value("string"), Value("int64")
 
 
 class TaskMetric(evaluate.Metric):
@@ -42,25 +39,21 @@ class TaskMetric(evaluate.Metric):
     """
 
     def __init__(self, benchmark: str, task: str, **options: Any) -> None:
-        self.task = get_task(benchmark, _HALVES.get(task, task))
+        self.task = get_task(benchmark, "mnli" if task in ("mnli_matched", "mnli_mismatched") else task)
         super().__init__(config_name=task, **options)
 
     def _info(self) -> evaluate.MetricInfo:
-        task = self.task
-        column: Any = {"regression": Value("float64"), "tagging": List(_TEXT)}.get(task.kind, _NUMBER)
+        task, text = self.task, Value("string")
+        column: Any = {"regression": Value("float64"), "tagging": List(text)}.get(task.kind, Value("int64"))
         features: dict[str, Any] = {"predictions": column, "references": column}
         if task.kind == "question_answering":
             no_answer = {"no_answer_probability": Value("float64")} if task.unanswerable else {}
             features = {
-                "predictions": {"id": _TEXT, "prediction_text": _TEXT, **no_answer},
-                "references": {"id": _TEXT, "answers": {"text": List(_TEXT), "answer_start": List(Value("int32"))}},
+                "predictions": {"id": text, "prediction_text": text, **no_answer},
+                "references": {"id": text, "answers": {"text": List(text), "answer_start": List(Value("int32"))}},
             }
-        return evaluate.MetricInfo(
-            description=f"The metrics of {task.title}: {', '.join(task.metrics)}. Computed without a network.",
-            citation="",
-            inputs_description=str(type(self).__doc__),
-            features=Features(features),
-        )
+        described, usage = f"The metrics of {task.title}: {', '.join(task.metrics)}.", str(type(self).__doc__)
+        return evaluate.MetricInfo(described, citation="", inputs_description=usage, features=Features(features))
 
     def _compute(
         self, predictions: Sequence[Any], references: Sequence[Any], no_answer_threshold: float = 1.0
@@ -69,9 +62,8 @@ class TaskMetric(evaluate.Metric):
         if task.kind == "question_answering":
             return self._score_answers(predictions, references, no_answer_threshold)
         if task.kind == "tagging":
-            report: dict[str, Any] = dict(tag_report(predictions, references))
-            overall = report.pop("overall")
-            return report | {f"overall_{name}": overall[name] for name in ("precision", "recall", "f1", "accuracy")}
+            *types, (_, overall) = tag_report(predictions, references).items()
+            return dict(types) | {f"overall_{name}": overall[name] for name in overall if name != "number"}
         scores = score_labels(task.metrics, predictions, references, range(len(task.labels)))
         return {_HUB_NAMES.get(name, name): score for name, score in scores.items()}
 
@@ -84,8 +76,7 @@ class TaskMetric(evaluate.Metric):
         given = [by_id[reference["id"]] for reference in references]
         texts, answers = [one["prediction_text"] for one in given], [one["answers"]["text"] for one in references]
         if not self.task.unanswerable:
-            score = score_cmrc if self.task.language == "zh" else score_squad
-            return {name: 100 * value for name, value in score(texts, answers).items()}
+            return {name: 100 * value for name, value in score_answers(texts, answers, self.task.language).items()}
         scores = score_squad_v2(texts, answers, [one["no_answer_probability"] for one in given], threshold)
         result = {}
         for name, value in scores.items():

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from hf_electra_rtd.tasks import BENCHMARKS, Task
 
 
 logger = logging.getLogger(__name__)
-
-_NO_DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can hold
 
 
 def write_predictions(path: str | os.PathLike[str], predictions: Sequence[Prediction], examples: Any) -> None:
@@ -38,80 +35,66 @@ def write_predictions(path: str | os.PathLike[str], predictions: Sequence[Predic
 def write_submission(
     task: Task, split: str, predictions: Sequence[Prediction], data: Split, directory: str | os.PathLike[str]
 ) -> Path | None:
-    """Writes the file that the benchmark's server takes for a test split, and returns its path. Nothing is written
-    where no server takes the split, and, with a warning, where examples were skipped: the lines would not be those of
-    the test set.
+    """Writes the file that the benchmark's server takes for a test split, and returns its path; None where no server
+    takes the split, and, with a warning, where examples were skipped: the lines would not be those of the test set.
 
-    CLUE 1.1 replaced the test sets of TNEWS, CLUEWSC2020, C3 and ChID, and files are named after the version: the one
-    whose test set has as many examples, else 1.1. The number does not tell the versions of TNEWS and ChID apart:
-    rename the file for their old test sets.
+    CLUE 1.1 replaced some test sets, and files are named after the version: the one whose test set has as many
+    examples, else 1.1. The number does not tell those of TNEWS and ChID apart: rename the file for their old test
+    sets.
     """
-    counts = task.submission.get(split)
-    if not counts:
+    if split not in task.submission:
         return None
-    examples, (newest, *_) = data.examples, counts
-    name = next((name for name, count in counts.items() if count == len(examples)), newest)
+    counts = task.submission[split]
+    name = next((name for name, count in counts.items() if count == len(data.examples)), next(iter(counts)))
     if data.skipped:
-        logger.warning(
-            f"{task.title}: {name} is not written, because {data.skipped:,} examples of {split} were skipped. Correct "
-            "these examples."
-        )
+        skipped = f"{data.skipped:,} examples of {split} were skipped. Correct these examples."
+        logger.warning(f"{task.title}: {name} is not written, because {skipped}")
         return None
     path = Path(directory) / name
-    write_text(path, _format(task, predictions, examples))
+    write_text(path, _format(task, predictions, data.examples))
     return path
 
 
 def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str:
     """The text of a server's file. GLUE: https://gluebenchmark.com/faq. CLUE: its description of submissions, as of 4
     September 2021."""
-    ids = examples["id"]
-    match task.submission_format:
-        case "index":
-            cells = [str(task.labels.index(prediction)) for prediction in predictions]
-        case "label":
-            cells = list(predictions)
-        case "number":
-            cells = [f"{min(5.0, max(0.0, number)):.3f}" for number in predictions]
-        case "lines":
-            pairs = zip(ids, predictions, strict=True)
-            return "".join(_line({"id": _number(identity), "label": str(label)}) for identity, label in pairs)
-        case "entities":
-            rows = zip(ids, examples["words"], predictions, strict=True)
-            return "".join(_line(_entities(identity, words, tags)) for identity, words, tags in rows)
-        case "answers":
-            answers = [prediction["text"] for prediction in predictions]
-            return json.dumps(dict(zip(ids, answers, strict=True)), ensure_ascii=False, indent=2)
-        case _:  # "choices"
-            return json.dumps(dict(zip(ids, predictions, strict=True)), ensure_ascii=False, indent=2)
-    return "".join(["index\tprediction\n", *(f"{index}\t{cell}\n" for index, cell in enumerate(cells))])
+    form, ids = task.submission_format, examples["id"]
+    if task.benchmark == "glue":
+        cells: dict[str, Callable[[Any], Any]] = {
+            "index": task.labels.index,
+            "label": str,
+            "number": lambda number: f"{min(5.0, max(0.0, number)):.3f}",
+        }
+        lines = (f"{index}\t{cells[form](prediction)}\n" for index, prediction in enumerate(predictions))
+        return "index\tprediction\n" + "".join(lines)
+    if form in ("answers", "choices"):
+        found = [prediction["text"] if form == "answers" else prediction for prediction in predictions]
+        return json.dumps(dict(zip(ids, found, strict=True)), ensure_ascii=False, indent=2)
+    if form == "entities":
+        texts = zip(examples["words"], predictions, strict=True)
+        rows = [{"text": "".join(words), "label": _entities(words, tags)} for words, tags in texts]
+    else:  # "lines"
+        rows = [{"label": str(label)} for label in predictions]
+    numbers = (int(identity) if identity.isdecimal() else identity for identity in ids)  # of the official test files
+    return "".join(_line({"id": number, **row}) for number, row in zip(numbers, rows, strict=True))
 
 
-def _entities(identity: str, words: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
+def _entities(words: Sequence[str], tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
     """CLUENER: from type to entity to spans, the last character included."""
     found: dict[str, dict[str, list[list[int]]]] = {}
     for start, end, kind in sorted(find_chunks(tags)):
         found.setdefault(kind, {}).setdefault("".join(words[start:end]), []).append([start, end - 1])
-    return {"id": _number(identity), "text": "".join(words), "label": found}
+    return found
 
 
 def _line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _number(identity: str) -> int | str:
-    """CLUE's test files number their examples."""
-    return int(identity) if re.fullmatch(r"0|[1-9][0-9]*", identity) else identity
-
-
 def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
-    """Zips what `write_submission` wrote, and warns of what the server would refuse: missing files (GLUE needs all
-    eleven, CLUE takes any) and files with too many or too few examples.
-
-    The same files make the same zip, byte for byte (with one version of zlib). CLUE asks for it to be renamed to
-    `submit_TEAM_DATE.zip`.
-
-    The zip is `<benchmark>_submission.zip` in the same directory.
+    """Zips what `write_submission` wrote into `<benchmark>_submission.zip`, and warns of what the server would refuse:
+    missing files (GLUE needs all eleven, CLUE takes any) and files with too many or too few examples. The same files
+    make the same zip, byte for byte (with one version of zlib). CLUE asks for the name `submit_TEAM_DATE.zip`.
 
     Raises:
         ValueError: if there is no file to submit.
@@ -135,7 +118,7 @@ def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
     target = directory / f"{benchmark}_submission.zip"
     with writing(target) as partial, zipfile.ZipFile(partial, "w") as archive:
         for path in sorted(paths):
-            entry = zipfile.ZipInfo(path.name, _NO_DATE)
+            entry = zipfile.ZipInfo(path.name)  # without a date
             entry.create_system, entry.external_attr = 3, 0o644 << 16  # the same from every system
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
     return target

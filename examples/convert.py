@@ -5,7 +5,7 @@ python examples/convert.py --tf_checkpoint models/my_electra/model.ckpt-1000000 
     --output_dir runs/converted
 """
 
-from hf_electra_rtd.checkpoints.convert import main
+from hf_electra_rtd.checkpoints import main
 from hf_electra_rtd.cli import run
 
 

@@ -5,7 +5,7 @@ python examples/detect.py --model runs/pretrain "The quick brown fox jumps over 
 """
 
 from hf_electra_rtd.cli import run
-from hf_electra_rtd.detection.detect import main
+from hf_electra_rtd.detection import main
 
 
 if __name__ == "__main__":

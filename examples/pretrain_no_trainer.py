@@ -16,7 +16,7 @@ from transformers import TrainerState, set_seed
 from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.training import checkpoints, console, meters, optimization, pretrain, record, stream
+from hf_electra_rtd.training import checkpoints, console, meters, optimization, pretrain
 
 
 LOOP = "pretrain_no_trainer.py"
@@ -40,18 +40,18 @@ def train(run: pretrain.Run) -> None:
     held_out = run.held_out and DataLoader(run.held_out, args.per_device_eval_batch_size, **options)
     prepared, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
 
-    state, described = TrainerState(max_steps=args.max_steps), stream.describe_run(model, run.stream, args)
+    state, described = TrainerState(max_steps=args.max_steps), checkpoints.describe_run(model, run.stream, args)
     if run.checkpoint:
-        before = checkpoints.check_resumable(run.checkpoint, LOOP, args.max_steps, described)
+        before = checkpoints.check_resumable(run.checkpoint, args.max_steps, LOOP, described)
         state.global_step, state.log_history = before.global_step, before.log_history
     state.compute_steps(args, args.max_steps)
     set_seed(args.seed + state.global_step + accelerator.process_index)  # dropout differs between processes
     if run.checkpoint:
         accelerator.load_state(run.checkpoint)
         loader = accelerator.skip_first_batches(loader, state.global_step * accumulated)
-    saving = (args.output_dir, LOOP, described, accelerator, args.save_total_limit, state)
+    saving = (args.output_dir, accelerator, args.save_total_limit, state, LOOP, described)
     clock, meter = meters.Stopwatch(state.log_history), meters.TrainingMeters(model.measures)
-    health, loss, logged_at = meters.HealthWatch(args), torch.zeros((), device=accelerator.device), state.global_step
+    loss, logged_at = torch.zeros((), device=accelerator.device), state.global_step
 
     def log(values: dict[str, float]) -> None:
         state.log_history.append({"epoch": state.epoch, **values, "step": state.global_step})
@@ -78,7 +78,7 @@ def train(run: pretrain.Run) -> None:
         control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
         if control.should_log:
             mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
-            health.check_loss(state.global_step, mean)
+            meters.check_loss(state.global_step, mean)
             values = {"loss": mean, "grad_norm": norm.item(), "learning_rate": rate, **meter.drain(accelerator.reduce)}
             log(values | {"tokens_per_second": values.pop("tokens") / clock.lap(), "train_seconds": clock.seconds})
             loss, logged_at = torch.zeros_like(loss), state.global_step
@@ -87,7 +87,7 @@ def train(run: pretrain.Run) -> None:
                 log(meters.evaluate_held_out(prepared, held_out, accelerator))
         if control.should_save:
             accelerator.step = 0  # how many batches there were before does not matter
-            health.check_weights(state.global_step, prepared)
+            meters.check_weights(state.global_step, prepared)
             with clock.paused(), checkpoints.writing_checkpoint(*saving) as directory:
                 accelerator.save_state(str(directory))
                 if accelerator.is_main_process:  # beside the weights, for `hf-electra-rtd detect --model CHECKPOINT`
@@ -97,11 +97,10 @@ def train(run: pretrain.Run) -> None:
 
     whole = checkpoints.gather_pair(model, prepared, accelerator)
     if accelerator.is_main_process:
-        metrics = meters.evaluation_at(state.global_step, state.log_history) or {}
-        trained = (state.global_step, clock.seconds, state.log_history, metrics)
-        made = record.make_record(whole, args, run.stream, run.held_out, *trained, **run.record_facts)
+        data = (run.stream, run.held_out)
+        made = meters.make_record(whole, args, *data, state, clock.seconds, **run.record_facts)
         checkpoints.save_outputs(whole, run.tokenizer, made, args.output_dir)
-        pretrain.print_results(run, made, whole)
+        console.print_summary(made, args.output_dir)
 
 
 def main(argv: list[str]) -> int:

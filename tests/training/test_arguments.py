@@ -33,9 +33,9 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_strategy": "checkpoint"}, "state of the optimizer"),
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_revision": "dev"}, "step-N"),
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_always_push": True}, "hub_always_push"),
-        ({"mask_probability": 1.0}, r"mask_probability is 1\.0"),
-        ({"checkpoint_fractions": [0.5, 1.5]}, r"checkpoint_fractions 1\.5"),
-        ({"checkpoint_fractions": [0.0]}, r"checkpoint_fractions 0"),
+        ({"mask_probability": 1.0}, "mask_probability is 1:"),
+        ({"checkpoint_fractions": [0.5, 1.5]}, r"checkpoint_fractions is 1\.5"),
+        ({"checkpoint_fractions": [0.0]}, "checkpoint_fractions is 0"),
         ({"size": "medium"}, "no size 'medium'"),
     ],
 )

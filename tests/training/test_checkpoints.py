@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import re
 import shutil
@@ -25,7 +24,6 @@ from hf_electra_rtd.training.checkpoints import (
     remove_unfinished,
     save_outputs,
     writing_checkpoint,
-    writing_model,
 )
 from tests.conftest import tiny_config
 from tests.training.test_trainer import At, assert_equal_weights, interrupt, losses, make_trainer
@@ -34,7 +32,7 @@ from tests.training.test_trainer import At, assert_equal_weights, interrupt, los
 def make_checkpoint(run, step, loop="RTDTrainer", parts=("optimizer.pt", "scheduler.pt"), tensors=None, **options):
     """A checkpoint as the loops write it."""
     state = TrainerState(global_step=step, best_model_checkpoint=options.get("best"))
-    with writing_checkpoint(run, loop, {}, Accelerator(cpu=True), options.get("keep"), state) as path:
+    with writing_checkpoint(run, Accelerator(cpu=True), options.get("keep"), state, loop, {}) as path:
         path.mkdir()
         save_file({"weight": torch.ones(3)} if tensors is None else tensors, path / "model.safetensors")
         for name in parts:
@@ -77,41 +75,26 @@ def test_a_run_resumes_only_from_what_it_could_have_left(tmp_path, blocks, token
         trainer.train(resume_from_checkpoint=str(path))
 
 
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [
-        (OSError(errno.ENOSPC, "No space left on device"), r"No space left to write .*checkpoint-6"),
-        (RuntimeError("[enforce fail] . PytorchStreamWriter failed writing file"), r"checkpoint-6 cannot be written"),
-    ],
-)
-def test_a_full_disk_while_training_keeps_the_checkpoints_before(
-    tmp_path, blocks, tokenizer, monkeypatch, failure, message
-):
-    trainer = make_trainer(tmp_path, blocks, tokenizer)
-    real = torch.save
+def test_a_full_disk_while_training_keeps_the_checkpoints_before(tmp_path, blocks, tokenizer, monkeypatch):
+    trainer, real = make_trainer(tmp_path, blocks, tokenizer), torch.save
 
     def full_disk(content, file, *args, **kwargs):
         if "checkpoint-6" in str(file):
-            raise failure
+            raise OSError(errno.ENOSPC, "No space left on device")
         return real(content, file, *args, **kwargs)
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match=message):
+    with pytest.raises(OSError, match=r"No space left to write .*checkpoint-6"):
         trainer.train()
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
-
-
-def test_an_error_that_is_not_of_writing_is_not_called_one(tmp_path):
-    with pytest.raises(RuntimeError, match="out of memory"), writing_model(tmp_path / "model"):
-        raise RuntimeError("CUDA out of memory")
 
 
 def test_old_checkpoints_go_and_the_newest_and_the_best_stay(tmp_path):
     def left():
         return [checkpoint_step(path) for path in list_checkpoints(tmp_path)]
 
-    for step, keep in ((1, None), (2, 0), (3, -1)):
-        make_checkpoint(tmp_path, step, keep=keep)
+    for step in (1, 2, 3):
+        make_checkpoint(tmp_path, step)
     assert left() == [1, 2, 3]
     make_checkpoint(tmp_path, 10, keep=3, best=str(tmp_path / "checkpoint-1"))
     assert left() == [1, 3, 10]
@@ -150,8 +133,11 @@ def test_the_best_checkpoint_is_kept_and_loaded_at_the_end(tmp_path, blocks, tok
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("generator.generator_lm_head.bias"), r"missing \['generator.generator_lm_head"),
-        (lambda tensors: tensors.update(other=torch.ones(1)), r"unknown \['other'\]"),
+        (
+            lambda tensors: tensors.pop("generator.generator_lm_head.bias"),
+            r"missing tensors \['generator.generator",
+        ),
+        (lambda tensors: tensors.update(other=torch.ones(1)), r"unknown tensors \['other'\]"),
         (
             lambda tensors: tensors.update({"generator.generator_lm_head.bias": torch.ones(7)}),
             r"size mismatch for generator\.generator_lm_head\.bias",
@@ -164,26 +150,11 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, blocks, tokenizer, c
     change(tensors)
     make_checkpoint(tmp_path, 3, tensors=tensors)
     trainer = make_trainer(tmp_path, blocks, tokenizer)
-    with pytest.raises(ValueError, match=f"(?s)does not hold this model.*{message}"):
+    with pytest.raises(ValueError, match=f"checkpoint-3 cannot be read: .*{message}.*Give the flags"):
         trainer.train(resume_from_checkpoint=True)
 
 
-def test_a_run_resumes_from_another_directory_warns_of_nothing_and_leaves_no_pickle_of_arguments(
-    tmp_path, blocks, tokenizer, caplog
-):
-    whole = make_trainer(tmp_path / "whole", blocks, tokenizer)
-    whole.train()
-    resumed = make_trainer(tmp_path / "new", blocks, tokenizer)
-    theirs = logging.getLogger("transformers")  # does not propagate to where pytest listens
-    theirs.addHandler(caplog.handler)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
-    theirs.removeHandler(caplog.handler)
-    assert "missing keys" not in caplog.text
-    assert_equal_weights(whole.model, resumed.model)
-    assert not list(tmp_path.rglob("training_args.bin"))
-
-
-def test_exports_at_fractions_are_there_and_leave_no_trace_in_the_training(tmp_path, blocks, tokenizer, caplog):
+def test_exports_at_fractions_are_there_and_leave_no_trace_in_the_training(tmp_path, blocks, tokenizer):
     options = {"dropout": 0.1, "checkpoint_fractions": [1.0, 0.3]}
     without = make_trainer(tmp_path / "without", blocks, tokenizer, dropout=0.1)
     without.train()
@@ -203,12 +174,7 @@ def test_exports_at_fractions_are_there_and_leave_no_trace_in_the_training(tmp_p
     for name in ("generator/model.safetensors", "discriminator/model.safetensors"):
         assert (exports / "100" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
         assert load_file(exports / "30" / name).keys() == load_file(exports / "100" / name).keys()
-    assert "Nothing is exported" not in caplog.text
     assert read_fractions(resumed.args, max_steps=12, last_step=12) == []  # the run is extended
-    assert "30 is of step 2, but this fraction of the run ends at step 4" in caplog.text
-    late = make_trainer(tmp_path / "run", blocks, tokenizer, checkpoint_fractions=[0.3, 0.5])
-    late.train(resume_from_checkpoint=True)
-    assert "Nothing is exported at --checkpoint_fractions 0.5:" in caplog.text
 
 
 def test_a_record_of_an_earlier_end_does_not_stay_beside_later_models(tmp_path, blocks, tokenizer, monkeypatch):

@@ -1,17 +1,22 @@
-"""What a person reads of a run."""
+"""What a person sees of a run; a dry run shows what a run does, and changes nothing."""
 
 import io
 import re
-from itertools import pairwise
+import shutil
+from collections import namedtuple
+from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 from transformers import TrainerState
 
-from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining
-from hf_electra_rtd.data.stream import SequenceStream
-from hf_electra_rtd.training.console import describe_metrics, format_duration, format_log, pick_sentence, print_samples
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, RTDTrainer, SequenceStream
+from hf_electra_rtd.accounting import count_parameters
+from hf_electra_rtd.training.console import describe_metrics, format_log
+from hf_electra_rtd.training.pretrain import check_disk, dry_run
 from tests.conftest import tiny_config
+from tests.training.test_trainer import arguments
 
 
 def test_a_training_log_is_one_line_with_the_time_left():
@@ -21,74 +26,121 @@ def test_a_training_log_is_one_line_with_the_time_left():
     logs |= {"discriminator_recall": 0.25, "sampled_accuracy": 0.5, "replaced_share": 0.07, "tokens_per_second": 12345}
     logs |= {"learning_rate": 5e-4, "train_seconds": 100.0}
     assert format_log(logs, state) == (
-        "step 250/1,000 (25%)  loss 12.346  generator: loss 6.000, accuracy 10.0%  discriminator: loss 0.5000, recall "
-        "25.0%  sampled 50.0%, replaced 7.0%  12,345 tokens/s  lr 5.00e-04  5:00 left"
+        "step 250/1,000 (25%)  loss 12.346  generator: loss 6.0000, accuracy 10.0%  discriminator: loss 0.5000, "
+        "recall 25.0%  sampled 50.0%, replaced 7.0%  12,345 tokens/s  lr 5.00e-04  0:05:00 left"
     )
     held_out = format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
-    assert held_out == "step 250/1,000 (25%)  HELD-OUT  encoder: loss 0.5000, accuracy at masked tokens 12.5%"
+    assert held_out == "step 250/1,000 (25%)  HELD-OUT  encoder: loss 0.5000, masked accuracy 12.5%"
     assert format_log({"train_runtime": 1.0}, state) is None
-    assert describe_metrics({"generator_loss": 1.0, "generator_accuracy": None}) == {"generator": "loss 1.000"}
+    assert describe_metrics({"generator_loss": 1.0, "generator_accuracy": None}) == {"generator": "loss 1.0000"}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (309, "5:09"), (7509.4, "2:05:09"), (-1, "0:00")])
-def test_durations_are_hours_minutes_seconds(seconds, text):
-    assert format_duration(seconds) == text
+RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-4, "save_steps": 2}
 
 
-def samples(model, blocks, tokenizer, **options):
-    collator = DataCollatorForRTD(tokenizer, seed=1)
-    sequences = SequenceStream(blocks[1], shuffle=False).__getitems__([0, 1])
-    console = Console(file=io.StringIO(), **{"width": 1000, **options})
-    print_samples(model, collator, sequences, console)
-    lines = [line for line in console.file.getvalue().splitlines() if line.split()]
-    return lines, model(**collator(sequences))
+@pytest.fixture
+def show(model, blocks, tokenizer, tmp_path):
+    """Prints a dry run of 48 sequences, and returns what it printed."""
+
+    def show(pair=model, sequences=blocks[0], **options):
+        console = Console(file=io.StringIO(), width=110)
+        collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
+        stream, args = SequenceStream(sequences, 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
+        dry_run(SimpleNamespace(model=pair, stream=stream, collator=collator, args=args), console)
+        return console.file.getvalue()
+
+    return show
 
 
-def test_samples_are_what_the_discriminator_saw(model, blocks, tokenizer):
-    lines, output = samples(model, blocks, tokenizer)
+def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
+    text = show(checkpoint_fractions=[0.5, 1.0])
+    counts = count_parameters(model)
+    parameters = f"Together {counts.total:,} parameters; {counts.shared:,} are shared (--sharing embeddings)."
+    memory = f"{4 * 4 * counts.total / 1000:.1f} kB for weights, gradients and Adam's moments"  # in float32
+    length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.3g} passes", "after steps 3, 6")
+    for expected in (parameters, memory, *length, "0.0005 after 2 steps", "matrix products"):
+        assert expected in text, expected
+    assert re.search(r"hidden size +16 +32\b", text)
+    seconds, speed = re.search(r"([\d.e-]+) s a step, ([\d,]+) tokens/s", text).groups()
+    assert float(seconds) * int(speed.replace(",", "")) == pytest.approx(8 * 32, rel=0.02)
+    assert "\x1b[" not in text
+
+
+def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):
+    lines = [line.split() for line in show().splitlines() if line.split()]
+    stream = SequenceStream(blocks[0], 48, seed=1)
+    batch = DataCollatorForRTD(tokenizer, seed=1)(stream.__getitems__([0, 1]))
+    output = model.eval()(**batch)
+    joined = {
+        name: [word for line in lines if line[0] == name for word in line[1:]]
+        for name in ("original", "masked", "sampled", "label")
+    }
     names = tokenizer.convert_ids_to_tokens
-    for row in range(2):
-        originals, corrupted, replaced = (line.split()[1:] for line in lines[1 + 3 * row : 4 + 3 * row])
-        read, length = [word.rstrip("*") for word in corrupted], len(corrupted)
-        ids = names(output.corrupted_input_ids[row].tolist())
-        (start,) = (at for at in range(32) if ids[at : at + length] == read)
-        shown = slice(start, start + length)
-        assert originals == names(blocks[1][row]["input_ids"])[shown]
-        shares = [f"{probability:.0%}" for probability in output.logits[row].sigmoid().tolist()[shown]]
-        assert [word.rstrip("!?x") for word in replaced] == shares
-        assert [int(a != b) for a, b in zip(originals, read, strict=True)] == output.replaced_labels[row].tolist()[
-            shown
-        ]
+    assert joined["original"] == [token for i in range(2) for token in names(stream[i]["input_ids"])]
+    positions = [sorted(row) for row in batch["masked_positions"].tolist()]
+    for name, ids in (("masked", batch["input_ids"]), ("sampled", output.corrupted_input_ids)):
+        assert joined[name] == [names(int(ids[row, at])) for row in range(2) for at in positions[row]]
+    assert joined["label"] == [str(label) for label in output.replaced_labels.flatten().tolist()]
 
 
-@pytest.mark.parametrize("objective", ["mlm", "all_tokens_mlm"])
-def test_an_encoder_that_predicts_tokens_shows_its_predictions(blocks, tokenizer, objective):
-    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
-    lines, output = samples(model, blocks, tokenizer)
-    assert [line.split()[0] for line in lines[1:4]] == ["original", "corrupted", "predicted"]
-    shown = {word for line in lines if line.startswith("predicted") for word in line.split()[1:]}
-    assert shown <= set(tokenizer.convert_ids_to_tokens(output.predictions.flatten().tolist()))
-    if objective == "all_tokens_mlm":
-        assert len(lines[3].split()) == len(lines[1].split())
+def test_without_a_generator_and_from_any_dataset_there_are_no_samples_and_one_network(show):
+    any_dataset = [{"input_ids": [2, *range(5, 25 + i), 3]} for i in range(8)]
+    text = show(ElectraForRTDPretraining(tiny_config(objective="mlm")), any_dataset)
+    assert f"{48 * 32:,}, 6 passes" in text
+    assert not re.search("sampled|label|generator", text.partition("Nothing was trained")[0])
 
 
-TOKENS = ["[CLS]", "the", ".", "mill", "was", "old", ".", "[SEP]", "a", "b", "[SEP]"]
+def test_a_dry_run_leaves_everything_as_it_was(show, tmp_path):
+    model = ElectraForRTDPretraining(tiny_config(hidden_dropout_prob=0.1)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    show(model, push_to_hub=True, hub_model_id="lab/electra")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == []
 
 
-def test_the_sentence_with_the_most_replaced_tokens_is_shown():
-    corrupted = ["[CLS]", "the", ".", "river", "saw", "old", ".", "[SEP]", "x", "b", "[SEP]"]
-    assert list(pick_sentence(TOKENS, corrupted)) == [3, 4, 5, 6]
-    assert list(pick_sentence(TOKENS[:5], [*TOKENS[:4], "x"])) == [3, 4]  # a sequence that ends in a sentence
-    assert len(pick_sentence(["[CLS]"] + ["a"] * 60, ["[CLS]"] + ["b"] * 60)) == 32
+def test_what_does_not_fit_is_refused_with_a_remedy(show, monkeypatch):
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ElectraForRTDPretraining, "generate", full)
+        with pytest.raises(ValueError, match=r"batch of 4 sequences does not fit.*--gradient_accumulation_steps"):
+            show()
+    usage = namedtuple("DiskUsage", "total used free")(10**9, 10**9 - 5000, 5000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(ValueError, match=r"but 5\.0 kB are free.*--save_total_limit"):
+        show()
 
 
-def test_samples_are_aligned_folded_and_in_color_only_on_a_terminal(model, blocks, tokenizer):
-    lines, _ = samples(model, blocks, tokenizer, width=40)
-    assert all(len(line) <= 40 for line in lines)
-    for original, corrupted in pairwise(lines):
-        if original.startswith("original"):
-            one, other = ([match.start() for match in re.finditer(r"\S+", line)] for line in (original, corrupted))
-            assert one == other
-    assert "\x1b[" not in "".join(lines)
-    lines, _ = samples(model, blocks, tokenizer, force_terminal=True, color_system="truecolor")
-    assert "\x1b[" in "".join(lines)
+def test_the_disk_that_is_asked_for_is_about_the_disk_that_a_run_takes(blocks, tokenizer, tmp_path):
+    model = ElectraForRTDPretraining(tiny_config(hidden_size=256))
+    args = arguments(tmp_path, **RUN, save_total_limit=2, checkpoint_fractions=[0.5, 1.0])
+    needed, _ = check_disk(model, args)
+    trainer = RTDTrainer(model, args, *blocks, processing_class=tokenizer)
+    trainer.train()
+    trainer.save_run()
+    last = [size(path) for path in tmp_path.glob("checkpoint-*")]
+    assert len(last) == 2
+    assert needed == pytest.approx(size(tmp_path) + last[0], rel=0.15)  # the third is there while the first is deleted
+    assert check_disk(model, args)[0] < needed - sum(last) * 0.9  # a run that is resumed
+
+
+def size(directory):
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize(
+    ("options", "checkpoints"),
+    [
+        ({"save_total_limit": None}, 5),
+        ({"save_total_limit": 1}, 2),
+        ({"save_steps": 0.5, "save_total_limit": None}, 2),
+        ({"save_strategy": "no"}, 0),
+    ],
+)
+def test_as_many_checkpoints_count_as_lie_there_at_once(model, tmp_path, options, checkpoints):
+    needed, _ = check_disk(model, arguments(tmp_path, **{**RUN, "max_steps": 9, **options}))
+    assert needed == 4 * count_parameters(model).total * (3 * checkpoints + 2)

@@ -94,16 +94,16 @@ def test_the_estimated_auc_is_right_for_normal_logits(by_hand):
     assert meters.drain()["discriminator_auc"] == pytest.approx(exact, abs=0.02)
 
 
-def held_out(output, inputs, padding=0):
-    tensors = [tensor.numpy() for tensor in held_out_tensors(MEASURES, output, inputs)]
-    # The Trainer pads what is as long as a sequence where other processes or batches had longer ones.
-    padded = [np.pad(t, ((0, 0), (0, padding)), constant_values=-100) for t in tensors[1:]]
-    return held_out_metrics(MEASURES, [tensors[0], *padded])
+def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand, model):
+    def held_out(output, inputs, padding=0):
+        tensors = [tensor.numpy() for tensor in held_out_tensors(MEASURES, output, inputs)]
+        # The Trainer pads what is as long as a sequence where other processes or batches had longer ones.
+        padded = [np.pad(t, ((0, 0), (0, padding)), constant_values=-100) for t in tensors[1:]]
+        return held_out_metrics(model, [tensors[0], *padded])
 
-
-def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand):
     output, inputs = by_hand
     metrics = held_out(output, inputs)
+    assert metrics["loss"] == pytest.approx(4.5 / 3 + 50 * 1.75 / 7)
     for name, value in COUNTED.items():
         assert metrics[name] == pytest.approx(value), name
     real = inputs["attention_mask"].bool()
@@ -119,7 +119,7 @@ def test_held_out_metrics_count_by_hand_and_ignore_padding(by_hand):
 def test_an_evaluation_is_found_in_the_log():
     log = [{"step": 3, "eval_loss": 1.0}, {"step": 6, "loss": 2.0}, {"step": 6, "eval_loss": 3.0, "epoch": 1.0}]
     assert evaluation_at(6, log) == {"eval_loss": 3.0}
-    assert evaluation_at(4, log) is None
+    assert evaluation_at(4, log) == {}
 
 
 def test_the_stopwatch_counts_only_what_is_not_paused():
@@ -145,7 +145,8 @@ def test_the_stopwatch_counts_only_what_is_not_paused():
     [(0.0, 0.5, True), (1.0, 0.5, True), (0.0, 0.8, False), (0.3, 0.5, False), (0.0, float("nan"), False)],
 )
 def test_collapse_is_one_answer_to_everything_and_no_ranking(recall, auc, collapsed):
-    assert has_collapsed(recall, auc) == collapsed
+    assert has_collapsed({"discriminator_recall": recall, "discriminator_auc": auc}) == collapsed
+    assert not has_collapsed({"discriminator_masked_accuracy": 0.0})
 
 
 # ---- Exact normalization ----

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hf_electra_rtd import PretrainingRecord
-from hf_electra_rtd.detection.detect import load_for_detection
+from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.training import pretrain
 from tests.conftest import pretraining_flags
 

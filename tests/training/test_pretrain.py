@@ -14,9 +14,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from transformers import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoTokenizer,
     ElectraForMaskedLM,
     ElectraForPreTraining,
 )
@@ -90,15 +87,6 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
     assert record.train_seconds > 0
 
 
-def test_the_networks_of_a_run_load_without_this_package(finished_run):
-    record, pair = PretrainingRecord.load(finished_run), ElectraForRTDPretraining.from_pretrained(finished_run)
-    ids = AutoTokenizer.from_pretrained(finished_run / "discriminator")("the river", return_tensors="pt")["input_ids"]
-    for name, auto in (("discriminator", AutoModelForPreTraining), ("generator", AutoModelForMaskedLM)):
-        network = auto.from_pretrained(finished_run / name)
-        assert network.num_parameters() == record.parameters[name]
-        torch.testing.assert_close(network(ids).logits, getattr(pair, name)(ids).logits)
-
-
 def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, finished_run, capsys):
     cut_back(copied_run)
     status, _ = pretrain("--resume_from_checkpoint", "auto", "--checkpoint_fractions", "0.5", "1.0")
@@ -112,7 +100,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
     shown = capsys.readouterr().out
     assert "step 3/4" in shown
     assert "step 2/4" not in shown
-    for expected in ("HELD-OUT", "original", "replaced?", "discriminator, held out", "from_pretrained"):
+    for expected in ("HELD-OUT", "discriminator, held out", "from_pretrained"):
         assert expected in shown
 
 
@@ -146,7 +134,7 @@ def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, co
     path.write_text('{"run": "old"}')
 
     def check(repo_ids, directory, *options):
-        asked.append(remember(directory))
+        asked.append(remember(directory)["run"])
         if len(asked) == 1:
             raise ValueError("The Hub refuses.")
 
@@ -194,7 +182,7 @@ def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, tmp
     status, directory = pretrain("--dry_run")
     assert status == 0
     shown = capsys.readouterr().out
-    for part in ("The networks", "Tied tensors", "Sequences of the first step", "[MASK]", "4 of 8 sequences"):
+    for part in ("The networks", "Sequences of the first step", "[MASK]", "4 of 8 sequences"):
         assert part in shown
     assert {path.name for path in directory.iterdir()} == {"blocks"}
     assert find_checkpoint(str(directory), None, overwrite=False) is None
@@ -205,10 +193,9 @@ def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, tmp
     [
         ({"train_files": "nothing/*.txt"}, "nothing"),
         ({"sharing": "some"}, "no sharing='some'"),
-        ({"packing": "loose"}, "packing"),
         ({"mask_probability": 1.5}, r"mask_probability is 1\.5"),
         ({"resume_from_checkpoint": "latest"}, "no complete checkpoint"),
-        ({"resume_from_checkpoint": "elsewhere"}, "elsewhere is not a whole checkpoint"),
+        ({"resume_from_checkpoint": "elsewhere"}, "elsewhere cannot be read.*not a whole checkpoint"),
         ({"two_stage_from": "run"}, "Leave --model_config out"),
     ],
 )
@@ -224,26 +211,15 @@ def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, copied_run
         pretrain(output_dir=tmp_path / "file")
     with pytest.raises(ValueError, match=r"has checkpoints after step 2: checkpoint-4"):
         pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-2"))
-    with pytest.raises(ValueError, match="is the first stage"):
-        pretrain(two_stage_from=copied_run, model_config=None)
     lock = lock_directory(tmp_path / "new")
     with pytest.raises(ValueError, match="Another process is using"):
         pretrain(output_dir=tmp_path / "new")
     lock.release()
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match="but 1 kB are free"):
+    with pytest.raises(ValueError, match=r"but 1\.0 kB are free"):
         pretrain(output_dir=tmp_path / "new")
     assert not list((tmp_path / "new").glob("checkpoint-*"))
-
-
-def test_prepared_blocks_and_their_tokenizer_can_be_named(pretrain, blocks, tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    train, held_out = blocks
-    files = {"train_files": train.path, "held_out_files": held_out.path, "tokenizer": tmp_path / "tokenizer"}
-    _, directory = pretrain(**files, max_steps=1)
-    data = PretrainingRecord.load(directory).data
-    assert (data["train"]["sha256"], data["held_out"]["sha256"]) == (train.header.sha256, held_out.header.sha256)
 
 
 def test_pretraining_continues_from_networks(pretrain, tmp_path, tokenizer):
@@ -276,9 +252,8 @@ def test_the_record_is_that_of_the_best_model_where_it_is_loaded(pretrain):
 
 
 def test_the_command_to_resume_is_the_one_that_was_typed(capsys):
-    argv = ["hf-electra-rtd pretrain", "--resume_from_checkpoint", "auto", "--train_files", "a b.txt", "c.txt"]
-    args = SimpleNamespace(max_steps=9, output_dir="runs/x", process_index=0)
-    print_resume_command(SimpleNamespace(argv=[*argv, "--overwrite_output_dir", "--use_cpu"], args=args), 5)
+    argv = ["hf-electra-rtd pretrain", "--train_files", "a b.txt", "c.txt", "--use_cpu"]
+    print_resume_command(SimpleNamespace(argv=argv, args=SimpleNamespace(max_steps=9, output_dir="runs/x")), 5)
     shown = capsys.readouterr().out
     assert "after step 5 of 9 and saved in runs/x" in shown
     command = "  hf-electra-rtd pretrain --train_files 'a b.txt' c.txt --use_cpu --resume_from_checkpoint latest\n"

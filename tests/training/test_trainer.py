@@ -1,3 +1,4 @@
+import logging
 import math
 
 import numpy as np
@@ -136,9 +137,9 @@ def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_
             assert others[1][name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.parametrize(("stop", "accumulation"), [(4, 1), (5, 2)])
+@pytest.mark.parametrize(("stop", "accumulation", "directory"), [(4, 1, "parts"), (5, 2, "new")])
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
-    tmp_path, blocks, tokenizer, stop, accumulation
+    tmp_path, blocks, tokenizer, stop, accumulation, directory, caplog
 ):
     options = {"dropout": 0.1, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
     whole = make_trainer(tmp_path / "whole", blocks, tokenizer, **options)
@@ -146,9 +147,14 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
     interrupted = make_trainer(tmp_path / "parts", blocks, tokenizer, callbacks=[At(stop, interrupt)], **options)
     with pytest.raises(KeyboardInterrupt):
         interrupted.train()
-    resumed = make_trainer(tmp_path / "parts", blocks, tokenizer, **options)
+    resumed = make_trainer(tmp_path / directory, blocks, tokenizer, **options)
     torch.manual_seed(1234)  # whatever the new process had drawn before
+    theirs = logging.getLogger("transformers")  # does not propagate to where pytest listens
+    theirs.addHandler(caplog.handler)
     resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3"))
+    theirs.removeHandler(caplog.handler)
+    assert "missing keys" not in caplog.text
+    assert not list(tmp_path.rglob("training_args.bin"))  # a pickle
     assert torch.equal(losses(whole), losses(resumed))
     assert_equal_weights(whole.model, resumed.model)
     for entry, expected in zip(resumed.state.log_history, whole.state.log_history, strict=True):
@@ -198,8 +204,6 @@ def test_max_steps_or_epochs_decide_the_length(tmp_path, blocks, tokenizer):
     assert trainer.args.max_steps == 2 * len(blocks[0]) // 8
     with pytest.raises(ValueError, match="do not fill one step"):
         make_trainer(tmp_path, blocks, tokenizer, max_steps=-1, num_train_epochs=0.01)
-    with pytest.raises(ValueError, match="one stream of sequences"):
-        make_trainer(tmp_path, blocks, tokenizer, eval_strategy="epoch")
     with pytest.raises(ValueError, match=r"stream has 5 sequences, but 6 steps of 8 sequences need 48"):
         make_trainer(tmp_path, (SequenceStream(blocks[0], 5), blocks[1]), tokenizer)
 
@@ -224,16 +228,16 @@ RARE = {"logging_steps": 100}  # too seldom for the loss to tell
 @pytest.mark.parametrize(
     ("poison", "options", "message", "left"),
     [
-        (At(4, in_the_encoder, "on_step_begin"), {}, r"Step 5: the loss is no longer finite.*checkpoint-3, with", 1),
-        (At(6, in_a_bias), RARE, "a weight is no longer finite.*checkpoint-3", 1),
-        (At(6, in_a_bias), {**RARE, "save_strategy": "no", "eval_strategy": "no"}, "a weight is .*no checkpoint", 0),
+        (At(4, in_the_encoder, "on_step_begin"), {}, "Step 5: the loss", 1),
+        (At(6, in_a_bias), RARE, "Step 6: a weight", 1),
+        (At(6, in_a_bias), {**RARE, "save_strategy": "no", "eval_strategy": "no"}, "Step 6: a weight", 0),
     ],
 )
 def test_what_is_not_finite_stops_the_run_and_is_never_saved(
     tmp_path, blocks, tokenizer, poison, options, message, left
 ):
     trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[poison], **options)
-    with pytest.raises(DivergedError, match=message):
+    with pytest.raises(DivergedError, match=f"{message} is no longer finite"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"][:left]
     assert all(math.isfinite(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)

@@ -10,8 +10,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
-from hf_electra_rtd.cli import flag
-from hf_electra_rtd.data.collator import check_masking
+from hf_electra_rtd.cli import check_ranges, flag
 from hf_electra_rtd.recipes import get_size
 
 
@@ -59,21 +58,26 @@ class RTDTrainingArguments(TrainingArguments):
     ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
 
     def __post_init__(self) -> None:
-        check_masking(self.mask_probability, self.keep_probability)
-        for fraction in self.checkpoint_fractions or ():
-            if not 0 < fraction <= 1:
-                raise ValueError(f"--checkpoint_fractions {fraction:g}: shares lie above 0 and are at most 1.")
+        check_ranges(self)
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
+        if self.metric_for_best_model is not None and self.save_total_limit == 1:
+            self.save_total_limit = 2  # the parent would end with the best checkpoint alone
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Sequences of one optimizer step, over accumulated batches and all processes."""
+        return int(self.train_batch_size * self.gradient_accumulation_steps * self.world_size)
+
+    @property
+    def stream_seed(self) -> int:
+        """The seed of the order of the sequences, of masks and of samples."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size; `num_train_epochs` replaces its length.
-
-        Raises:
-            ValueError: for an unknown size.
-        """
+        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length."""
         recipe = dict(get_size(size).pretraining)
         if "num_train_epochs" in overrides:
             del recipe["max_steps"]
@@ -81,42 +85,25 @@ class RTDTrainingArguments(TrainingArguments):
 
 
 def check_hub_options(args: TrainingArguments) -> None:
-    """Refuses options under which a run cannot publish, or would publish too much.
-
-    Raises:
-        ValueError: names the flag.
-    """
+    """Raises ValueError for options under which a run cannot publish, or would publish too much."""
     if args.hub_token is not None:
-        raise ValueError(
-            "--hub_token would be written into the run's files. Set HF_TOKEN, or log in with `hf auth login`."
-        )
-    strategy, repo_id = HubStrategy(args.hub_strategy), args.hub_model_id or ""
-    for is_wrong, message in (
-        (
-            repo_id.count("/") != 1,
-            "--push_to_hub needs --hub_model_id ORG/NAME. Repositories are ORG/NAME-discriminator and "
-            "ORG/NAME-generator, or ORG/NAME-mrpc for a fine-tuned model.",
-        ),
-        (
-            strategy not in (HubStrategy.END, HubStrategy.EVERY_SAVE),
-            f"--hub_strategy {strategy.value} would upload the state of the optimizer. Choose every_save, which "
-            "publishes the models at each checkpoint, or end.",
-        ),
-        (args.hub_revision, "Leave --hub_revision out: models go to `main`, exports at fractions to `step-N`."),
-        (args.hub_always_push, "Leave --hub_always_push out: one save is published at a time."),
-    ):
-        if args.push_to_hub and is_wrong:
-            raise ValueError(message)
+        raise ValueError("--hub_token would be written into the run's files. Set HF_TOKEN, or use `hf auth login`.")
+    if not args.push_to_hub:
+        return
+    if (args.hub_model_id or "").count("/") != 1:
+        raise ValueError("--push_to_hub needs --hub_model_id ORG/NAME, the start of the repositories' names.")
+    if HubStrategy(args.hub_strategy) not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
+        raise ValueError("--hub_strategy is every_save or end: the others would upload the state of the optimizer.")
+    if args.hub_revision or args.hub_always_push:
+        name = "hub_revision" if args.hub_revision else "hub_always_push"
+        raise ValueError(f"Leave --{name} out: one save at a time goes to `main`, exports at fractions to `step-N`.")
 
 
 def settle_by_device(args: TrainingArguments) -> None:
     """Sets `bf16` and `dataloader_pin_memory` by the device where they are None."""
     if args.bf16 is None:
-        args.bf16 = (
-            not (args.use_cpu or args.fp16)
-            and torch.cuda.is_available()
-            and torch.cuda.is_bf16_supported(including_emulation=False)
-        )
+        may, has_gpu = not (args.use_cpu or args.fp16), torch.cuda.is_available()
+        args.bf16 = may and has_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
 

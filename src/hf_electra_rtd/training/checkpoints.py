@@ -7,7 +7,6 @@ Everything is written by `files.writing`, which forces it to disk before it gets
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import logging
 import os
@@ -19,12 +18,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast_object_list
-from safetensors import SafetensorError
 from torch import nn
 from transformers.trainer_callback import TrainerState
 
+from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.files import remove_directory, remove_partial, writing
+from hf_electra_rtd.files import reading, remove_directory, remove_partial, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
@@ -57,7 +56,7 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """The last whole checkpoint, or None. Warns of later ones that are damaged."""
     for path in reversed(list_checkpoints(output_dir)):
         try:
-            read_state(path)
+            read_checkpoint(path)
         except ValueError as error:
             logger.warning(f"{error} It is ignored.")
             continue
@@ -65,23 +64,45 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def read_state(checkpoint: str | os.PathLike[str]) -> TrainerState:
-    """The state of the loop in a checkpoint.
+def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
+    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], and `files`), and the state of the
+    loop.
 
     Raises:
         ValueError: if the checkpoint is not whole: a file is missing or has another size than when it was written.
     """
-    return _read(Path(checkpoint))[1]
+    path = Path(checkpoint)
+    with reading(path, "It is not a whole checkpoint."):
+        manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
+        damaged = [name for name, known in manifest["files"].items() if not _is_whole(path / name, known)]
+        if damaged:
+            raise ValueError(f"{', '.join(damaged)} missing or cut off")
+        return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
-def trained_sequences(checkpoint: str | os.PathLike[str]) -> str | None:
-    """The hash of the block file that a whole checkpoint was trained on; None for a dataset that is no block file."""
-    sequences = _read(Path(checkpoint))[0]["run"].get("sequences")
-    return sequences if isinstance(sequences, str) else None
+def _is_whole(file: Path, known_size: int) -> bool:
+    return file.is_file() and file.stat().st_size == known_size
+
+
+def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
+    """What a resumed run must have in common with its checkpoint: what decides the sequences, masks and samples of a
+    step (nothing of a dataset that is no [`SequenceStream`]), and the sharing, as tensors of 'gdes' have the names and
+    shapes of others, but mean differences."""
+    if not isinstance(stream, SequenceStream):
+        return {"sharing": model.config.sharing}
+    sequences = stream.sequences
+    return {
+        "sharing": model.config.sharing,
+        "sequences": sequences.header.sha256 if isinstance(sequences, BlockFile) else len(sequences),
+        "seed": stream.seed,
+        "sequences_per_step": args.sequences_per_step,
+        "mask_probability": args.mask_probability,
+        "keep_probability": args.keep_probability,
+    }
 
 
 def check_resumable(
-    checkpoint: str | os.PathLike[str], loop: str, max_steps: int, described: dict[str, Any]
+    checkpoint: str | os.PathLike[str], max_steps: int, loop: str, described: dict[str, Any]
 ) -> TrainerState:
     """The state of a checkpoint that a run can resume from. `loop` and `described` are as in [`writing_checkpoint`].
 
@@ -89,7 +110,7 @@ def check_resumable(
         ValueError: for a checkpoint that is not whole, has no optimizer, is of another loop, stream or sharing, or is
             beyond the end of the run.
     """
-    manifest, state = _read(Path(checkpoint))
+    manifest, state = read_checkpoint(checkpoint)
     before = manifest["run"]
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
     if manifest["loop"] != loop:
@@ -106,28 +127,17 @@ def check_resumable(
     return state
 
 
-def _read(path: Path) -> tuple[dict[str, Any], TrainerState]:
-    try:
-        manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-        cut_off = [name for name, size in manifest["files"].items() if (path / name).stat().st_size != size]
-        if cut_off:
-            raise ValueError(f"{', '.join(cut_off)} cut off")
-        return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{path} is not a whole checkpoint ({error}).") from None
-
-
 # ---- Writing ----
 
 
 @contextmanager
 def writing_checkpoint(
     output_dir: str | os.PathLike[str],
+    accelerator: Accelerator,
+    keep: int | None,  # this checkpoint, the best one and the last ones before; None keeps all
+    state: TrainerState,  # read when the block ends
     loop: str,  # its name: each loop reads its own checkpoints only
     described: dict[str, Any],  # by `describe_run`
-    accelerator: Accelerator,
-    keep: int | None,  # this checkpoint, the best one and the last ones before; None or 0 keeps all
-    state: TrainerState,  # read when the block ends
 ) -> Iterator[Path]:
     """Yields a path, the same in every process, to write the files of a checkpoint into. It becomes
     `output_dir/checkpoint-<step>` when all processes have left the block; then old checkpoints are removed.
@@ -136,7 +146,7 @@ def writing_checkpoint(
         OSError: if anything could not be written; earlier checkpoints stay as they are.
     """
     target, is_main = Path(output_dir) / f"{CHECKPOINT_PREFIX}{state.global_step}", accelerator.is_main_process
-    with writing_model(target) if is_main else nullcontext() as partial:
+    with writing(target, MANIFEST_FILE) if is_main else nullcontext() as partial:
         shared = [str(partial)]
         broadcast_object_list(shared)
         checkpoint = Path(shared[0])
@@ -144,29 +154,16 @@ def writing_checkpoint(
         accelerator.wait_for_everyone()
         if is_main:
             state.save_to_json(str(checkpoint / STATE_FILE))
-            files = (path for path in sorted(checkpoint.rglob("*")) if path.is_file())
-            sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in files}
-            manifest = {"loop": loop, "run": described, "files": sizes}
+            paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
+            files = {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths}
+            manifest = {"loop": loop, "run": described, "files": files}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    if is_main and keep and keep > 0:
+    if is_main and keep:
         whole = list_checkpoints(output_dir)
         protected = {target.name, Path(state.best_model_checkpoint or "").name}
         for path in [path for path in whole if path.name not in protected][: max(0, len(whole) - keep)]:
             remove_directory(path)
     accelerator.wait_for_everyone()
-
-
-@contextmanager
-def writing_model(path: Path) -> Iterator[Path]:
-    """[`files.writing`], where a full disk is an `OSError` whatever torch and safetensors make of it."""
-    with writing(path) as partial:
-        try:
-            yield partial
-        except (SafetensorError, RuntimeError) as error:
-            signs = ("PytorchStreamWriter", "unexpected pos", "iostream")
-            if isinstance(error, RuntimeError) and not any(sign in str(error) for sign in signs):
-                raise
-            raise OSError(errno.EIO, str(error)) from error
 
 
 def remove_unfinished(output_dir: str | os.PathLike[str]) -> None:
@@ -181,17 +178,13 @@ def fraction_directory(output_dir: str, fraction: float) -> Path:
 
 
 def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -> list[FractionRecord]:
-    """The exports of a run up to a step, in order; those of a run of another length do not count: it warns of them."""
-    planned = fraction_steps(args.checkpoint_fractions, max_steps)
-    paths = {step: fraction_directory(str(args.output_dir), fraction) for step, fraction in planned.items()}
-    found = {step: FractionRecord.load(path) for step, path in paths.items() if path.exists() and step <= last_step}
-    for step, record in found.items():
-        if record.step != step:
-            logger.warning(
-                f"{paths[step]} is of step {record.step:,}, but this fraction of the run ends at step {step:,}. It is "
-                "not listed in the record. Remove it."
-            )
-    return [record for step, record in found.items() if record.step == step]
+    """The exports of a run up to a step, in order; those of a run of another length do not count."""
+    found = []
+    for step, fraction in fraction_steps(args.checkpoint_fractions, max_steps).items():
+        path = fraction_directory(str(args.output_dir), fraction)
+        if step <= last_step and path.exists() and (record := FractionRecord.load(path)).step == step:
+            found.append(record)
+    return found
 
 
 def save_outputs(
@@ -205,7 +198,7 @@ def save_outputs(
     """
     directory = Path(output_dir)
     outputs = directory / ".outputs"
-    with writing_model(outputs) as partial:
+    with writing(outputs, ".") as partial:
         model.save_pretrained(partial)
         model.save_towers(partial, tokenizer)
         if tokenizer is not None:

@@ -1,12 +1,17 @@
-"""What training measures: losses and rates along the run, held-out metrics, signs of trouble, exact loss counts."""
+"""What training measures: losses and rates along the run, held-out metrics, signs of trouble, exact loss counts; and
+the record of it all."""
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +20,22 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
+from transformers import TrainerState
 
+from hf_electra_rtd import records
+from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
+from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
+from hf_electra_rtd.files import reading
 from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
-from hf_electra_rtd.ops import IGNORED, masked_slots
+from hf_electra_rtd.ops import IGNORED, masked_slots, num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
-from hf_electra_rtd.training.checkpoints import latest_checkpoint
+from hf_electra_rtd.training.checkpoints import read_fractions
 
 
 logger = logging.getLogger(__name__)
+
+EMISSIONS_FILE = "emissions.csv"  # written by codecarbon, a line for each session
 
 
 # ---- Along the run ----
@@ -58,7 +70,7 @@ class Stopwatch:
     ) -> None:
         self._now = now
         self._started: float | None = None
-        self._passed = max((entry.get("train_seconds", 0.0) for entry in log_history), default=0.0)
+        self._passed = max((log.get("train_seconds", 0.0) for log in log_history), default=0.0)
         self._lap_began = self._passed
 
     def start(self) -> None:
@@ -69,11 +81,10 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Seconds since `start` without pauses, and those of the sessions before."""
         return self._passed + (0.0 if self._started is None else self._now() - self._started)
 
     def lap(self) -> float:
-        """Seconds since the last lap without pauses, at least a nanosecond."""
+        """Seconds since the last lap, at least a nanosecond."""
         began, self._lap_began = self._lap_began, self.seconds
         return max(self._lap_began - began, 1e-9)
 
@@ -99,23 +110,19 @@ def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inpu
     return [sum_rows(measures, seen), *(tensor for measure in measures for tensor in measure.whole(seen))]
 
 
-def held_out_metrics(measures: Sequence[Measure], tensors: Sequence[np.ndarray]) -> dict[str, float]:
+def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray]) -> dict[str, float]:
     """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100 where
-    sequences differ in length."""
+    sequences differ in length; and `loss`, that of the whole set, as a mean of means would depend on the batch size.
+    """
     sums, *whole = tensors
-    return report_totals(measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
-
-
-def held_out_results(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray]) -> dict[str, float]:
-    """The held-out metrics, and `loss`: that of the whole set, as a mean of means would depend on the batch size."""
-    metrics = held_out_metrics(model.measures, tensors)
+    metrics = report_totals(model.measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
     loss = model.config.discriminator_weight * metrics["discriminator_loss"]
     return {"loss": float(loss + model.config.generator_weight * metrics.get("generator_loss", 0.0)), **metrics}
 
 
 @torch.no_grad()
 def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
-    """The [`held_out_results`] with the prefix `eval_`, over all processes of a run; for a loop without the Trainer.
+    """The [`held_out_metrics`] with the prefix `eval_`, over all processes of a run; for a loop without the Trainer.
     Model and loader are as `accelerator` prepared them; the model keeps its mode."""
     unwrapped: Any = accelerator.unwrap_model(model)
     training = model.training
@@ -126,13 +133,16 @@ def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Acceler
         parts.append([tensor.cpu().numpy() for tensor in tensors])
     model.train(training)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return {f"eval_{name}": value for name, value in held_out_results(unwrapped, columns).items()}
+    return {f"eval_{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
 
 
-def evaluation_at(step: int, log_history: Sequence[dict[str, float]]) -> dict[str, float] | None:
-    """The held-out metrics that were logged at a step, None where none were."""
-    logged = [log for log in log_history if log["step"] == step and "eval_loss" in log]
-    return {name: value for name, value in logged[-1].items() if name.startswith("eval_")} if logged else None
+def evaluation_at(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The held-out metrics that were last logged at a step; empty where none were."""
+    found: dict[str, Any] = {}
+    for log in log_history:
+        if log["step"] == step and "eval_loss" in log:
+            found = {name: value for name, value in log.items() if name.startswith("eval_")}
+    return found
 
 
 # ---- Signs of trouble ----
@@ -141,54 +151,31 @@ def evaluation_at(step: int, log_history: Sequence[dict[str, float]]) -> dict[st
 class DivergedError(FloatingPointError):
     """The loss or a weight is no longer a finite number."""
 
-
-class HealthWatch:
-    """Stops a run that diverges before it saves anything, and warns of a discriminator that has collapsed."""
-
-    def __init__(self, args: RTDTrainingArguments) -> None:
-        self._args = args
-        self._collapsed = False
-
-    def check_loss(self, step: int, loss: float) -> None:
-        """Raises [`DivergedError`] for a loss that is not finite."""
-        self._check(math.isfinite(loss), step, "the loss")
-
-    def check_weights(self, step: int, model: nn.Module) -> None:
-        """Raises [`DivergedError`] for a weight that is not finite; waits for the device once. Each process checks its
-        own part of a sharded model."""
-        parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
-        self._check(bool(torch.stack([part.isfinite().all() for part in parts]).all()), step, "a weight")
-
-    def _check(self, is_finite: bool, step: int, what: str) -> None:
-        if not is_finite:
-            last = latest_checkpoint(str(self._args.output_dir))
-            remedy = f"Resume from the last checkpoint, {last}," if last else "There is no checkpoint. Start again"
-            raise DivergedError(
-                f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. {remedy} with a "
-                "lower learning rate or a longer warm-up."
-            )
-
-    def check_discriminator(self, step: int, max_steps: int, metrics: Mapping[str, float], prefix: str = "") -> None:
-        """Warns, once until it recovers, of a discriminator that gives every token the same answer. Metrics of an
-        objective without a discriminator are ignored."""
-        recall, auc = (metrics.get(f"{prefix}discriminator_{name}") for name in ("recall", "auc"))
-        if recall is None or auc is None:
-            return
-        # Every discriminator does so at the beginning.
-        is_late = step > max(self._args.get_warmup_steps(max_steps), max_steps // 10)
-        collapsed = is_late and has_collapsed(recall, auc)
-        if collapsed and not self._collapsed:
-            logger.warning(
-                f"Step {step:,}: the discriminator has collapsed to the majority class (recall {recall:.1%}, area "
-                f"under the ROC curve {auc:.2f}). Try a smaller generator (--generator_hidden_size), a lower learning "
-                "rate or a longer warm-up."
-            )
-        self._collapsed = collapsed
+    def __init__(self, step: int, what: str) -> None:
+        super().__init__(
+            f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. Resume from its last "
+            "checkpoint, or start again, with a lower learning rate or a longer warm-up."
+        )
 
 
-def has_collapsed(recall: float, auc: float) -> bool:
+def check_loss(step: int, loss: float) -> None:
+    """Raises [`DivergedError`] for a loss that is not finite."""
+    if not math.isfinite(loss):
+        raise DivergedError(step, "the loss")
+
+
+def check_weights(step: int, model: nn.Module) -> None:
+    """Raises [`DivergedError`] for a weight that is not finite; waits for the device once. Each process checks its own
+    part of a sharded model."""
+    parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
+    if not torch.stack([part.isfinite().all() for part in parts]).all():
+        raise DivergedError(step, "a weight")
+
+
+def has_collapsed(metrics: Mapping[str, float]) -> bool:
     """Whether the discriminator gives every token the same answer (recall below 1 % or above 99 %) and does not rank
-    replaced tokens higher either (area under the ROC curve below 0.55)."""
+    replaced tokens higher either (area under the ROC curve below 0.55). False where there is none."""
+    recall, auc = (metrics.get(f"discriminator_{name}", 0.5) for name in ("recall", "auc"))
     return not 0.01 <= recall <= 0.99 and auc < 0.55
 
 
@@ -218,3 +205,87 @@ def exact_loss(
     if output.generator_loss is not None:
         loss = loss + model.config.generator_weight * output.generator_loss * share[0]
     return loss
+
+
+# ---- The record ----
+
+
+def make_record(
+    model: ElectraForRTDPretraining,
+    args: RTDTrainingArguments,
+    stream: Any,
+    held_out: Any,
+    state: TrainerState,
+    train_seconds: float,
+    command: str | None = None,
+    started: str | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> records.PretrainingRecord:
+    """The record of a run so far. Of `model` only the configuration and numbers of parameters are read.
+
+    `stream` and `held_out` are streams or any datasets; sources and exact numbers of tokens are known for a
+    [`BlockFile`] only. By default `command` is that of this process, and it started now. `arguments` are groups beside
+    `training`.
+    """
+    step, num_sequences = state.global_step, state.global_step * args.sequences_per_step
+    data = {"train": stream} if held_out is None else {"train": stream, "held_out": held_out}
+    return records.PretrainingRecord(
+        command=command or records.public_command(sys.argv),
+        started=started or records.utc_now(),
+        finished=records.utc_now(),
+        arguments=records.public({**(arguments or {}), "training": args.to_dict()}),
+        model=records.public(model.config.to_dict()),
+        parameters=count_parameters(model).as_dict(),
+        data={name: _describe(sequences) for name, sequences in data.items()},
+        hardware=records.collect_hardware(),
+        versions=records.collect_versions(),
+        steps=step,
+        sequences=num_sequences,
+        tokens=count_tokens(stream, args, num_sequences),
+        train_seconds=train_seconds,
+        flops=count_flops(model, args, num_sequences),
+        curves=list(state.log_history),
+        metrics=evaluation_at(step, state.log_history),
+        fractions=[asdict(fraction) for fraction in read_fractions(args, state.max_steps, step)],
+        emissions=_read_emissions(Path(str(args.output_dir)) / EMISSIONS_FILE),
+    )
+
+
+def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) -> int:
+    """Tokens in the first sequences of a run. Padding counts where the sequences are no [`BlockFile`]."""
+    if isinstance(stream, SequenceStream) and isinstance(stream.sequences, BlockFile):
+        return stream.num_tokens(num_sequences)
+    return num_sequences * args.max_seq_length
+
+
+def count_flops(model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int) -> dict[str, float]:
+    """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.accounting`."""
+    length, masked = args.max_seq_length, num_masked(args.mask_probability, args.max_seq_length)
+    return {
+        "model": float(model_flops(model.config, num_sequences, length, masked)),
+        "paper": paper_flops(model.config, num_sequences, length, masked / length),
+    }
+
+
+def _describe(sequences: Any) -> dict[str, Any]:
+    sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
+    is_prepared = isinstance(sequences, BlockFile)
+    return records.public(asdict(sequences.header)) if is_prepared else {"num_sequences": len(sequences)}
+
+
+def _read_emissions(path: Path) -> dict[str, Any]:
+    """As in `PretrainingRecord`, all sessions of the run together; empty where nothing was measured."""
+    if not path.is_file():
+        return {}
+    try:
+        with reading(path, "The record has no emissions."), path.open(encoding="utf-8", newline="") as file:
+            *_, last = sessions = list(csv.DictReader(file))
+            columns = ("emissions", "energy_consumed")
+            emissions, energy = (math.fsum(float(each[name]) for each in sessions) for name in columns)
+            if not math.isfinite(emissions + energy):
+                raise ValueError(f"{emissions:g} kg, {energy:g} kWh")
+            source = f"codecarbon {last['codecarbon_version']}"
+            return {"kg_co2_eq": emissions, "energy_kwh": energy, "country": last["country_name"], "source": source}
+    except ValueError as error:
+        logger.warning(str(error))
+        return {}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import flag
+from hf_electra_rtd.cli import check_ranges, flag
 from hf_electra_rtd.configuration_electra_rtd import (
     GENERATOR_NAMES,
     OBJECTIVE_TRAITS,
@@ -36,6 +36,12 @@ _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     *("disallow_correct", "sampling_dropout", "freeze_generator"),
 )
+# A flag that decides what others would decide.
+_EXCLUDED = {
+    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *DEFAULT_FRACTIONS),
+    "model_config": ("generator", "discriminator"),
+    "generator": tuple(DEFAULT_FRACTIONS),
+}
 
 
 @dataclass
@@ -73,24 +79,16 @@ class ModelArguments:
     )
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         refuse_unknown_names(self.options)
-        networks = list(self.given(("generator", "discriminator")))
+        for name in self.given(_EXCLUDED):
+            for other in self.given(_EXCLUDED[name]):
+                raise ValueError(f"--{name} decides which networks there are. Leave --{other} out.")
+        # Refuses options that contradict each other before any work is lost.
         if self.two_stage_from is not None:
-            for name in self.given(("model_config", *networks, "generator_type", *DEFAULT_FRACTIONS)):
-                raise ValueError(f"--two_stage_from decides which networks there are. Leave --{name} out.")
-            if self.objective is not None and not OBJECTIVE_TRAITS[self.objective].has_generator:
-                raise ValueError(
-                    f"--two_stage_from needs an objective with a generator: --objective {self.objective}."
-                )
-            for name, value in SECOND_STAGE.items():
-                if getattr(self, name) not in (None, value):
-                    raise ValueError(f"--two_stage_from means --{name} {value}. Leave --{name} out.")
-        elif self.model_config is not None and networks:
-            raise ValueError(f"--model_config describes new networks. Leave it or --{networks[0]} out.")
-        elif self.generator is not None and self.fractions:
-            raise ValueError(f"--{next(iter(self.fractions))} is for a new generator. Leave it or --generator out.")
-        elif self.model_config is None and not networks:
-            ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)  # refuses before any work is lost
+            ElectraRTDConfig(**self.options)
+        elif not self.given(("model_config", "generator", "discriminator")):
+            ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of the flags that were given."""
@@ -105,7 +103,8 @@ class ModelArguments:
     def options(self) -> dict[str, Any]:
         """The given options of `ElectraRTDConfig`, by its names."""
         given = self.given(_OPTIONS).items()
-        return {"generator" if name == "generator_type" else name: value for name, value in given}
+        options = {} if self.two_stage_from is None else dict(SECOND_STAGE)
+        return options | {"generator" if name == "generator_type" else name: value for name, value in given}
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -133,11 +132,10 @@ def build_model(
     if model.config.freeze_generator and arguments.two_stage_from is None and arguments.generator is None:
         raise ValueError("--freeze_generator would freeze an untrained generator. Name a trained one (--generator).")
     for name, config in model.config.towers.items():
-        tokens, positions = config.vocab_size, config.max_position_embeddings
-        if tokens != len(tokenizer):
+        if (tokens := config.vocab_size) != len(tokenizer):
             remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
             raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
-        if positions < max_seq_length:
+        if (positions := config.max_position_embeddings) < max_seq_length:
             message = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}."
             raise ValueError(f"{message} Use shorter sequences or another model.")
     if arguments.attn_implementation is not None:
@@ -151,32 +149,30 @@ def build_model(
 def _new_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> ElectraRTDConfig:
-    if arguments.model_config is None:
-        return ElectraRTDConfig.from_size(
-            arguments.size,
-            vocab_size=len(tokenizer),
-            max_position_embeddings=max(MAX_LENGTH, max_seq_length),
-            pad_token_id=tokenizer.pad_token_id,
-            **arguments.fractions,
-            **arguments.options,
-        )
-    config, options = ElectraRTDConfig.from_pretrained(arguments.model_config), arguments.options
-    if arguments.fractions:
-        options["generator_config"] = _smaller(config.discriminator_config, arguments)
-    return config.changed(**options)
+    options = arguments.options
+    if arguments.model_config is not None:
+        config = ElectraRTDConfig.from_pretrained(arguments.model_config)
+        if arguments.fractions:
+            options["generator_config"] = _smaller(config.discriminator_config, arguments)
+        return config.changed(**options)
+    return ElectraRTDConfig.from_size(
+        arguments.size,
+        vocab_size=len(tokenizer),
+        max_position_embeddings=max(MAX_LENGTH, max_seq_length),
+        pad_token_id=tokenizer.pad_token_id,
+        **arguments.fractions,
+        **options,
+    )
 
 
 def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretraining:
     """The second stage of two-stage training (paper, section 3.2): the generator as the first stage left it, frozen,
     and a discriminator whose encoder starts as the generator's."""
-    has_ended = (run / "config.json").is_file() and (run / "discriminator").is_dir()
-    objective = read_config(run).get("objective") if has_ended else None
-    if objective != "mlm":
-        found = f"was trained with --objective {objective}" if has_ended else "is not a finished run"
-        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} {found}.")
+    if read_config(run).get("objective") != "mlm" or not (run / "discriminator").is_dir():
+        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} is none.")
     generator = load_tower(FAMILIES["electra"].masked_lm, run / "discriminator")
     both = {"generator_config": generator.config, "discriminator_config": generator.config}
-    model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **{**SECOND_STAGE, **options}), generator=generator)
+    model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **options), generator=generator)
     model.discriminator.base_model.load_state_dict(generator.base_model.state_dict())
     return model
 

@@ -17,8 +17,6 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 logger = logging.getLogger(__name__)
 
-_FUSED_DEVICES = {"cpu", "cuda", "mps", "xpu"}  # where torch has AdamW in one kernel
-
 
 class ElectraAdamW(torch.optim.AdamW):
     """Adam with decoupled weight decay and, unlike `torch.optim.AdamW`, without bias correction.
@@ -31,7 +29,7 @@ class ElectraAdamW(torch.optim.AdamW):
     (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 times at its peak, step 12, still 3.2 times at step 100 and 1.6 at step 500.
     A warm-up of 10,000 steps makes up for this. After a short one the discriminator can get stuck for good in the
     first hundred steps: short runs want a lower learning rate or `bias_correction=True`, which gives
-    `torch.optim.AdamW`. This class takes the options of that one; `fused` is the default where the devices have it.
+    `torch.optim.AdamW`. This class takes the options of that one; `fused` is the default.
 
     After infinitely many steps there is nothing left to correct: without bias correction, the `step` in the state of
     each parameter is infinite from the start, and torch's own kernels do the rest.
@@ -47,33 +45,22 @@ class ElectraAdamW(torch.optim.AdamW):
         bias_correction: bool = False,
         **options: Any,
     ) -> None:
+        if not options.keys() & {"fused", "foreach", "differentiable"}:
+            options["fused"] = True
+        self._bias_correction = bias_correction
         super().__init__(params, lr, betas, eps, weight_decay, **options)
-        self.defaults["bias_correction"] = bias_correction
-        tensors = [param for group in self.param_groups for param in group["params"]]
-        is_chosen = options.keys() & {"fused", "foreach", "differentiable"}
-        if not is_chosen and all(each.device.type in _FUSED_DEVICES and each.is_floating_point() for each in tensors):
-            for options_of in (self.defaults, *self.param_groups):
-                options_of["fused"] = True
-        for group in self.param_groups:
-            group.setdefault("bias_correction", bias_correction)
+        self._step_supports_amp_scaling = False  # so that `accelerate` sees when a step in float16 was skipped
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        for group in self.param_groups:
-            group.setdefault("bias_correction", self.defaults["bias_correction"])
-            self._end_correction(group, group["params"])
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group({"bias_correction": self._bias_correction, **param_group})
 
     def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
-        begin = [param for param in group["params"] if param.grad is not None and not self.state[param]]
+        new = [param for param in group["params"] if param.grad is not None and not self.state[param]]
         result = super()._init_group(group, *lists)
-        self._end_correction(group, begin)
-        return result
-
-    def _end_correction(self, group: dict[str, Any], params: list[Tensor]) -> None:
         if not group["bias_correction"]:
-            for param in params:
-                if param in self.state and "step" in self.state[param]:
-                    self.state[param]["step"].fill_(math.inf)
+            for param in new:
+                self.state[param]["step"].fill_(math.inf)
+        return result
 
 
 def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -96,10 +83,8 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
     """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up).
 
     Source: google-research/electra, `create_optimizer`. `transformers`' linear schedule decays only after the warm-up,
-    and so reaches the full base rate, which this one never does. A run without steps is a `ValueError`.
+    and so reaches the full base rate, which this one never does.
     """
-    if num_training_steps < 1:
-        raise ValueError(f"num_training_steps is {num_training_steps}: a schedule needs at least one step.")
 
     def factor(step: int) -> float:
         warmup = min(1.0, step / num_warmup_steps) if num_warmup_steps > 0 else 1.0

@@ -13,8 +13,11 @@ would take. Ctrl-C saves a checkpoint and prints the command that continues.
 
 from __future__ import annotations
 
+import copy
 import logging
+import math
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,14 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase, set_seed
+from rich.console import Console
+from rich.filesize import decimal as format_bytes
+from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
+from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
+from hf_electra_rtd.accounting import count_parameters
 from hf_electra_rtd.cli import INTERRUPTED, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
+from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, DataArguments, get_sequences, get_tokenizer
-from hf_electra_rtd.data.stream import SequenceStream
+from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, get_sequences, get_tokenizer
 from hf_electra_rtd.files import lock_directory, naming, remove_directory, write_text
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
@@ -39,20 +46,29 @@ from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
-from hf_electra_rtd.training import checkpoints
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
-from hf_electra_rtd.training.console import print_samples, print_summary
-from hf_electra_rtd.training.dry_run import check_disk, dry_run
-from hf_electra_rtd.training.interruption import StopSignal, StopSignalCallback
+from hf_electra_rtd.training import checkpoints, meters
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
+from hf_electra_rtd.training.console import (
+    RTDPrinterCallback,
+    format_duration,
+    format_flops,
+    print_rows,
+    print_samples,
+    print_summary,
+)
 from hf_electra_rtd.training.model import ModelArguments, build_model
-from hf_electra_rtd.training.record import EMISSIONS_FILE
-from hf_electra_rtd.training.stream import fit_stream, held_out_stream, make_collator
-from hf_electra_rtd.training.trainer import RTDTrainer
+from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
 
 logger = logging.getLogger(__name__)
 
-NUM_SAMPLES = 4  # held-out sequences shown at the end
+_SIZES = (
+    *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size", "vocab_size"),
+    "max_position_embeddings",
+)
+_TIMED_STEPS = 3  # after one to warm up
+_SEQUENCES_SHOWN = 2
+_FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
 
 
 @dataclass
@@ -104,10 +120,9 @@ def main(
     """
     with start(argv, description, defaults or {}, default_text) as run:
         if run.arguments.dry_run:
-            dry_run(run.model, run.stream, run.collator, run.args)
+            dry_run(run)
             return 0
-        with StopSignal() as signal:
-            stop = StopSignalCallback(signal)
+        with StopSignal() as stop:
             with _publication_of_its_own(run):
                 data = (run.stream, run.held_out, run.tokenizer, run.collator)
                 trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
@@ -115,13 +130,26 @@ def main(
             trainer.record_facts = run.record_facts
             trainer.train(resume_from_checkpoint=run.checkpoint)
         if stop.stopped:
-            print_resume_command(run, trainer.state.global_step)
+            if trainer.is_world_process_zero():
+                print_resume_command(run, trainer.state.global_step)
             return INTERRUPTED
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
-        print_results(run, record, None if trainer.is_fsdp_enabled else run.model)
+        print_summary(record, str(run.directory))
         return report(trainer.published, str(run.directory)) if run.args.push_to_hub else 0
+
+
+def print_resume_command(run: Run, step: int) -> None:
+    """The last words of a run that was interrupted and saved."""
+    program, *words = run.argv
+    program = program if program.startswith("hf-electra-rtd ") else shlex.quote(program)
+    print(
+        f"\nInterrupted after step {step:,} of {run.args.max_steps:,} and saved in {run.args.output_dir}. Continue "
+        "with the same launcher and these flags:\n"
+        f"  {program} {shlex.join([*words, '--resume_from_checkpoint', 'latest'])}",
+        flush=True,
+    )
 
 
 # ---- Before the loop ----
@@ -154,15 +182,12 @@ def start(
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
-    threads, cores = torch.get_num_threads(), count_cores()
-    if args.device.type == "cpu" and args.world_size * threads < cores:  # `accelerate launch` gives each process one
+    used, cores = args.world_size * torch.get_num_threads(), count_cores()
+    if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
         logger.warning(
-            f"Training on {args.world_size * threads} of {cores} CPU cores. To use all, launch with "
-            f"--num_cpu_threads_per_process {cores // args.world_size} (or set OMP_NUM_THREADS)."
+            f"Training on {used} of {cores} CPU cores. To use all, launch with --num_cpu_threads_per_process "
+            f"{cores // args.world_size} (or set OMP_NUM_THREADS)."
         )
-    first_stage = model_args.two_stage_from
-    if first_stage is not None and Path(first_stage).resolve() == Path(output_dir).resolve():
-        raise ValueError("--output_dir is the first stage (--two_stage_from). Choose another --output_dir.")
     with ExitStack() as until_the_end:
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
@@ -170,18 +195,21 @@ def start(
             if is_main and not run_args.dry_run:
                 with naming(output_dir):
                     until_the_end.callback(lock_directory(output_dir).release)
-            trained = checkpoint or (None if is_main else f"{output_dir}/{TOKENIZER_DIRECTORY}")
-            source, quiet = model_args.tokenizer_source, bool(args.disable_tqdm)
-            tokenizer = get_tokenizer(data_args, output_dir, source, trained, disable_progress=quiet)
-            trained_on = None if checkpoint is None else checkpoints.trained_sequences(checkpoint)
-            train, held_out = get_sequences(data_args, args, tokenizer, trained_on)
-        model = build_model(model_args, tokenizer, args.max_seq_length)
-        stream, evaluated = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
-        words, flags = [sys.argv[0], *argv], (run_args, args, card, publication)
+            blocks = Path(output_dir) / BLOCKS_DIRECTORY
+            tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
+            before = {} if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]["run"]
+            train, held_out = get_sequences(data_args, args, blocks, tokenizer, before.get("sequences"))
         arguments = {"model": asdict(model_args), "data": asdict(data_args)}
-        facts = {"command": public_command(words), "started": started, "arguments": arguments}
-        collator = make_collator(tokenizer, args)
-        yield Run(words, *flags, checkpoint, tokenizer, stream, evaluated, collator, model, facts)
+        words = [sys.argv[0], *argv]
+        yield Run(
+            words,
+            *(run_args, args, card, publication, checkpoint, tokenizer),
+            model=build_model(model_args, tokenizer, args.max_seq_length),
+            stream=fit_stream(train, args),
+            held_out=None if held_out is None else held_out_stream(held_out),
+            collator=make_collator(tokenizer, args),
+            record_facts={"command": public_command(words), "started": started, "arguments": arguments},
+        )
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
@@ -202,22 +230,15 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     if resume == "auto" and is_finished:
         logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
         raise SystemExit(0)
+    choose = "or choose another --output_dir."
     if resume not in (None, "auto"):
-        step = checkpoints.read_state(resume).global_step
-        if later := [
-            path.name for path in checkpoints.list_checkpoints(output_dir) if checkpoints.checkpoint_step(path) > step
-        ]:
-            raise ValueError(
-                f"{output_dir} has checkpoints after step {step:,}: {', '.join(later)}. Remove them to resume from "
-                f"{resume}, or choose another --output_dir."
-            )
+        step, there = checkpoints.read_checkpoint(resume)[1].global_step, checkpoints.list_checkpoints(output_dir)
+        if later := ", ".join(path.name for path in there if checkpoints.checkpoint_step(path) > step):
+            raise ValueError(f"{output_dir} has checkpoints after step {step:,}: {later}. Remove them, {choose}")
         return resume
     if not overwrite and (latest is not None or is_finished):
-        resuming = "" if latest is None else " To continue it, add --resume_from_checkpoint latest."
-        raise ValueError(
-            f"{output_dir} holds another run.{resuming} To delete it, add --overwrite_output_dir, or choose another "
-            "--output_dir."
-        )
+        more = "" if latest is None else " To continue it, add --resume_from_checkpoint latest."
+        raise ValueError(f"{output_dir} holds another run.{more} To delete it, add --overwrite_output_dir, {choose}")
     return None
 
 
@@ -225,8 +246,7 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
 def _publication_of_its_own(run: Run) -> Iterator[None]:
     """A run that replaces another one must not be taken for it on the Hub, so the key of the other is gone before the
     Hub is asked. It comes back if this run cannot start."""
-    path = run.directory / PUBLISH_FILE
-    old = None
+    path, old = run.directory / PUBLISH_FILE, None
     if run.args.process_index == 0 and run.replaces_another and path.exists():
         old = path.read_text(encoding="utf-8")
         path.unlink()
@@ -243,47 +263,115 @@ def prepare_output_dir(run: Run) -> None:
     removes what killed processes left and, with `--overwrite_output_dir`, the run before. For every process."""
     if run.args.process_index != 0:
         return
-    check_disk(run.model, run.args, run.args.max_steps)
+    check_disk(run.model, run.args)
     checkpoints.remove_unfinished(run.directory)
     if run.replaces_another:
         # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
-        names = [PretrainingRecord.FILE, CURVES_FILE, EMISSIONS_FILE, "model.safetensors"]
-        for name in names if run.args.push_to_hub else [*names, PUBLISH_FILE]:
-            (run.directory / name).unlink(missing_ok=True)
-        parts = [run.directory / name for name in ("generator", "discriminator", checkpoints.FRACTIONS_DIRECTORY)]
-        for part in (*checkpoints.list_checkpoints(run.directory), *parts):
-            if part.exists():
-                remove_directory(part)
+        old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
+        old += [meters.EMISSIONS_FILE, checkpoints.FRACTIONS_DIRECTORY]
+        old += [] if run.args.push_to_hub else [PUBLISH_FILE]
+        old += [path.name for path in checkpoints.list_checkpoints(run.directory)]
+        for path in (run.directory / name for name in old):
+            if path.is_dir():
+                remove_directory(path)
+            else:
+                path.unlink(missing_ok=True)
 
 
-# ---- After the loop ----
+# ---- Dry run ----
 
 
-def print_results(run: Run, record: PretrainingRecord, model: ElectraForRTDPretraining | None = None) -> None:
-    """Prints some held-out sentences and the summary of a finished run. `model` None loads what the run saved."""
-    if run.held_out is not None:
-        model = ElectraForRTDPretraining.from_pretrained(run.directory) if model is None else model
-        shown = list(range(min(NUM_SAMPLES, len(run.held_out))))
-        print_samples(model, run.collator, run.held_out.__getitems__(shown))
-    print_summary(record, str(run.args.output_dir))
+def dry_run(run: Run, console: Console | None = None) -> None:
+    """Prints what a run would do: networks, first sequences, length, FLOPs, memory, disk, time. Only the main process
+    prints. It moves the model to its device, and trains a few steps with a learning rate of zero, so that every weight
+    stays the same to the bit.
+
+    Raises:
+        ValueError: if the disk has not enough room, or a batch does not fit in the GPU's memory.
+    """
+    model, stream, args, device = run.model, run.stream, run.args, run.args.device
+    console = console or Console(highlight=False, quiet=args.process_index != 0)
+    needed, free = check_disk(model, args)
+    model.to(device)  # type: ignore[arg-type]
+
+    towers, counts = model.config.towers, count_parameters(model)
+    rows = [(key.replace("_", " "), *(f"{getattr(each, key):,}" for each in towers.values())) for key in _SIZES]
+    rows.append(("parameters", *(f"{getattr(counts, name):,}" for name in towers)))
+    print_rows("The networks", rows, console, ("", *towers))
+    shared = f"{counts.shared:,} are shared (--sharing {model.config.sharing})"
+    console.print(f"Together {counts.total:,} parameters; {shared}.\n")
+
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            first = stream.__getitems__(list(range(min(_SEQUENCES_SHOWN, len(stream)))))
+            print_samples(model, run.collator, first, console)
+            seconds = _time_steps(run)
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"A batch of {args.train_batch_size} sequences does not fit in the memory of {device}. Lower "
+            "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
+        ) from None
+
+    steps, total = args.max_steps, args.max_steps * args.sequences_per_step
+    tokens, exports = meters.count_tokens(stream, args, total), fraction_steps(args.checkpoint_fractions, steps)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    memory = f"{format_bytes(_FLOAT * (counts.total + 3 * trained))} for weights, gradients and Adam's moments"
+    if device.type == "cuda":
+        of_all = format_bytes(torch.cuda.get_device_properties(device).total_memory)
+        memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} of the GPU's {of_all}"
+    duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
+    facts = {
+        "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
+        "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",
+        "learning rate": f"{args.learning_rate:g} after {args.get_warmup_steps(steps):,} steps of warm-up",
+        "FLOPs": format_flops(meters.count_flops(model, args, total)),
+        "time": f"{duration}: {seconds:.3g} s a step, {tokens / steps / seconds:,.0f} tokens/s",
+        "memory": memory,
+        "disk": f"about {format_bytes(needed)} of {format_bytes(free)} free",
+        "exports": f"after steps {', '.join(f'{step:,}' for step in exports)}" if exports else "none",
+    }
+    print_rows("The run", facts.items(), console)
+    console.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
 
 
-def print_resume_command(run: Run, step: int) -> None:
-    """The last words of a run that was interrupted and saved. For every process."""
-    if run.args.process_index != 0:
-        return
-    program, words, name = run.argv[0], [], ""
-    for word in run.argv[1:]:
-        name = word.partition("=")[0] if word.startswith("--") else name
-        if name not in ("--resume_from_checkpoint", "--overwrite_output_dir"):
-            words.append(word)
-    program = program if program.startswith("hf-electra-rtd ") else shlex.quote(program)
-    print(
-        f"\nInterrupted after step {step:,} of {run.args.max_steps:,} and saved in {run.args.output_dir}. Continue "
-        "with the same launcher and these flags:\n"
-        f"  {program} {shlex.join(words)} --resume_from_checkpoint latest",
-        flush=True,
-    )
+def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> tuple[int, int]:
+    """The bytes that a run needs, about, beside the checkpoints that are there, and the bytes free.
+
+    Raises:
+        ValueError: if there is not enough room.
+    """
+    output_dir, state, saves = Path(str(args.output_dir)).absolute(), TrainerState(), 0
+    if args.save_strategy != "no":
+        state.compute_steps(args, args.max_steps)
+        saves = math.ceil(args.max_steps / state.save_steps)
+        if args.save_total_limit is not None:  # the oldest is deleted after the newest is written
+            saves = min(saves, args.save_total_limit + 1)
+    models = 2 + len(fraction_steps(args.checkpoint_fractions, args.max_steps))  # the pair, its networks, fractions
+    models += 2 * (args.push_to_hub and args.hub_strategy == HubStrategy.EVERY_SAVE)
+    there = [file for path in checkpoints.list_checkpoints(output_dir) for file in path.rglob("*")]
+    needed = count_parameters(model).total * _FLOAT * (3 * saves + models) - sum(file.stat().st_size for file in there)
+    free = shutil.disk_usage(next(path for path in (output_dir, *output_dir.parents) if path.exists())).free
+    if free < needed:
+        raise ValueError(
+            f"The run needs {format_bytes(needed)} in {args.output_dir}, but {format_bytes(free)} are free. Make "
+            "room, choose another --output_dir, or keep fewer checkpoints (--save_total_limit)."
+        )
+    return max(0, needed), free
+
+
+def _time_steps(run: Run) -> float:
+    """Seconds a step."""
+    args = copy.copy(run.args)
+    args.max_steps, args.warmup_steps, args.learning_rate = 1 + _TIMED_STEPS, 0, 0.0
+    args.eval_strategy = args.save_strategy = "no"
+    args.logging_strategy, args.logging_first_step, args.logging_steps = "steps", True, args.max_steps
+    args.report_to, args.push_to_hub, args.disable_tqdm, args.checkpoint_fractions = [], False, True, None
+    few = SequenceStream(run.stream.sequences, args.max_steps * args.sequences_per_step, run.stream.seed)
+    trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
+    trainer.remove_callback(RTDPrinterCallback)
+    trainer.train()
+    first, last = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
+    return (last - first) / _TIMED_STEPS
 
 
 if __name__ == "__main__":

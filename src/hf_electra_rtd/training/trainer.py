@@ -4,14 +4,22 @@ that resumes, and publication along the run."""
 from __future__ import annotations
 
 import logging
+import math
+import os
 import shutil
+import signal
 import sys
 import tempfile
+import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
+from accelerate import PartialState
+from accelerate.utils import reduce
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,44 +29,85 @@ from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.stream import SequenceStream
+from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Background, Published, check, publish, read_publication, remember
+from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
-from hf_electra_rtd.training import checkpoints, meters, stream
+from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 from hf_electra_rtd.training.console import RTDPrinterCallback, RTDProgressCallback
-from hf_electra_rtd.training.interruption import OwnProcessGroup
 from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
-from hf_electra_rtd.training.record import make_record
 
 
 logger = logging.getLogger(__name__)
+
+# Processes agree so often on whether to stop: each time waits for the device, and launchers kill 30 seconds after a
+# signal.
+SECONDS_BETWEEN_AGREEMENTS = 2.0
+
+
+# ---- What a run trains on ----
+
+
+def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
+    """A stream of exactly the run's length; sets `args.max_steps` where only `num_train_epochs` is given.
+
+    Raises:
+        ValueError: if the sequences do not fill one optimizer step, or a stream has another length.
+    """
+    batch = args.sequences_per_step
+    if isinstance(sequences, SequenceStream):
+        if len(sequences) != args.max_steps * batch:
+            needed = f"{args.max_steps} steps of {batch} sequences need {args.max_steps * batch}"
+            raise ValueError(f"The stream has {len(sequences)} sequences, but {needed}. Pass its sequences instead.")
+        return sequences
+    if args.max_steps <= 0:
+        args.max_steps = math.floor(args.num_train_epochs * len(sequences) / batch)
+        if args.max_steps < 1:
+            raise ValueError(
+                f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}. "
+                "Use more text, a smaller batch, more epochs, or --max_steps."
+            )
+    return SequenceStream(sequences, args.max_steps * batch, args.stream_seed)
+
+
+def held_out_stream(sequences: Any) -> SequenceStream:
+    """Held-out sequences in their order, with random numbers that no training sequence has."""
+    if isinstance(sequences, SequenceStream):
+        return sequences
+    return SequenceStream(sequences, shuffle=False, first_position=HELD_OUT_POSITION)
+
+
+def make_collator(tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments) -> DataCollatorForRTD:
+    """The collator of a run, with its masking and its seed."""
+    masking, length = (args.mask_probability, args.keep_probability), args.max_seq_length
+    return DataCollatorForRTD(tokenizer, *masking, seed=args.stream_seed, max_seq_length=length)
+
+
+# ---- The trainer ----
 
 
 class RTDTrainer(Trainer):
     """Trains an [`ElectraForRTDPretraining`].
 
-    With `push_to_hub=True` the generator and the discriminator go to the repositories `<hub_model_id>-generator` and
-    `<hub_model_id>-discriminator`, each with a card: at the end of `train`, and with `hub_strategy="every_save"` also
-    at each checkpoint, in the background. A failing Hub stops no training; see `published`.
+    With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
+    with a card: at the end of `train`, and with `hub_strategy="every_save"` also at each checkpoint, in the
+    background. A failing Hub stops no training; see `published`.
 
     A `compute_metrics` replaces our held-out metrics. Its `predictions` are (logits, replaced_labels), or, where the
-    discriminator predicts tokens, (replaced_labels, predictions): see [`ElectraRTDOutput`]. Its `label_ids` are the
-    batch's `labels`, (B, K) as [`DataCollatorForRTD`] makes them; `label_names=["labels", "masked_positions"]` in
-    `args` gives (labels, masked_positions).
+    discriminator predicts tokens, (replaced_labels, predictions); its `label_ids` the batch's `labels`, or what
+    `label_names` in `args` names.
 
     Args:
-        args: the run lasts `max_steps`, or else `num_train_epochs` over the sequences.
         train_dataset: a [`BlockFile`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
-            [`SequenceStream`] of exactly the run's length.
+            [`SequenceStream`] of exactly the run's length, which is `max_steps` or `num_train_epochs`.
         eval_dataset: held-out sequences, likewise. Without them there is no evaluation.
-        data_collator: by default a seeded [`DataCollatorForRTD`] with the masking of `args`. With another one, the
-            datasets are left as they are.
+        data_collator: by default a seeded [`DataCollatorForRTD`]. With another one, datasets are left as they are.
         card, publication: what cards say beside the record, and which parts are published.
 
     Raises:
@@ -82,22 +131,15 @@ class RTDTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         if args.n_gpu > 1:
-            raise ValueError(
-                f"One process drives {args.n_gpu} GPUs. Launch one process for each (`accelerate launch "
-                f"--num_processes {args.n_gpu}`), or show it a single one (CUDA_VISIBLE_DEVICES=0)."
-            )
+            remedy = f"Launch one for each (`accelerate launch --num_processes {args.n_gpu}`)"
+            raise ValueError(f"One process drives {args.n_gpu} GPUs. {remedy}, or set CUDA_VISIBLE_DEVICES=0.")
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
-            data_collator = stream.make_collator(processing_class, args)
-        self.passes_over_sequences: float | None = None
+            data_collator = make_collator(processing_class, args)
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
-            if train_dataset is not None:
-                train_dataset = stream.fit_stream(train_dataset, args)
-                # The Trainer's own epoch is the whole stream, so that it never starts the sampler anew.
-                self.passes_over_sequences = len(train_dataset) / len(train_dataset.sequences)
-            if eval_dataset is not None:
-                eval_dataset = stream.held_out_stream(eval_dataset)
+            train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
+            eval_dataset = None if eval_dataset is None else held_out_stream(eval_dataset)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
@@ -113,23 +155,21 @@ class RTDTrainer(Trainer):
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
-            self.compute_metrics = lambda gathered: meters.held_out_results(model, list(gathered.predictions))
-        for theirs, ours in ((ProgressCallback, RTDProgressCallback), (PrinterCallback, RTDPrinterCallback)):
+            self.compute_metrics = lambda gathered: meters.held_out_metrics(model, list(gathered.predictions))
+        for theirs, ours in ((PrinterCallback, RTDPrinterCallback), (ProgressCallback, RTDProgressCallback)):
             if self.pop_callback(theirs) is not None:
                 self.add_callback(ours)
         self.meters, self.stopwatch = meters.TrainingMeters(model.measures), meters.Stopwatch()
         self.add_callback(_AlongTheRun(self))
-        self.health = meters.HealthWatch(args)
         self._staging: Path | None = None  # where the checkpoint that is being written lies
         self._step_counts: Tensor | None = None
-        self._checkpoints_to_keep = args.save_total_limit
+        self._collapsed = False
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
         # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
         for each in (loader, getattr(loader, "base_dataloader", loader)):
-            if not isinstance(each.worker_init_fn, OwnProcessGroup):
-                each.worker_init_fn = OwnProcessGroup(each.worker_init_fn)
+            each.worker_init_fn = partial(_in_own_process_group, each.worker_init_fn)
         return loader
 
     # ---- Optimization ----
@@ -148,42 +188,31 @@ class RTDTrainer(Trainer):
         return super().create_scheduler(num_training_steps, optimizer)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
-        args, output_dir, state = self.args, self._directory, None
+        args, log_history = self.args, []
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(checkpoints.latest_checkpoint(output_dir) or "")
+            resume_from_checkpoint = str(checkpoints.latest_checkpoint(self._directory) or "")
             if not resume_from_checkpoint:
-                raise ValueError(f"{output_dir} has no whole checkpoint to resume from.")
+                raise ValueError(f"{self._directory} has no whole checkpoint to resume from.")
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
-            state = checkpoints.check_resumable(resume_from_checkpoint, type(self).__name__, limit, self._described)
-            for step, fraction in fraction_steps(args.checkpoint_fractions, args.max_steps).items():
-                if step <= state.global_step and not checkpoints.fraction_directory(output_dir, fraction).exists():
-                    logger.warning(f"Nothing is exported at --checkpoint_fractions {fraction:g}: the run is past it.")
+            log_history = checkpoints.check_resumable(resume_from_checkpoint, limit, *self._identity).log_history
         elif args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ.
             set_seed(args.seed + args.process_index)
-        self._saved, self.stopwatch = None, meters.Stopwatch([] if state is None else state.log_history)
-        # `_save_checkpoint` removes old checkpoints. The parent would also remove the last one in favor of the best
-        # at the end of a run that was only interrupted.
-        self._checkpoints_to_keep, args.save_total_limit = args.save_total_limit, None
-        try:
-            result = super().train(resume_from_checkpoint, *more, **kwargs)
-        finally:
-            args.save_total_limit = self._checkpoints_to_keep
-            self._step_counts = None
-            self.stopwatch.stop()
-        self.health.check_weights(self.state.global_step, self.model)
+        self._saved, self.stopwatch = None, meters.Stopwatch(log_history)
+        result = super().train(resume_from_checkpoint, *more, **kwargs)
+        self.stopwatch.stop()
+        meters.check_weights(self.state.global_step, self.model)
         if args.push_to_hub and self.state.global_step >= self.state.max_steps:
             self.push_to_hub()
         return result
 
     @property
-    def _described(self) -> dict[str, Any]:
-        return stream.describe_run(self.model, self.train_dataset, self.args)
+    def _identity(self) -> tuple[str, dict[str, Any]]:
+        """The name of this loop and its description, for the checkpoints."""
+        return type(self).__name__, checkpoints.describe_run(self.model, self.train_dataset, self.args)
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any
-    ) -> Any:
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
         loss, output = super().compute_loss(model, inputs, True, *more, **kwargs)
         if model.training:
             self.meters.update(output, inputs)
@@ -208,43 +237,52 @@ class RTDTrainer(Trainer):
     # ---- Evaluation and logging ----
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        self.health.check_weights(self.state.global_step, self.model)
+        meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            metrics = super().evaluate(*args, **kwargs)
-        if self.is_in_train:
-            self.health.check_discriminator(self.state.global_step, self.state.max_steps, metrics, "eval_")
-        return metrics
+            return super().evaluate(*args, **kwargs)
 
-    def prediction_step(
-        self, model: nn.Module, inputs: Any, prediction_loss_only: bool, *more: Any, **kwargs: Any
-    ) -> Any:
+    def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, *more: Any, **kwargs: Any) -> Any:
         if prediction_loss_only or not self._own_metrics:
             return super().prediction_step(model, inputs, prediction_loss_only, *more, **kwargs)
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             output = model(**inputs)
-        # No loss: that of `held_out_results` does not depend on how sequences fall into batches.
+        # No loss: that of `held_out_metrics` does not depend on how sequences fall into batches.
         return None, meters.held_out_tensors(self.model.measures, output, inputs), inputs["labels"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.is_in_train:
-            self.health.check_loss(self.state.global_step, logs["loss"])
+            meters.check_loss(self.state.global_step, logs["loss"])
             if measured := self.meters.drain(self.accelerator.reduce):
                 measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
                 logs |= {**measured, "train_seconds": self.stopwatch.seconds}
-                self.health.check_discriminator(self.state.global_step, self.state.max_steps, measured)
-        if self.passes_over_sequences is not None and self.state.max_steps > 0:
+                self._warn_of_collapse(measured)
+        stream = self.train_dataset
+        if isinstance(stream, SequenceStream) and self.state.max_steps > 0:
             # The Trainer's epoch is the whole stream; what people mean is passes over the sequences.
-            self.state.epoch = self.state.global_step / self.state.max_steps * self.passes_over_sequences
+            passes = len(stream) / len(stream.sequences)
+            self.state.epoch = self.state.global_step / self.state.max_steps * passes
         super().log(logs, start_time)
+
+    def _warn_of_collapse(self, measured: dict[str, float]) -> None:
+        """Once until it recovers; every discriminator gives one answer to everything at the beginning."""
+        step, max_steps = self.state.global_step, self.state.max_steps
+        is_late = step > max(self.args.get_warmup_steps(max_steps), max_steps // 10)
+        collapsed = is_late and meters.has_collapsed(measured)
+        if collapsed and not self._collapsed:
+            logger.warning(
+                f"Step {step:,}: the discriminator has collapsed to the majority class (recall "
+                f"{measured['discriminator_recall']:.1%}). Try a smaller generator (--generator_hidden_size), a lower "
+                "learning rate or a longer warm-up."
+            )
+        self._collapsed = collapsed
 
     # ---- Checkpoints ----
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         state, run_directory = self.state, self._get_output_dir(trial)
-        self.health.check_weights(state.global_step, self.model)
-        loop, keep = type(self).__name__, self._checkpoints_to_keep
-        saving = (run_directory, loop, self._described, self.accelerator, keep, state)
+        meters.check_weights(state.global_step, self.model)
+        saving = (run_directory, self.accelerator, self.args.save_total_limit, state, *self._identity)
         with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving) as checkpoint:
             self._staging = checkpoint.parent
             try:
@@ -261,28 +299,20 @@ class RTDTrainer(Trainer):
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        try:
+        flags = "--size, --model_config, --sharing, --tokenizer"
+        with reading(resume_from_checkpoint, f"Give the flags that the run began with ({flags})."):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        except RuntimeError as error:
-            if "loading state_dict" not in str(error):
-                raise
-            raise ValueError(
-                f"{resume_from_checkpoint} does not hold this model. Give the flags that the run began with (--size, "
-                f"--model_config, --sharing, --tokenizer), or another checkpoint. {error}"
-            ) from None
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied tensor is stored once, under its source; its other names are not missing.
         missing = sorted(set(load_result.missing_keys) - set(self.model.all_tied_weights_keys))
         if missing or load_result.unexpected_keys:
-            unknown = load_result.unexpected_keys
-            raise RuntimeError(f"Error in loading state_dict: missing {missing}, unknown {unknown}.")
+            raise ValueError(f"missing tensors {missing}, unknown tensors {load_result.unexpected_keys}")
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        world_size = self.args.world_size
-        names = [f"rng_state_{rank}.pth" for rank in range(world_size)] if world_size > 1 else ["rng_state.pth"]
-        if checkpoint is not None and not all((Path(checkpoint) / name).exists() for name in names):
-            # Saved by another number of processes. Dropout must not begin again with the numbers of the first step.
+        if checkpoint is not None:
+            # A checkpoint of fewer processes has no state for this one. Its dropout must not begin again with the
+            # numbers of the first step.
             set_seed(self.args.seed + self.state.global_step + self.args.process_index)
         super()._load_rng_state(checkpoint)
 
@@ -295,27 +325,20 @@ class RTDTrainer(Trainer):
         fraction = fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
         if fraction is None:
             return
-        self.health.check_weights(step, self.model)
+        meters.check_weights(step, self.model)
         with self.stopwatch.paused():
             whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
             if self.is_world_process_zero():
-                sequences = step * stream.sequences_per_step(self.args)
-                with checkpoints.writing_model(checkpoints.fraction_directory(self._directory, fraction)) as export:
+                sequences = step * self.args.sequences_per_step
+                target = checkpoints.fraction_directory(self._directory, fraction)
+                with writing(target, FractionRecord.FILE) as export:
                     whole.save_towers(export, self.processing_class)
                     FractionRecord(fraction, step, sequences, self.stopwatch.seconds).save(export)
 
     def make_record(self) -> PretrainingRecord:
         """The record of the run so far."""
-        step, log = self.state.global_step, self.state.log_history
-        return make_record(
-            *(self.model, self.args, self.train_dataset, self.eval_dataset),
-            steps=step,
-            train_seconds=self.stopwatch.seconds,
-            curves=list(log),
-            metrics=meters.evaluation_at(step, log) or {},
-            fractions=checkpoints.read_fractions(self.args, self.state.max_steps, step),
-            **self.record_facts,
-        )
+        run = (self.model, self.args, self.train_dataset, self.eval_dataset, self.state, self.stopwatch.seconds)
+        return meters.make_record(*run, **self.record_facts)
 
     def save_run(self) -> PretrainingRecord:
         """Writes the model, generator, discriminator, picture of the curves and record into `output_dir`, after an
@@ -324,8 +347,8 @@ class RTDTrainer(Trainer):
         step = self.state.global_step
         if self._saved is not None and self._saved.steps == step:
             return self._saved
-        evaluated = None if self.args.load_best_model_at_end else meters.evaluation_at(step, self.state.log_history)
-        if self.eval_dataset is not None and evaluated is None:
+        is_evaluated = not self.args.load_best_model_at_end and meters.evaluation_at(step, self.state.log_history)
+        if self.eval_dataset is not None and not is_evaluated:
             self.evaluate()
         whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
         self._saved = self.make_record()
@@ -373,21 +396,16 @@ class RTDTrainer(Trainer):
 
     def _publish(self, directory: Path, is_snapshot: bool = False) -> list[Published]:
         repo_id, parts, force = str(self.args.hub_model_id), self.publication.parts, self.publication.force
-        kept = {"hub_model_id": repo_id, "parts": parts, "private": self._private, **asdict(self.card)}
+        given = {"hub_model_id": repo_id, "parts": parts, "private": self._private, **asdict(self.card)}
         try:
-            remember(self._directory, **kept)  # for `hf-electra-rtd publish --resume`
-            flags = read_publication(self._directory)["flags"]  # what an earlier publication showed stays
-            repositories = publishing.pretraining_repositories(
-                *(directory, repo_id, publishing.known_card(flags), parts),
-                evaluations=() if is_snapshot else flags.get("evaluations", ()),  # of other weights
-                compared=flags.get("compared", ()),
-                revisions=not is_snapshot and flags.get("revisions", True),
-                eval_results=flags.get("eval_results", False),
-            )
+            flags = remember(self._directory, **given)["flags"]  # what an earlier publication showed stays
+            if is_snapshot:
+                flags |= {"evaluations": [], "revisions": False}  # they are of other weights
+            repositories = publishing.pretraining_repositories(directory, flags)
             return publish(repositories, self._directory, self._private, force)
         except (OSError, ValueError) as error:
             logger.error(f"{directory} was not published: {error}")
-            return [Published(repo_id, None, "", error=str(error))]
+            return [Published(repo_id, error=str(error))]
         finally:
             if is_snapshot:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -404,3 +422,62 @@ class _AlongTheRun(TrainerCallback):
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         self._trainer.export_fraction()
+
+
+# ---- Signals ----
+
+
+class StopSignal(TrainerCallback):
+    """Inside a `with`, ends a Trainer's run at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill), with
+    a log and a checkpoint; `stopped` says whether it did.
+
+    with StopSignal() as stop:
+        RTDTrainer(..., callbacks=[stop]).train()
+    """
+
+    def __init__(self) -> None:
+        self.stopped = self._noted = False
+
+    def __enter__(self) -> StopSignal:
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if not self._noted and PartialState().is_main_process:
+            logger.warning("Stopping: this step is finished and saved first.")
+        self._noted = True
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._agreed_at, self._next_agreement = (state.global_step, time.monotonic()), state.global_step + 1
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step < state.max_steps and self._should_stop(state.global_step):
+            self.stopped = control.should_training_stop = control.should_save = control.should_log = True
+
+    def _should_stop(self, step: int) -> bool:
+        """Whether the run stops after this step: the same answer in every process."""
+        processes = PartialState()
+        if processes.num_processes == 1:
+            return self._noted
+        if step < self._next_agreement:
+            return False
+        # All processes add up the same numbers, and so agree again at the same step.
+        (last_step, last_time), self._agreed_at = self._agreed_at, (step, time.monotonic())
+        mine = torch.tensor([float(self._noted), self._agreed_at[1] - last_time], device=processes.device)
+        wishes, seconds = reduce(mine, reduction="sum").tolist()
+        seconds_per_step = seconds / processes.num_processes / (step - last_step)
+        self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds_per_step, 0.01)))
+        return bool(wishes)
+
+
+def _in_own_process_group(then: Any, worker: int) -> None:
+    """A `worker_init_fn` that keeps a data loader's workers from signals to the process group, such as Ctrl-C in a
+    terminal: a worker that dies of it would end the run. `then` is the `worker_init_fn` to call afterwards."""
+    if hasattr(os, "setpgid"):  # not on Windows
+        os.setpgid(0, 0)
+    if then is not None:
+        then(worker)

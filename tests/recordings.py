@@ -8,7 +8,6 @@ logits, losses, gradient norms and learning rates of each step, and every variab
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.checkpoints.tf_checkpoint import KERNEL, pair_from_variables, variables_of
-from hf_electra_rtd.checkpoints.tf_hparams import config_from_hparams
+from hf_electra_rtd.checkpoints import KERNEL, config_from_hparams, pair_from_variables, variables_of
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"
@@ -27,21 +25,15 @@ NUM_STEPS = 6
 STEP_COUNTER = "global_step"
 
 
-@dataclass
 class Recording:
     """One variant."""
 
-    variant: str
-
-    def __post_init__(self) -> None:
-        self.folder = FOLDER / self.variant
+    def __init__(self, variant: str) -> None:
+        self.folder = FOLDER / variant
+        self.prefix = self.folder / "start.ckpt"
         self.config: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
         with np.load(self.folder / "trajectory.npz") as arrays:
             self.arrays = dict(arrays)
-
-    @property
-    def prefix(self) -> Path:
-        return self.folder / "start.ckpt"
 
     @property
     def hparams(self) -> dict[str, Any]:

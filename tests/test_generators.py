@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.measures import GENERATOR_ACCURACY
 from hf_electra_rtd.training.optimization import get_parameter_groups
 from tests.conftest import VOCABULARY, tiny_config
 
@@ -40,7 +41,7 @@ def test_a_uniform_generator_has_no_network_and_its_loss_is_a_constant(batch, tm
     assert output.generator_loss.item() == pytest.approx(math.log(len(VOCABULARY)))
     assert output.generator_logits.shape == (*batch["labels"].shape, len(VOCABULARY))
     torch.testing.assert_close(output.loss, output.generator_loss + 50 * output.discriminator_loss)
-    assert "generator_accuracy" not in {name for measure in model.measures for name in measure.names}
+    assert GENERATOR_ACCURACY not in model.measures
     model.save_pretrained(tmp_path)
     assert ElectraForRTDPretraining.from_pretrained(tmp_path).eval()(**batch).loss == output.loss
     model.resize_token_embeddings(len(VOCABULARY) + 9)

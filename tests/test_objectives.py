@@ -7,10 +7,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.measures import observe
+from hf_electra_rtd.objectives import replaced_token_loss
 from hf_electra_rtd.ops import masked_slots
 from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
+from tests import reference
 from tests.conftest import pad_batch, tiny_config
 
 
@@ -37,13 +40,6 @@ def used_slots(inputs):
 def real_tokens(inputs, originals):
     for row, position in inputs["attention_mask"].nonzero().tolist():
         yield row, position, originals[row, position].item()
-
-
-def originals_of(inputs):
-    ids = inputs["input_ids"].clone()
-    for row, position, label in used_slots(inputs):
-        ids[row, position] = label
-    return ids
 
 
 def tower_inputs(inputs, ids):
@@ -78,7 +74,7 @@ def mixture(model, inputs, corrupted):
 
 
 def expected_loss(objective, model, inputs, corrupted):
-    places = list(real_tokens(inputs, originals_of(inputs)))
+    places = list(real_tokens(inputs, reference.originals(inputs)))
     if objective == "rtd":
         return detection_loss(model, inputs, corrupted, places)
     if objective == "rtd_masked_only":
@@ -106,6 +102,35 @@ def test_the_loss_is_the_formula(objective, uneven):
         assert output.replaced_labels.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4, 127)])
+@pytest.mark.parametrize("padding", ["None", "none", "some", "one token"])
+def test_the_loss_of_replaced_tokens_errs_no_more_than_the_obvious_code_does(dtype, shape, padding):
+    logits = (6 * torch.randn(shape)).to(dtype)
+    replaced = torch.randint(0, 2, shape)
+    mask = {
+        "None": None,
+        "none": torch.ones(shape, dtype=torch.long),
+        "some": (torch.arange(shape[1]) < torch.randint(1, shape[1] + 1, (shape[0], 1))).long(),
+        "one token": (torch.arange(shape[1]) < 1).long().expand(shape),
+    }[padding]
+    loss = replaced_token_loss(logits, replaced, mask)
+    assert loss.num_items == (logits.numel() if mask is None else mask.sum())
+    naive, truth = (
+        float(reference.replaced_token_loss(each, replaced, mask)) for each in (logits.float(), logits.double())
+    )
+    slack = 4 * torch.finfo(torch.float32).eps * max(1.0, abs(truth))
+    assert abs(float(loss.mean()) - truth) <= abs(naive - truth) + slack
+
+
+def test_gradients_equal_the_references():
+    logits, replaced = torch.randn(3, 9, dtype=torch.float64, requires_grad=True), torch.randint(0, 2, (3, 9))
+    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long()
+    (ours,) = torch.autograd.grad(replaced_token_loss(logits, replaced, mask).mean(), logits)
+    (naive,) = torch.autograd.grad(reference.replaced_token_loss(logits, replaced, mask), logits)
+    torch.testing.assert_close(ours, naive, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
 def test_exact_normalization_divides_by_the_tokens_of_the_mean(objective, uneven):
     model = make(objective)
@@ -127,8 +152,8 @@ def test_towers_and_logits_are_those_of_the_design(objective, batch, tmp_path):
     asked = model(**batch, output_logits=True)
     rows, length = batch["input_ids"].shape
     slots, vocabulary = batch["labels"].shape[1], model.config.discriminator_config.vocab_size
-    at = {"all_tokens_mlm": (rows, length, vocabulary)}.get(objective, (rows, slots, vocabulary))
-    assert asked.logits.shape == ((rows, length) if detects else at)
+    predicted = length if objective == "all_tokens_mlm" else slots
+    assert asked.logits.shape == ((rows, length) if detects else (rows, predicted, vocabulary))
     assert (output.logits is None) != detects
     assert output.loss == asked.loss
 
@@ -140,8 +165,7 @@ def test_towers_and_logits_are_those_of_the_design(objective, batch, tmp_path):
     assert (tmp_path / "generator").exists() == (objective != "mlm")
     tower_class = ElectraForPreTraining if detects else ElectraForMaskedLM
     tower, report = tower_class.from_pretrained(tmp_path / "discriminator", output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
+    assert not report["missing_keys"] | report["unexpected_keys"]
     ids = batch["input_ids"]
     torch.testing.assert_close(tower.eval()(ids).logits, model.discriminator(ids).logits)
 
@@ -202,19 +226,31 @@ def test_a_resize_keeps_what_a_predicting_tower_says(batch, objective, change):
 # ---- What is measured ----
 
 
+@pytest.mark.parametrize("form", ["slots", "labels at their positions"])
+def test_what_was_masked_is_known_from_either_form_of_labels(form):
+    # Two slots a row; of row 1, the second is unused and points at a token that was not masked.
+    if form == "slots":
+        labels = {"masked_positions": torch.tensor([[1, 2], [1, 0]]), "labels": torch.tensor([[10, 11], [0, -100]])}
+    else:
+        labels = {"labels": torch.tensor([[-100, 10, 11, -100], [-100, 0, -100, -100]])}
+    seen = observe(ElectraRTDOutput(), {"input_ids": torch.tensor([[2, 4, 11, 3], [2, 4, 3, 0]]), **labels})
+    assert seen.masked.tolist() == [[False, True, True, False], [False, True, False, False]]
+
+
 def measured(model, inputs):
     """(in training, held out)."""
     output = model(**inputs)
     meters = TrainingMeters(model.measures)
     meters.update(output, inputs)
     tensors = [tensor.numpy() for tensor in held_out_tensors(model.measures, output, inputs)]
-    return output, meters.drain(), held_out_metrics(model.measures, tensors)
+    return output, meters.drain(), held_out_metrics(model, tensors)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
 def test_losses_are_those_of_the_model_in_training_and_held_out(objective, uneven):
     output, training, held_out = measured(make(objective), uneven)
     assert training.pop("tokens") == 8 * 32
+    assert held_out.pop("loss") == pytest.approx(output.loss.item(), rel=1e-6)
     assert training.keys() == held_out.keys()
     for metrics in (training, held_out):
         assert metrics["discriminator_loss"] == pytest.approx(output.discriminator_loss.item(), rel=1e-12)
@@ -229,7 +265,7 @@ def test_masked_only_detection_is_measured_at_masked_positions_and_over_all(unev
         model.generator.generator_lm_head.bias[uneven["labels"][1, 0]] += 6.0  # some samples are right
     output, training, held_out = measured(model, uneven)
     slots = list(used_slots(uneven))
-    real = list(real_tokens(uneven, originals_of(uneven)))
+    real = list(real_tokens(uneven, reference.originals(uneven)))
     for places, suffix in ((slots, ""), (real, "_all")):
         logits = [output.logits[row, position].item() for row, position, _ in places]
         replaced = [output.corrupted_input_ids[row, position].item() != label for row, position, label in places]
@@ -257,7 +293,7 @@ def test_prediction_of_all_tokens_is_measured_everywhere_and_where_tokens_were_r
     output, training, held_out = measured(model, uneven)
     distribution, copy = mixture(model, uneven, output.corrupted_input_ids)
     right, of_replaced, copies = [], [], {True: [], False: []}
-    for row, position, original in real_tokens(uneven, originals_of(uneven)):
+    for row, position, original in real_tokens(uneven, reference.originals(uneven)):
         replaced = output.corrupted_input_ids[row, position].item() != original
         right.append(distribution[row, position].argmax().item() == original)
         of_replaced += [right[-1]] if replaced else []

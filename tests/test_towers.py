@@ -25,12 +25,8 @@ def exported(model, tokenizer, tmp_path):
 
 def test_exported_towers_load_without_this_package_and_give_the_same_logits(model, exported, batch):
     script = """
-import importlib.abc, json, sys
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] == "hf_electra_rtd":
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Absent())
+import json, sys
+sys.modules["hf_electra_rtd"] = None  # an import fails
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 directory, ids = sys.argv[1], torch.tensor(json.loads(sys.argv[2]))
@@ -41,17 +37,11 @@ for name, load in (("generator", AutoModelForMaskedLM), ("discriminator", AutoMo
     assert AutoTokenizer.from_pretrained(f"{directory}/{name}").mask_token_id == 4
     with torch.no_grad():
         results[name] = tower.eval()(ids).logits.tolist()
-assert "hf_electra_rtd" not in sys.modules
 print(json.dumps(results))
 """
     ids = batch["input_ids"][:2]
-    run = subprocess.run(
-        [sys.executable, "-c", script, str(exported), json.dumps(ids.tolist())],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    results = json.loads(run.stdout)
+    command = [sys.executable, "-c", script, str(exported), json.dumps(ids.tolist())]
+    results = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     for name in ("generator", "discriminator"):
         with torch.no_grad():
             expected = getattr(model, name)(ids).logits
@@ -171,7 +161,7 @@ def be_cut_off(directory):
         (be_cut_off, "damaged or are not safetensors"),
         (lambda path: (path / WEIGHTS).write_bytes(b"\x80\x04not safetensors"), "damaged or are not safetensors"),
         (lambda path: (path / WEIGHTS).unlink(), "no weights: it has no model.safetensors"),
-        (lambda path: (path / CONFIG).write_text("{"), "is not JSON"),
+        (lambda path: (path / CONFIG).write_text("{"), "config.json cannot be read"),
         (lambda path: (path / CONFIG).unlink(), "holds no model: there is no config.json"),
     ],
 )
@@ -207,10 +197,7 @@ def test_old_position_ids_and_the_tied_copy_of_a_table_are_no_foreign_tensors(mo
 
     change_weights(exported / "generator", as_older_versions_saved)
     loaded = load_tower(ElectraForMaskedLM, exported / "generator")
-    for (name, parameter), (_, expected) in zip(
-        loaded.named_parameters(), model.generator.named_parameters(), strict=True
-    ):
-        assert torch.equal(parameter, expected), name
+    assert all(map(torch.equal, loaded.parameters(), model.generator.parameters()))
 
 
 def test_a_pickle_is_not_read_and_the_command_in_the_error_converts_it(model, exported, tmp_path):

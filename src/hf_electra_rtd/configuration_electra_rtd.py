@@ -32,24 +32,19 @@ OBJECTIVE_TRAITS = {
 }
 # Each mode of sharing: sizes that both towers must have in common for the tensors to be one.
 _EMBEDDING_SIZES = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
+_ENCODER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act")
 SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "none": ("vocab_size",),
     "word": ("vocab_size", "embedding_size"),
     "embeddings": _EMBEDDING_SIZES,
-    "all": (
-        *_EMBEDDING_SIZES,
-        *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-    ),
+    "all": (*_EMBEDDING_SIZES, *_ENCODER_SIZES),
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
 GENERATOR_NAMES = ("masked_lm", "uniform")
 
-# Options of a configuration, and those of its generator among them.
-_GENERATOR_OPTIONS = (
-    *("sharing", "generator", "temperature", "disallow_correct", "sampling_dropout", "freeze_generator"),
-    "generator_weight",
-)
-_OPTIONS = ("objective", "generator_weight", "discriminator_weight", "initializer_range", *_GENERATOR_OPTIONS)
+# Options that a configuration without a generator, or without a network for it, must leave at their defaults.
+_OF_NETWORK = ("sharing", "temperature", "sampling_dropout", "freeze_generator")
+_OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 
 # What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
 # tokenizer's special ids too.
@@ -85,22 +80,13 @@ def derive_generator_config(
             f"{layers_fraction:g} x {discriminator_config.num_hidden_layers} layers is {hidden_size} wide and "
             f"{num_layers} deep with {num_heads} attention heads, which cannot be built: choose other fractions."
         )
-    return ElectraConfig(
-        **{
-            **_copyable(discriminator_config),
-            "hidden_size": hidden_size,
-            "num_hidden_layers": num_layers,
-            "intermediate_size": 4 * hidden_size,
-            "num_attention_heads": num_heads,
-        }
-    )
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
+    return ElectraConfig(**{**_copyable(discriminator_config), **sizes, "intermediate_size": 4 * hidden_size})
 
 
 def _copyable(config: ElectraConfig | dict[str, Any]) -> dict[str, Any]:
-    values = config.to_dict() if isinstance(config, PreTrainedConfig) else dict(config)
-    for key in _NOT_COPIED:
-        values.pop(key, None)
-    return values
+    values = config.to_dict() if isinstance(config, PreTrainedConfig) else config
+    return {key: value for key, value in values.items() if key not in _NOT_COPIED}
 
 
 def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
@@ -109,9 +95,7 @@ def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
 
 
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist, and lists
-    those that do.
-    """
+    """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist."""
     for option, known in (("objective", OBJECTIVE_TRAITS), ("sharing", SHARED_SIZES), ("generator", GENERATOR_NAMES)):
         if option in options and options[option] not in known:
             names = ", ".join(map(repr, known))
@@ -126,12 +110,7 @@ def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm"
 @strict
 class ElectraRTDConfig(PreTrainedConfig):
     """Configuration of [`ElectraForRTDPretraining`]: two native tower configurations, which are copied, and how they
-    play together.
-
-    Raises:
-        ValueError: for an unknown option or name, a combination that makes no sense, towers of different vocabularies,
-            or a value out of range.
-    """
+    play together. What does not go together raises ValueError."""
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": ElectraConfig, "discriminator_config": ElectraConfig}
@@ -155,9 +134,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
     disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
-    sampling_dropout: bool = (
-        True  # sample from the pass that trains, as the original; False: from a second one without
-    )
+    sampling_dropout: bool = True  # sample from the pass that trains, as the original; else from one without dropout
     freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
@@ -211,13 +188,14 @@ class ElectraRTDConfig(PreTrainedConfig):
         Options that depend on others get their defaults again unless they are given: the discriminator's weight with
         another objective, and everything about the generator where its network is added or removed.
         """
-        values = {name: getattr(self, name) for name in _OPTIONS}
-        if options.get("objective", self.objective) != self.objective:
-            del values["discriminator_weight"]
-        if needs_generator_network(**{**values, **options}) != self.has_generator_network:
-            values = {name: value for name, value in values.items() if name not in _GENERATOR_OPTIONS}
-        else:
+        kept = ("objective", "initializer_range", *_OF_NETWORK, *_OF_GENERATOR)
+        values = {name: getattr(self, name) for name in kept}
+        if options.get("objective", self.objective) == self.objective:
+            values["discriminator_weight"] = self.discriminator_weight
+        if needs_generator_network(**{**values, **options}) == self.has_generator_network:
             values["generator_config"] = self.generator_config
+        else:
+            values = {name: value for name, value in values.items() if name not in (*_OF_NETWORK, *_OF_GENERATOR)}
         return type(self)(discriminator_config=self.discriminator_config, **{**values, **options})
 
     @property
@@ -228,29 +206,23 @@ class ElectraRTDConfig(PreTrainedConfig):
         return drops and not self.sampling_dropout
 
     def _do_without_generator(self) -> None:
-        """What there is no generator network for, is refused; what was only a default, set to what it means."""
+        """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
         reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"
         if self.generator_config is not None:
             raise ValueError(
                 f"{reason} has no generator network: leave generator_config (or generator_hidden_size and "
                 "generator_layers) out."
             )
-        if not self.has_generator and self.generator != "masked_lm":
-            raise ValueError(f"{reason} has no generator: leave generator={self.generator!r} out.")
-        if self.sharing not in ("none", type(self).sharing):
-            raise ValueError(f"sharing={self.sharing!r} needs a generator network, and {reason} has none.")
-        self.sharing = "none"
-        for name in ("temperature", "sampling_dropout", "freeze_generator"):
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"{name}={getattr(self, name)} is for a generator network, and {reason} has none.")
-        for name in () if self.has_generator else ("generator_weight", "disallow_correct"):
-            if getattr(self, name) != getattr(type(self), name):
-                raise ValueError(f"{name}={getattr(self, name)} is for a generator, and {reason} has none.")
+        if self.sharing == type(self).sharing:
+            self.sharing = "none"
+        for name in _OF_NETWORK if self.has_generator else (*_OF_NETWORK, *_OF_GENERATOR):
+            value = getattr(self, name)
+            if value != ("none" if name == "sharing" else getattr(type(self), name)):
+                needed = "generator network" if name in _OF_NETWORK else "generator"
+                raise ValueError(f"{name}={value!r} needs a {needed}, and {reason} has none.")
 
     def check(self) -> None:
-        """Raises ValueError for what makes no sense together; called again where a model is made, since fields can be
-        set.
-        """
+        """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
         generator, discriminator = self.generator_config, self.discriminator_config
         if self.has_generator_network:
@@ -290,9 +262,6 @@ class ElectraRTDConfig(PreTrainedConfig):
         `overrides` are fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
         generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and depth
         as fractions of the discriminator's (the names and meaning of google-research/electra).
-
-        Raises:
-            ValueError: for an unknown size or override.
         """
         named = get_size(size)
         own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
@@ -306,14 +275,10 @@ class ElectraRTDConfig(PreTrainedConfig):
         needed = needs_generator_network(**values) and values.get("sharing") != "all"
         generator = None
         if needed or fractions & overrides.keys():
-            generator = derive_generator_config(
-                discriminator, values["generator_hidden_size"], values.get("generator_layers", 1.0)
-            )
-        return cls(
-            generator_config=generator,
-            discriminator_config=discriminator,
-            **{key: value for key, value in values.items() if key in own},
-        )
+            width, depth = values["generator_hidden_size"], values.get("generator_layers", 1.0)
+            generator = derive_generator_config(discriminator, width, depth)
+        options = {key: value for key, value in values.items() if key in own}
+        return cls(generator_config=generator, discriminator_config=discriminator, **options)
 
     def get_text_config(self, *args: Any, **kwargs: Any) -> PreTrainedConfig:
         """The discriminator's configuration: where `transformers` looks for the vocabulary size."""

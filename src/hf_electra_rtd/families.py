@@ -16,26 +16,16 @@ from transformers.models.electra.modeling_electra import ElectraDiscriminatorPre
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders.
+    """A family of encoders. Names are those of modules in the base model, except where another is named."""
 
-    Attributes:
-        masked_lm: stock model that predicts tokens.
-        detector: stock model with one logit a token; positive means replaced.
-        detection_head: module on the hidden states (B, L, H) that gives these logits (B, L).
-        transform: name of the masked language model's part between encoder and output layer.
-        embeddings: name of the embedding block in the base model.
-        word_table, position_table: names of its look-up tables in the base model.
-        layers: classes that must stay in one piece when a model is sharded.
-    """
-
-    masked_lm: type[PreTrainedModel]
-    detector: type[PreTrainedModel]
-    detection_head: type[nn.Module]
-    transform: str
-    embeddings: str
+    masked_lm: type[PreTrainedModel]  # stock model that predicts tokens
+    detector: type[PreTrainedModel]  # stock model with one logit a token; positive means replaced
+    detection_head: type[nn.Module]  # gives these logits (B, L) from the hidden states (B, L, H)
+    transform: str  # of the masked language model, between encoder and output layer
+    embeddings: str  # the embedding block
     word_table: str
     position_table: str
-    layers: tuple[str, ...]
+    layers: tuple[str, ...]  # classes that must stay in one piece when a model is sharded
 
 
 FAMILIES: dict[str, Family] = {

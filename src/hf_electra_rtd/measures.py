@@ -1,8 +1,8 @@
 """What is measured of a run, in training and on held-out sequences.
 
-A measure is a class: the sums it takes from each sequence of a batch, and what it reports of their totals. Sums add up
-over sequences, batches and processes, so a report does not depend on how sequences were grouped. The kind of generator
-and the objective say which measures a run has (`measures` of both).
+A measure takes sums from each sequence of a batch, and reports from their totals. Sums add up over sequences, batches
+and processes, so a report does not depend on how sequences were grouped. The kind of generator and the objective say
+which measures a run has (`measures` of both).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -33,6 +34,15 @@ class Observation(NamedTuple):
         """(B, L) bool; a real token that is not the original."""
         return self.output.replaced_labels.bool() & self.real
 
+    def at(self, values_BL: Tensor, masked_only: bool) -> tuple[Tensor, Tensor]:
+        """Values, and which of them count: those of every real token, or of the masked slots (B, K) alone."""
+        return (values_BL.gather(1, self.slots.positions), self.used) if masked_only else (values_BL, self.real)
+
+    @property
+    def sampled(self) -> Tensor:
+        """(B, K); what the discriminator read in the slots."""
+        return cast(Tensor, self.output.corrupted_input_ids.gather(1, self.slots.positions))
+
     @property
     def masked(self) -> Tensor:
         """(B, L) bool; the position of a slot that holds a masked token."""
@@ -47,125 +57,98 @@ def observe(output: Any, inputs: dict[str, Tensor]) -> Observation:
     return Observation(output, slots, slots.labels.ne(IGNORED), real, original_ids(input_ids, slots))
 
 
-# Where something is measured: values (B, L) and what counts, at these positions.
-Positions = Callable[[Observation, Tensor], tuple[Tensor, Tensor]]
-
-
-def at_all(seen: Observation, values_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """At every real token."""
-    return values_BL, seen.real
-
-
-def at_masked(seen: Observation, values_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """At the masked positions alone."""
-    return values_BL.gather(1, seen.slots.positions), seen.used
-
-
 class Measure(ABC):
     """What all measures have."""
 
-    names: ClassVar[tuple[str, ...]]  # of the sums
-    num_whole: ClassVar[int] = 0  # tensors that `whole` gives
+    num_sums: int
+    num_whole: int = 0  # tensors that `whole` gives
 
     @abstractmethod
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        """The sums of each sequence, in the order of `names`: tensors (B,)."""
+        """`num_sums` sums of each sequence: tensors (B,)."""
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         """Values of every held-out token, where sums are not enough: tensors (B, n), -100 where nothing counts."""
         return ()
 
     @abstractmethod
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         """The results by name, from the totals of the sums and `whole` of all sequences (empty in training)."""
 
 
 class Tokens(Measure):
     """`tokens`: how many real tokens there were."""
 
-    names = ("tokens",)
+    num_sums = 1
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         return (seen.real.sum(dim=1),)
 
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return totals
+    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+        return {"tokens": totals[0]}
 
 
-class GeneratorLoss(Measure):
-    """`generator_loss`: nats a masked token."""
-
-    names = ("loss", "masked")
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        return seen.output.generator_token_losses.sum(dim=1), seen.used.sum(dim=1)
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {"generator_loss": _ratio(totals["loss"], totals["masked"])}
+# ---- Means over tokens ----
 
 
-class GeneratorAccuracy(Measure):
-    """`generator_accuracy`: how often the most likely token is the original."""
+class Mean(Measure):
+    """A mean over tokens. `of`: for an observation, values and what counts of them, tensors (B, n)."""
 
-    names = ("correct", "masked")
+    num_sums = 2
+
+    def __init__(self, name: str, of: Callable[[Observation], tuple[Tensor, Tensor]]) -> None:
+        self.name, self._of = name, of
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        correct = seen.output.generator_predictions.eq(seen.slots.labels) & seen.used
-        return correct.sum(dim=1), seen.used.sum(dim=1)
+        values, counts = self._of(seen)
+        return values.where(counts, 0).sum(dim=1), counts.sum(dim=1)
 
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {"generator_accuracy": _ratio(totals["correct"], totals["masked"])}
-
-
-class SampledTokens(Measure):
-    """`sampled_accuracy`: how often the sampled token is the original; `replaced_share`: of the real tokens."""
-
-    names = ("correct", "masked", "replaced", "tokens")
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        correct = seen.output.corrupted_input_ids.gather(1, seen.slots.positions).eq(seen.slots.labels) & seen.used
-        return tuple(flags.sum(dim=1) for flags in (correct, seen.used, seen.replaced, seen.real))
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {
-            "sampled_accuracy": _ratio(totals["correct"], totals["masked"]),
-            "replaced_share": _ratio(totals["replaced"], totals["tokens"]),
-        }
+    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+        return {self.name: _ratio(*totals)}
 
 
-class MainLoss(Measure):
-    """`discriminator_loss`, in nats per token of the objective's mean (`positions`)."""
+# Losses are in nats; the discriminator's is per token of the objective's mean.
+GENERATOR_LOSS = Mean("generator_loss", lambda seen: (seen.output.generator_token_losses, seen.used))
+LOSS_AT_ALL = Mean("discriminator_loss", lambda seen: (seen.output.discriminator_token_losses, seen.real))
+LOSS_AT_MASKED = Mean("discriminator_loss", lambda seen: (seen.output.discriminator_token_losses, seen.used))
+# Accuracies: how often the most likely (or the sampled) token is the original.
+GENERATOR_ACCURACY = Mean(
+    "generator_accuracy", lambda seen: (seen.output.generator_predictions.eq(seen.slots.labels), seen.used)
+)
+SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: (seen.sampled.eq(seen.slots.labels), seen.used))
+MASKED_ACCURACY = Mean(
+    "discriminator_masked_accuracy", lambda seen: (seen.output.predictions.eq(seen.slots.labels), seen.used)
+)
+TOKEN_ACCURACY = Mean(
+    "discriminator_token_accuracy", lambda seen: (seen.output.predictions.eq(seen.originals), seen.real)
+)
+REPLACED_ACCURACY = Mean(
+    "discriminator_replaced_accuracy", lambda seen: (seen.output.predictions.eq(seen.originals), seen.replaced)
+)
+REPLACED_SHARE = Mean("replaced_share", lambda seen: (seen.replaced, seen.real))  # of the real tokens
+# The copy mechanism's probability, at tokens that stand as they were and at the others.
+COPY_ORIGINAL = Mean(
+    "copy_probability_original", lambda seen: (seen.output.copy_probabilities, seen.real & ~seen.replaced)
+)
+COPY_REPLACED = Mean("copy_probability_replaced", lambda seen: (seen.output.copy_probabilities, seen.replaced))
 
-    names = ("loss", "tokens")
 
-    def __init__(self, positions: Positions) -> None:
-        self.positions = positions
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        _, counts = self.positions(seen, seen.originals)
-        return seen.output.discriminator_token_losses.sum(dim=1), counts.sum(dim=1)
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {"discriminator_loss": _ratio(totals["loss"], totals["tokens"])}
+# ---- Detection ----
 
 
 class Detection(Measure):
-    """Detection of replaced tokens, the positive class, at some positions: `discriminator_auc` (area under the ROC
-    curve: exact on held-out sequences, NaN where a class is missing; in training estimated from the means and
-    variances of the logits of both classes), `discriminator_precision`, `_recall`, `_accuracy`, each with a suffix."""
+    """Detection of replaced tokens, the positive class, at the masked or at all real tokens: `discriminator_auc` (area
+    under the ROC curve: exact on held-out sequences, NaN where a class is missing; in training estimated from means
+    and variances of the logits), `discriminator_precision`, `_recall`, `_accuracy`, each with a suffix."""
 
-    names = (
-        *("tokens", "replaced", "flagged", "flagged_replaced", "agreed"),
-        *("logit_replaced", "logit_replaced_squared", "logit_original", "logit_original_squared"),
-    )
-    num_whole = 2
+    num_sums, num_whole = 9, 2
 
-    def __init__(self, positions: Positions, suffix: str = "") -> None:
-        self.positions, self.suffix = positions, suffix
+    def __init__(self, masked_only: bool, suffix: str = "") -> None:
+        self.masked_only, self.suffix = masked_only, suffix
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        logits, counts = self.positions(seen, seen.output.logits.float())
-        replaced = self.positions(seen, seen.output.replaced_labels)[0].bool()
+        logits, counts = seen.at(seen.output.logits.float(), self.masked_only)
+        replaced = seen.at(seen.output.replaced_labels, self.masked_only)[0].bool()
         original, replaced = ~replaced & counts, replaced & counts
         flagged = (logits > 0) & counts
         squares = logits.square()
@@ -177,67 +160,19 @@ class Detection(Measure):
         return tuple(values.sum(dim=1) for values in summed)
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
-        logits, counts = self.positions(seen, seen.output.logits.float())
-        replaced, _ = self.positions(seen, seen.output.replaced_labels)
+        logits, counts = seen.at(seen.output.logits.float(), self.masked_only)
+        replaced, _ = seen.at(seen.output.replaced_labels, self.masked_only)
         return logits, replaced.masked_fill(~counts, IGNORED)
 
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+        tokens, replaced, flagged, found, right, *of_logits = totals
         results = {
-            "auc": _exact_auc(*whole) if whole else _normal_auc(totals),
-            "precision": _ratio(totals["flagged_replaced"], totals["flagged"]),
-            "recall": _ratio(totals["flagged_replaced"], totals["replaced"]),
-            "accuracy": _ratio(totals["agreed"], totals["tokens"]),
+            "auc": _exact_auc(*whole) if whole else _normal_auc(replaced, tokens - replaced, *of_logits),
+            "precision": _ratio(found, flagged),
+            "recall": _ratio(found, replaced),
+            "accuracy": _ratio(right, tokens),
         }
         return {f"discriminator_{name}{self.suffix}": value for name, value in results.items()}
-
-
-class MaskedAccuracy(Measure):
-    """`discriminator_masked_accuracy`: how often the discriminator's most likely token at a masked position is the
-    original."""
-
-    names = ("correct", "masked")
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        correct = seen.output.predictions.eq(seen.slots.labels) & seen.used
-        return correct.sum(dim=1), seen.used.sum(dim=1)
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {"discriminator_masked_accuracy": _ratio(totals["correct"], totals["masked"])}
-
-
-class TokenAccuracy(Measure):
-    """How often the discriminator's most likely token is the original: `discriminator_token_accuracy` over all real
-    tokens, `discriminator_replaced_accuracy` over those that were replaced."""
-
-    names = ("correct", "tokens", "correct_replaced", "replaced")
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        correct = seen.output.predictions.eq(seen.originals) & seen.real
-        return tuple(flags.sum(dim=1) for flags in (correct, seen.real, correct & seen.replaced, seen.replaced))
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {
-            "discriminator_token_accuracy": _ratio(totals["correct"], totals["tokens"]),
-            "discriminator_replaced_accuracy": _ratio(totals["correct_replaced"], totals["replaced"]),
-        }
-
-
-class CopyProbability(Measure):
-    """The mean of the copy mechanism's probability: `copy_probability_original` at tokens that stand as they were,
-    `copy_probability_replaced` at the others."""
-
-    names = ("copy_original", "originals", "copy_replaced", "replaced")
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        copy, original = seen.output.copy_probabilities, seen.real & ~seen.replaced
-        summed = (copy.where(original, 0.0), original, copy.where(seen.replaced, 0.0), seen.replaced)
-        return tuple(values.sum(dim=1) for values in summed)
-
-    def report(self, totals: dict[str, float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {
-            "copy_probability_original": _ratio(totals["copy_original"], totals["originals"]),
-            "copy_probability_replaced": _ratio(totals["copy_replaced"], totals["replaced"]),
-        }
 
 
 # ---- Several measures at once ----
@@ -252,16 +187,15 @@ def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
 
 
 def report_totals(
-    measures: Sequence[Measure], totals: Sequence[float], whole: Sequence[np.ndarray] | None = None
+    measures: Sequence[Measure], totals: Sequence[float], whole: Sequence[np.ndarray] = ()
 ) -> dict[str, float]:
     """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences from the
     tensors of `whole` of each measure, in order."""
     results: dict[str, float] = {}
-    sums, tensors = iter(totals), iter(whole or ())
+    sums, tensors = iter(totals), iter(whole)
     for measure in measures:
-        own = {name: next(sums) for name in measure.names}
-        kept = [next(tensors) for _ in range(measure.num_whole)] if whole is not None else []
-        results |= measure.report(own, kept)
+        own = list(islice(sums, measure.num_sums))
+        results |= measure.report(own, list(islice(tensors, measure.num_whole)))
     return results
 
 
@@ -270,15 +204,15 @@ def _ratio(total: float, count: float) -> float:
     return total / max(1.0, count)
 
 
-def _normal_auc(totals: dict[str, float]) -> float:
-    """AUC if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class is missing."""
-    num_replaced, num_original = totals["replaced"], totals["tokens"] - totals["replaced"]
+def _normal_auc(
+    num_replaced: float, num_original: float, replaced: float, replaced_squared: float, original: float, squared: float
+) -> float:
+    """AUC if the logits of each class, of which these are the sums, were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class
+    is missing."""
     if not num_replaced or not num_original:
         return 0.5
-    mean = totals["logit_replaced"] / num_replaced
-    other_mean = totals["logit_original"] / num_original
-    variance = totals["logit_replaced_squared"] / num_replaced - mean**2
-    other_variance = totals["logit_original_squared"] / num_original - other_mean**2
+    mean, other_mean = replaced / num_replaced, original / num_original
+    variance, other_variance = replaced_squared / num_replaced - mean**2, squared / num_original - other_mean**2
     spread = math.sqrt(max(variance, 0.0) + max(other_variance, 0.0))
     return 0.5 if spread == 0 else 0.5 * (1 + math.erf((mean - other_mean) / spread / math.sqrt(2)))
 

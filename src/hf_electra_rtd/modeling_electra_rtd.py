@@ -20,11 +20,11 @@ from transformers.utils import ModelOutput
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.families import FAMILIES
-from hf_electra_rtd.generators import GeneratorOutput, get_generator
+from hf_electra_rtd.generators import get_generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
 from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
-from hf_electra_rtd.ops import MaskedSlots, Sampling, masked_slots, original_ids, replace_at
+from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.sharing import get_sharing, refuse_other_look_up
 
 
@@ -55,14 +55,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
     Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network),
     `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective` trains in its place.
     `config.sharing` says what they share. Towers that are given are used as they are; by default new ones are made.
-
-    Raises:
-        ValueError: for a configuration that makes no sense, see `ElectraRTDConfig.check`.
     """
 
     config: ElectraRTDConfig
-    generator: Any  # an `ElectraForMaskedLM`, or None
-    discriminator: Any  # an `ElectraForPreTraining` or `ElectraForMaskedLM`
+    generator: Any
+    discriminator: Any
     config_class = ElectraRTDConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -107,18 +104,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
     ) -> Any:
-        """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all.
-
-        With `output_loading_info=True` the report is returned and nothing is refused.
-
-        Raises:
-            ValueError: as `hf_electra_rtd.towers.load_whole` does.
-        """
+        """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all
+        (`hf_electra_rtd.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing is
+        refused."""
         if pretrained_model_name_or_path is not None and "sharing" in kwargs:
-            saved = towers.read_config(pretrained_model_name_or_path, **kwargs).get(
-                "sharing", cls.config_class.sharing
-            )
-            refuse_other_look_up(saved, kwargs["sharing"])
+            saved = towers.read_config(pretrained_model_name_or_path, **kwargs)
+            refuse_other_look_up(saved.get("sharing", cls.config_class.sharing), kwargs["sharing"])
         if model_args or kwargs.get("output_loading_info"):
             loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
             model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -149,22 +140,15 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
         """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints that
-        load without this package, each with the tokenizer and a `vocab.txt` for tools that do not read
-        `tokenizer.json`.
-        """
-        exported = {"discriminator": self.sharing.exported_tensors(self.generator, self.discriminator)}
-        pair = {name: (tower, exported.get(name)) for name, tower in self.towers.items()}
-        towers.save_towers(pair, directory, tokenizer)
+        load without this package, each with the tokenizer and its `vocab.txt`."""
+        towers.save_towers({**self.towers, "discriminator": self.native_discriminator()}, directory, tokenizer)
 
     def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
         self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
     ) -> str:
-        """Uploads both towers as one model, with a card; a card that is there already stays. To publish single towers
-        with the record of their run, use `RTDTrainer.push_to_hub`.
-
-        Arguments are as in `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`commit_message`,
-        `revision`, `create_pr`, ...). Returns the address of the commit.
-        """
+        """Uploads both towers as one model, with a card; a card that is there already stays. Arguments are as in
+        `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`revision`, `create_pr`, ...). Returns the
+        commit's address. `RTDTrainer.push_to_hub` publishes single towers with the record of their run."""
         from huggingface_hub import CommitOperationAdd, HfApi
 
         from hf_electra_rtd.publishing.card import model_card
@@ -181,8 +165,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
     @property
     def towers(self) -> dict[str, Any]:
         """The towers by name; `generator` only if there is one."""
-        both = {"generator": self.generator, "discriminator": self.discriminator}
-        return {name: tower for name, tower in both.items() if tower is not None}
+        pair = {"generator": self.generator, "discriminator": self.discriminator}
+        return {name: tower for name, tower in pair.items() if tower is not None}
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -199,30 +183,19 @@ class ElectraForRTDPretraining(PreTrainedModel):
         alone.load_state_dict(tensors)
         return alone
 
-    # ---- The three verbs ----
+    # ---- The three verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None ----
 
     def generate(
         self,
         input_ids: Tensor,
         slots: MaskedSlots,
         sampling: Sampling | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         output_logits: bool = False,
-    ) -> GeneratorOutput | None:
+        **inputs: Tensor | None,
+    ) -> MaskedPrediction | None:
         """Runs the generator on the masked `input_ids` (B, L): loss at the masked slots, most likely ids, and ids
         sampled as `sampling` says. None without a generator."""
-        return self.proposals(
-            self.generator,
-            slots,
-            sampling,
-            output_logits,
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            token_type_ids=token_type_ids,
-            position_ids=position_ids,
-        )
+        return self.proposals(self.generator, slots, sampling, output_logits, input_ids=input_ids, **inputs)
 
     def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
         """Puts the sampled ids (B, K) into the masked slots of `input_ids` (B, L)."""
@@ -233,15 +206,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
         input_ids: Tensor,
         originals: Tensor | None = None,
         slots: MaskedSlots | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
         output_logits: bool = False,
+        **inputs: Tensor | None,
     ) -> MainOutput:
         """Runs the discriminator on the corrupted `input_ids` (B, L). The loss needs the originals (B, L) and the
         slots. `output_logits`: also return the logits of an objective that predicts tokens."""
-        look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, position_ids)
-        batch = CorruptedBatch(input_ids, look_up, originals, slots, attention_mask, token_type_ids, position_ids)
+        look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, inputs.get("position_ids"))
+        batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
 
     def forward(
@@ -261,8 +232,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
         Args:
             input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
-            attention_mask: (B, L), 1 for real tokens. None, for sequences without padding, is faster than all ones.
-            token_type_ids, position_ids: (B, L).
+            attention_mask, token_type_ids, position_ids: (B, L). No mask, for sequences without padding, is faster
+                than all ones.
             masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
             labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
@@ -272,57 +243,49 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 skipped.
             output_generator_logits, output_logits: return `generator_logits`, and the `logits` of a discriminator that
                 predicts tokens.
-
-        Raises:
-            ValueError: for labels of a shape that fits neither form.
         """
-        inputs = (attention_mask, token_type_ids, position_ids)
-        if labels is None:
-            corrupted = input_ids if corrupted_input_ids is None else corrupted_input_ids
-            main = self.discriminate(corrupted, None, None, *inputs)
-            return ElectraRTDOutput(
-                logits=main.logits,
-                corrupted_input_ids=corrupted,
-                predictions=main.predictions,
-                copy_probabilities=main.copy_probabilities,
-            )
-
-        slots = masked_slots(input_ids, masked_positions, labels)
-        sampling = None
-        if corrupted_input_ids is None and self.config.has_generator:
-            if sampling_uniforms is None:
-                sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=labels.device)
-            sampling = Sampling(sampling_uniforms, self.config.temperature, self.config.disallow_correct)
-        generated = self.generate(input_ids, slots, sampling, *inputs, output_logits=output_generator_logits)
-        if corrupted_input_ids is None:
-            corrupted_input_ids = input_ids
+        config = self.config
+        inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        slots = originals = generated = None
+        if labels is not None:
+            slots = masked_slots(input_ids, masked_positions, labels)
+            originals = original_ids(input_ids, slots)
+            sampling = None
+            if corrupted_input_ids is None and config.has_generator:
+                if sampling_uniforms is None:
+                    sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=labels.device)
+                sampling = Sampling(sampling_uniforms, config.temperature, config.disallow_correct)
+            generated = self.generate(input_ids, slots, sampling, output_generator_logits, **inputs)
             if generated is not None and generated.sampled is not None:
                 corrupted_input_ids = self.corrupt(input_ids, slots, generated.sampled)
-        originals = original_ids(input_ids, slots)
-        main = self.discriminate(corrupted_input_ids, originals, slots, *inputs, output_logits=output_logits)
-        assert main.loss is not None
-        discriminator_loss = main.loss.mean()
-        loss = self.config.discriminator_weight * discriminator_loss
-        of_generator: dict[str, Tensor | None] = {}
+        if corrupted_input_ids is None:
+            corrupted_input_ids = input_ids
+        main = self.discriminate(corrupted_input_ids, originals, slots, output_logits, **inputs)
+
+        losses: dict[str, Any] = {}
+        if main.loss is not None and originals is not None:
+            loss = main.loss.mean()
+            losses = {
+                "loss": config.discriminator_weight * loss,
+                "discriminator_loss": loss,
+                "discriminator_token_losses": main.loss.losses,
+                "replaced_labels": corrupted_input_ids.ne(originals).long(),
+            }
         if generated is not None:
-            generator_loss = generated.loss.mean()
-            loss = self.config.generator_weight * generator_loss + loss
-            of_generator = {
-                "generator_loss": generator_loss,
+            loss = generated.loss.mean()
+            losses |= {
+                "loss": config.generator_weight * loss + losses["loss"],
+                "generator_loss": loss,
+                "generator_token_losses": generated.loss.losses,
                 "generator_predictions": generated.predictions,
                 "generator_logits": generated.logits,
-                "generator_token_losses": generated.loss.losses,
             }
         return ElectraRTDOutput(
-            loss=loss,
             logits=main.logits,
-            discriminator_loss=discriminator_loss,
             corrupted_input_ids=corrupted_input_ids,
-            replaced_labels=corrupted_input_ids.ne(originals).long(),
             predictions=main.predictions,
             copy_probabilities=main.copy_probabilities,
-            discriminator_token_losses=main.loss.losses,
-            **of_generator,
+            **losses,
         )
 
     # ---- Embeddings ----
@@ -349,7 +312,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.sharing.resized(self.discriminator, before)
         self.tie_weights()
         self._freeze_generator()
-        self.proposals = get_generator(self.config)
         self._let_padding_learn()
         return self.get_input_embeddings()
 

@@ -1,8 +1,8 @@
 """What the discriminator learns: the paper's Table 5.
 
-An objective is a class: which stock model the discriminator is, how its loss is computed, and what is measured.
-`OBJECTIVE_TRAITS` of the configuration says whether there is a generator and how the losses are weighted. The model
-chooses its objective once, at construction; nothing else depends on the name.
+An objective is a class: which stock model the discriminator is, its loss, and what is measured. `OBJECTIVE_TRAITS` of
+the configuration says whether there is a generator and how the losses are weighted. The model chooses its objective
+once, at construction; nothing else depends on the name.
 
 Notation: x the original sequence, x^c the corrupted one (every masked token replaced by a sample of the generator), m
 the masked positions.
@@ -22,51 +22,40 @@ from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.families import FAMILIES, family_of
 from hf_electra_rtd.generators import predict_slots
 from hf_electra_rtd.measures import (
-    CopyProbability,
+    COPY_ORIGINAL,
+    COPY_REPLACED,
+    LOSS_AT_ALL,
+    LOSS_AT_MASKED,
+    MASKED_ACCURACY,
+    REPLACED_ACCURACY,
+    TOKEN_ACCURACY,
     Detection,
-    MainLoss,
-    MaskedAccuracy,
     Measure,
-    TokenAccuracy,
-    at_all,
-    at_masked,
 )
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replaced_token_loss, sum_over_real
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots
 
 
 class CorruptedBatch(NamedTuple):
     """The discriminator's input and its targets. B sequences, L tokens, K masked slots."""
 
     input_ids: Tensor  # (B, L), samples in place of the masked tokens ([MASK] where there is no generator)
-    look_up: dict[str, Tensor]  # how the tower gets these ids: `input_ids`, or `inputs_embeds` (B, L, E)
+    # Keyword arguments of the tower: these ids as `input_ids`, or looked up as `inputs_embeds` (B, L, E), and
+    # `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None.
+    tower_inputs: dict[str, Tensor | None]
     original_ids: Tensor | None  # (B, L), before masking; None where not known
     slots: MaskedSlots | None  # likewise
-    attention_mask: Tensor | None  # (B, L)
-    token_type_ids: Tensor | None  # (B, L)
-    position_ids: Tensor | None  # (B, L)
 
     @property
-    def replaced_labels(self) -> Tensor | None:
-        """(B, L) int64, 1 where the input differs from the original; None without originals."""
-        return None if self.original_ids is None else self.input_ids.ne(self.original_ids).long()
-
-    @property
-    def tower_inputs(self) -> dict[str, Tensor | None]:
-        """Keyword arguments of the tower's `forward`."""
-        return {
-            **self.look_up,
-            "attention_mask": self.attention_mask,
-            "token_type_ids": self.token_type_ids,
-            "position_ids": self.position_ids,
-        }
+    def attention_mask(self) -> Tensor | None:
+        """(B, L), 1 for real tokens; None where all are."""
+        return self.tower_inputs["attention_mask"]
 
 
 class MainOutput(NamedTuple):
     """The discriminator's output."""
 
     loss: LossSum | None  # None without labels
-    # (B, L), positive means replaced; or (B, K, V) at the masked slots, or (B, L, V), both only without labels or if
-    # asked for.
+    # (B, L), positive means replaced; or (B, K, V) or (B, L, V), only without labels or if asked for.
     logits: Tensor | None
     predictions: Tensor | None = None  # (B, K) or (B, L), most likely ids, of objectives that predict tokens
     copy_probabilities: Tensor | None = None  # (B, L), of a copy mechanism
@@ -75,8 +64,8 @@ class MainOutput(NamedTuple):
 class Objective(ABC):
     """What all objectives have."""
 
-    name: ClassVar[str]
     main_tower_class: ClassVar[type[PreTrainedModel]]  # the stock model of the discriminator
+    masked_only: ClassVar[bool] = False  # the loss is a mean over the masked tokens, not over every real token
     measures: ClassVar[tuple[Measure, ...]]
 
     def make_head(self, config: Any) -> nn.Module | None:
@@ -85,21 +74,15 @@ class Objective(ABC):
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
         """The number of tokens that the loss of a batch is a mean over: a scalar."""
-        return _num_real(input_ids, attention_mask)
+        if self.masked_only:
+            return slots.labels.ne(IGNORED).sum()
+        if attention_mask is None:
+            return torch.full((), input_ids.numel(), device=input_ids.device)
+        return attention_mask.ne(0).sum()
 
     @abstractmethod
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         """Runs the discriminator on a batch. `output_logits`: also return logits over the vocabulary."""
-
-
-def _num_real(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    if attention_mask is None:
-        return torch.full((), input_ids.numel(), device=input_ids.device)
-    return attention_mask.ne(0).sum()
-
-
-def _num_masked(slots: MaskedSlots) -> Tensor:
-    return slots.labels.ne(IGNORED).sum()
 
 
 class ReplacedTokenDetection(Objective):
@@ -110,18 +93,18 @@ class ReplacedTokenDetection(Objective):
     D = sigmoid of minus the logit: a positive logit means replaced.
     """
 
-    name = "rtd"
     main_tower_class = FAMILIES["electra"].detector
-    measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_all), Detection(at_all))
+    measures: ClassVar[tuple[Measure, ...]] = (LOSS_AT_ALL, Detection(masked_only=False))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         logits_BL = tower(**batch.tower_inputs).logits
-        return MainOutput(self._loss(logits_BL, batch), logits_BL)
-
-    def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
-        if batch.replaced_labels is None:
-            return None
-        return replaced_token_loss(logits_BL, batch.replaced_labels, batch.attention_mask)
+        if batch.original_ids is None or batch.slots is None:
+            return MainOutput(None, logits_BL)
+        replaced_BL = batch.input_ids.ne(batch.original_ids)
+        if not self.masked_only:
+            return MainOutput(replaced_token_loss(logits_BL, replaced_BL, batch.attention_mask), logits_BL)
+        logits_BK, replaced_BK = (each_BL.gather(1, batch.slots.positions) for each_BL in (logits_BL, replaced_BL))
+        return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
 
 class MaskedOnlyDetection(ReplacedTokenDetection):
@@ -130,18 +113,8 @@ class MaskedOnlyDetection(ReplacedTokenDetection):
     L = mean over m of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
     """
 
-    name = "rtd_masked_only"
-    measures = (MainLoss(at_masked), Detection(at_masked), Detection(at_all, suffix="_all"))
-
-    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        return _num_masked(slots)
-
-    def _loss(self, logits_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
-        if batch.replaced_labels is None or batch.slots is None:
-            return None
-        logits_BK = logits_BL.gather(1, batch.slots.positions)
-        replaced_BK = batch.replaced_labels.gather(1, batch.slots.positions)
-        return replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED))
+    masked_only = True
+    measures = (LOSS_AT_MASKED, Detection(masked_only=True), Detection(masked_only=False, suffix="_all"))
 
 
 class MaskedLM(Objective):
@@ -150,12 +123,9 @@ class MaskedLM(Objective):
     L = mean over m of  -log p(x_t | x with [MASK] at m)
     """
 
-    name = "mlm"
     main_tower_class = FAMILIES["electra"].masked_lm
-    measures: ClassVar[tuple[Measure, ...]] = (MainLoss(at_masked), MaskedAccuracy())
-
-    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
-        return _num_masked(slots)
+    masked_only = True
+    measures = (LOSS_AT_MASKED, MASKED_ACCURACY)
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         if batch.slots is None:
@@ -172,8 +142,6 @@ class ReplaceMLM(MaskedLM):
         L = mean over m of  -log p(x_t | x^c)
     """
 
-    name = "replace_mlm"
-
 
 class AllTokensMLM(Objective):
     """All-Tokens MLM with its copy mechanism (paper, section 3.4): predict every token of the original.
@@ -184,9 +152,8 @@ class AllTokensMLM(Objective):
     dense layer, the activation, one output). Between ELECTRA (C alone) and BERT (softmax alone).
     """
 
-    name = "all_tokens_mlm"
     main_tower_class = FAMILIES["electra"].masked_lm
-    measures = (MainLoss(at_all), TokenAccuracy(), CopyProbability())
+    measures = (LOSS_AT_ALL, TOKEN_ACCURACY, REPLACED_ACCURACY, COPY_ORIGINAL, COPY_REPLACED)
 
     def make_head(self, config: Any) -> nn.Module:
         return family_of(config).detection_head(config)
@@ -202,16 +169,35 @@ class AllTokensMLM(Objective):
         copied = _log_mixture(copy_BL, _at(log_p_BLV, batch.input_ids), torch.ones_like(copy_BL, dtype=torch.bool))
         other = F.logsigmoid(-copy_BL) + _at(log_p_BLV, best_BL)
         predictions_BL = torch.where(copied >= other, batch.input_ids, best_BL)
-        loss = self._loss(log_p_BLV, copy_BL, batch)
+        loss = None
+        if batch.original_ids is not None:
+            is_copy_BL = batch.original_ids.eq(batch.input_ids)
+            log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), is_copy_BL)
+            loss = _sum_over_real(-log_p_BL, batch.attention_mask)
         kept_BLV = logits_BLV if loss is None or output_logits else None
         return MainOutput(loss, kept_BLV, predictions_BL, copy_BL.sigmoid())
 
-    def _loss(self, log_p_BLV: Tensor, copy_BL: Tensor, batch: CorruptedBatch) -> LossSum | None:
-        if batch.original_ids is None:
-            return None
-        copied = batch.original_ids.eq(batch.input_ids)
-        log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), copied)
-        return sum_over_real(-log_p_BL, batch.attention_mask)
+
+def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
+    """Binary cross-entropy of "this token was replaced" over all real tokens, in float32 (paper, section 2, L_Disc).
+
+    [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`); without a mask
+    all are. A positive logit means replaced.
+    """
+    logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
+    losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
+    return _sum_over_real(losses, attention_mask_BL)
+
+
+def _sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
+    """Losses of every token, of which the real ones count."""
+    if attention_mask_BL is None:
+        # Filled on the device: a number from the host would be waited for.
+        num_items = losses_BL.new_full((), losses_BL.numel())
+    else:
+        real = attention_mask_BL.ne(0)
+        losses_BL, num_items = losses_BL.where(real, 0.0), real.sum()
+    return LossSum(losses_BL.sum(), losses_BL.detach(), num_items)
 
 
 def _at(log_p_BLV: Tensor, ids_BL: Tensor) -> Tensor:
@@ -224,17 +210,16 @@ def _log_mixture(copy_BL: Tensor, log_p_BL: Tensor, is_copy_BL: Tensor) -> Tenso
     return torch.where(is_copy_BL, torch.logaddexp(F.logsigmoid(copy_BL), generated), generated)
 
 
-_ALL: tuple[type[Objective], ...] = (ReplacedTokenDetection, MaskedOnlyDetection, ReplaceMLM, AllTokensMLM, MaskedLM)
-OBJECTIVES: dict[str, type[Objective]] = {objective.name: objective for objective in _ALL}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "rtd": ReplacedTokenDetection,
+    "rtd_masked_only": MaskedOnlyDetection,
+    "replace_mlm": ReplaceMLM,
+    "all_tokens_mlm": AllTokensMLM,
+    "mlm": MaskedLM,
+}
 assert OBJECTIVES.keys() == OBJECTIVE_TRAITS.keys()
 
 
 def get_objective(name: str) -> Objective:
-    """The objective of that name.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name not in OBJECTIVES:
-        raise ValueError(f"There is no objective={name!r}. Known are: {', '.join(map(repr, OBJECTIVES))}.")
+    """The objective of that name; the configuration has checked that there is one."""
     return OBJECTIVES[name]()

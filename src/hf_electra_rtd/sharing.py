@@ -8,7 +8,7 @@ modules do not survive `from_pretrained`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,8 @@ from hf_electra_rtd.families import family_of
 
 
 class Sharing:
-    """A mode of sharing."""
-
-    name: ClassVar[str]
+    """A mode of sharing; this one shares nothing (Code `untied_generator_embeddings`; paper, section 3.2, "no weight
+    tying")."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         """Names of the parameters of both towers' base models that are one tensor in both."""
@@ -50,36 +49,24 @@ class Sharing:
         """Prepares towers that were trained on their own, so that each computes what it did."""
 
     def resized(self, discriminator: Any, num_old_tokens: int) -> None:
-        """Puts in order what a resize of the word tables left."""
+        """Puts in order what a resize of the word tables leaves."""
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         """The discriminator's tensors as a tower of its own; None where they are those that it holds."""
         return None
 
 
-class NoSharing(Sharing):
-    """Two towers of their own (Code `untied_generator_embeddings`; paper, section 3.2, "no weight tying")."""
-
-    name = "none"
-
-
 class WordSharing(Sharing):
     """The word table alone; with it the generator's output softmax, which is tied to the word table."""
-
-    name = "word"
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         return (f"{family_of(encoder).word_table}.weight",)
 
 
 class EmbeddingSharing(Sharing):
-    """The whole embedding block: word, position, token type and LayerNorm.
-
-    The default of google-research/electra (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in
-    one scope), and of the paper (section 3.2: token embeddings, which it reports as better than none).
-    """
-
-    name = "embeddings"
+    """The whole embedding block: word, position, token type and LayerNorm. The default of google-research/electra
+    (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in one scope), and of the paper (section
+    3.2: token embeddings, which it reports as better than none)."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         block = family_of(encoder).embeddings
@@ -88,8 +75,6 @@ class EmbeddingSharing(Sharing):
 
 class FullSharing(Sharing):
     """One transformer with two heads (Code `untied_generator=False`; paper, section 3.2, "tying all weights")."""
-
-    name = "all"
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         return (name for name, _ in encoder.named_parameters())
@@ -104,10 +89,8 @@ class GradientDisentangledSharing(Sharing):
     the generator's tables. The deltas live in the stock tables of the discriminator; `save_towers` adds them up.
     """
 
-    name = "gdes"
-
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return [f"{table}.weight" for table in _tables(encoder)]
+        return tuple(f"{table}.weight" for table in _tables(encoder))
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
@@ -148,8 +131,13 @@ def _tables(tower: Any) -> tuple[str, str]:
     return family.word_table, family.position_table
 
 
-_ALL = (NoSharing, WordSharing, EmbeddingSharing, FullSharing, GradientDisentangledSharing)
-SHARING: dict[str, type[Sharing]] = {mode.name: mode for mode in _ALL}
+SHARING: dict[str, type[Sharing]] = {
+    "none": Sharing,
+    "word": WordSharing,
+    "embeddings": EmbeddingSharing,
+    "all": FullSharing,
+    "gdes": GradientDisentangledSharing,
+}
 assert SHARING.keys() == SHARED_SIZES.keys()
 
 
@@ -159,12 +147,9 @@ def get_sharing(name: str) -> Sharing:
 
 
 def refuse_other_look_up(saved: str, wanted: str) -> None:
-    """Tensors of 'gdes' have the names and shapes of others, but mean differences.
-
-    Raises:
-        ValueError: where tensors that were saved under one mode would be read under another that takes them amiss.
-    """
-    if saved != wanted and GradientDisentangledSharing.name in (saved, wanted):
+    """Raises ValueError where tensors saved under one mode would be read under another that takes them amiss: those of
+    'gdes' have the names and shapes of others, but mean differences."""
+    if saved != wanted and "gdes" in (saved, wanted):
         raise ValueError(
             f"The tensors were saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
             "towers (save_towers) and join them anew."

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import safe_open
 from transformers import ElectraForMaskedLM, PreTrainedConfig, PreTrainedModel
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, needs_generator_network, refuse_unknown_names
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.families import FAMILIES
+from hf_electra_rtd.files import reading
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.sharing import get_sharing
 
@@ -24,10 +25,8 @@ from hf_electra_rtd.sharing import get_sharing
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
-PICKLE_FILE = "pytorch_model.bin"
-
 _HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
-_LISTED = 10  # tensors named in an error
+_SHOWN = 10  # tensors named in an error
 
 
 def load_towers(
@@ -35,14 +34,8 @@ def load_towers(
     discriminator: str | os.PathLike[str] | PreTrainedModel,
     **kwargs: Any,
 ) -> tuple[ElectraRTDConfig, dict[str, Any]]:
-    """Loads two native towers and derives the configuration that joins them: returns the configuration, and
-    `{"generator": ..., "discriminator": ...}`. `kwargs` are as in
-    `ElectraForRTDPretraining.from_generator_discriminator_pretrained`.
-
-    Raises:
-        ValueError: for a tower too few or too many, different vocabularies, sizes that cannot be shared, or a tower
-            that cannot be loaded whole.
-    """
+    """The configuration that joins two native towers, and `{"generator": ..., "discriminator": ...}`. Arguments and
+    errors are those of `ElectraForRTDPretraining.from_generator_discriminator_pretrained`."""
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
@@ -53,37 +46,29 @@ def load_towers(
     if needs_generator_network(**options) != (generator is not None):
         what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
         raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
-    main: Any = _load(get_objective(options["objective"]).main_tower_class, discriminator, kwargs)
-    fills: Any = None if generator is None else _load(FAMILIES["electra"].masked_lm, generator, kwargs)
+    main = load_tower(get_objective(options["objective"]).main_tower_class, discriminator, **kwargs)
+    fills = None if generator is None else load_tower(FAMILIES["electra"].masked_lm, generator, **kwargs)
     pair = {"generator": fills, "discriminator": main}
-    config = ElectraRTDConfig(
-        generator_config=None if fills is None else fills.config,
-        discriminator_config=main.config,
-        **options,
-    )
-    if config.has_generator_network:
+    fills_config = None if fills is None else fills.config
+    config = ElectraRTDConfig(generator_config=fills_config, discriminator_config=main.config, **options)
+    if fills is not None:
         sharing = get_sharing(config.sharing)
         _warn_where_tying_overwrites(pair, sharing.tied_weights(main))
         sharing.join(fills, main)
     return config, pair
 
 
-def _load(
-    model_class: type[PreTrainedModel], tower: str | os.PathLike[str] | PreTrainedModel, kwargs: dict[str, Any]
-) -> PreTrainedModel:
-    if isinstance(tower, PreTrainedModel):
-        if not isinstance(tower, model_class):
-            raise ValueError(f"The tower must be an {model_class.__name__}, but is a {type(tower).__name__}.")
-        return tower
-    return load_tower(model_class, tower, **kwargs)
-
-
-def load_tower(model_class: type[PreTrainedModel], source: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """Loads a native tower from a directory or Hub id as `load_whole` does, in float32 unless `dtype` is given."""
+def load_tower(
+    model_class: type[PreTrainedModel], source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any
+) -> Any:
+    """Loads a native tower from a directory or Hub id as `load_whole` does, in float32 unless `dtype` is given; a
+    model of that class stays as it is."""
+    if isinstance(source, PreTrainedModel):
+        if not isinstance(source, model_class):
+            raise ValueError(f"The tower must be an {model_class.__name__}, but is a {type(source).__name__}.")
+        return source
     # Training needs float32 parameters; `from_pretrained` keeps the precision of the file.
-    options = {"dtype": torch.float32, **kwargs}
-    model, _ = load_whole(model_class.from_pretrained, model_class, source, **options)
-    return model
+    return load_whole(model_class.from_pretrained, model_class, source, **{"dtype": torch.float32, **kwargs})[0]
 
 
 def load_whole(
@@ -101,20 +86,20 @@ def load_whole(
         _check_source(model_class, source, kwargs)
     mismatches_allowed = kwargs.pop("ignore_mismatched_sizes", False)
     options = {"use_safetensors": True, **kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    try:
-        model, report = load(source, **options)
-    except SafetensorError as error:
-        raise ValueError(f"The weights of {source} are damaged or are not safetensors: {error}.") from None
-    except OSError as error:
-        raise ValueError(_unreachable(source, error)) from None
+    with reading(source, "Its config.json or its weights are damaged."):
+        try:
+            model, report = load(source, **options)
+        except OSError as error:
+            raise ValueError(_unreachable(source, error)) from None
+    mismatched = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
     found = {
         "lacks tensors": report["missing_keys"],
         f"holds tensors unknown to {model_class.__name__}": report["unexpected_keys"],
-        "holds tensors of another shape than its configuration says": []
-        if mismatches_allowed
-        else [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]],
+        "holds tensors of another shape than its configuration says": [] if mismatches_allowed else mismatched,
     }
-    problems = [f"{what}: {listed(names)}" for what, names in found.items() if names]
+    unsound = [name for name, tensor in model.named_parameters() if not tensor.is_meta and not tensor.isfinite().all()]
+    found["holds numbers that are not finite"] = unsound
+    problems = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
     if problems:
         made_as = ", ".join(model.config.architectures or ()) or "something else"
         raise ValueError(
@@ -129,8 +114,8 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
     Raises:
         ValueError: if there is none, or it cannot be read or reached.
     """
-    name, subfolder = os.fspath(source), kwargs.get("subfolder", "")
-    directory = Path(name, subfolder)
+    name = os.fspath(source)
+    directory = Path(name, kwargs.get("subfolder", ""))
     if Path(name).is_file():
         raise ValueError(f"{name} is a file. Name its directory.")
     if not Path(name).is_dir():
@@ -147,40 +132,36 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
         raise ValueError(
             f"{directory} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a tower."
         )
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is not a configuration.")
-    return config
+    with reading(path):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
     directory = Path(source, kwargs.get("subfolder", ""))
     if kwargs.get("config") is None:
-        config = read_config(source, **kwargs)
         expected = model_class.config_class.model_type  # type: ignore[union-attr]
-        found = config.get("model_type", expected)
+        found = read_config(source, **kwargs).get("model_type", expected)
         if found != expected:
             inside = [str(directory / name) for name in ("generator", "discriminator") if (directory / name).is_dir()]
             hint = f" Its towers are {' and '.join(inside)}." if inside else ""
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
         if list(directory.glob("pytorch_model*.bin*")):
-            raise ValueError(f"{directory} holds its weights as a pickle. {pickle_remedy(directory)}")
+            pickle, converted = repr(str(directory / "pytorch_model.bin")), repr(str(directory / "model.safetensors"))
+            raise ValueError(
+                f"{directory} holds its weights as a pickle. A pickle can run any code, so it is not read. If you "
+                "trust its source, convert it:\n"
+                'python -c "import torch, safetensors.torch as st; st.save_file({name: tensor.contiguous().clone() '
+                f"for name, tensor in torch.load({pickle}, map_location='cpu', weights_only=True).items()}}, "
+                f"{converted}, {{'format': 'pt'}})\""
+            )
         raise ValueError(f"{directory} holds no weights: it has no model.safetensors.")
-
-
-def pickle_remedy(directory: Path) -> str:
-    """Why a pickle is not read, and the command that converts one."""
-    pickle, converted = repr(str(directory / PICKLE_FILE)), repr(str(directory / "model.safetensors"))
-    return (
-        "A pickle can run any code, so it is not read. If you trust its source, convert it:\n"
-        'python -c "import torch, safetensors.torch as st; st.save_file({name: tensor.contiguous().clone() for name, '
-        f"tensor in torch.load({pickle}, map_location='cpu', weights_only=True).items()}}, {converted}, "
-        "{'format': 'pt'})\""
-    )
+    for path in directory.glob("*.safetensors"):
+        with reading(path, "The weights are damaged or are not safetensors."), safe_open(path, "pt") as file:
+            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
+            whole = [name for name in kinds if kinds[name].startswith(("I", "U")) and not name.endswith("_ids")]
+            if whole:
+                raise ValueError(f"it holds whole numbers in place of weights: {_listed(whole)}")
 
 
 def _unreachable(source: Any, error: Exception) -> str:
@@ -191,10 +172,9 @@ def _unreachable(source: Any, error: Exception) -> str:
     )
 
 
-def listed(names: Iterable[str]) -> str:
-    """The first names of a list, and how many more there are."""
+def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> None:
@@ -210,16 +190,10 @@ def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> 
         )
 
 
-def save_towers(
-    towers: dict[str, tuple[PreTrainedModel, dict[str, Any] | None]],
-    directory: str | os.PathLike[str],
-    tokenizer: Any = None,
-) -> None:
-    """Writes each tower (by name, with the tensors to write, or None for its own) as a native checkpoint into
-    `directory/<name>`, with the tokenizer and its `vocab.txt`.
-    """
-    for name, (tower, tensors) in towers.items():
+def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
+    """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer and its `vocab.txt`."""
+    for name, tower in towers.items():
         path = Path(directory) / name
-        tower.save_pretrained(path, state_dict=tensors)
+        tower.save_pretrained(path)
         if tokenizer is not None:
             save_tokenizer(tokenizer, path)

@@ -13,7 +13,6 @@ from hf_electra_rtd.ops import (
     num_masked,
     original_ids,
     replace_at,
-    slots_from_labels,
 )
 
 
@@ -90,11 +89,11 @@ def test_unused_slots_write_nothing_even_where_they_point_at_a_used_one():
 
 
 @given(st.integers(1, 4), st.integers(1, 20), st.sampled_from([0.0, 0.2, 1.0]), st.integers(0, 2**32))
-def test_slots_from_labels_name_every_label_once(rows, length, share, seed):
+def test_slots_of_labels_at_their_positions_name_every_label_once(rows, length, share, seed):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, 50, (rows, length), generator=generator)
     labels = labels.masked_fill(torch.rand(rows, length, generator=generator) >= share, IGNORED)
-    slots = slots_from_labels(labels)
+    slots = masked_slots(labels, None, labels)
     assert slots.labels.shape[1] == max(1, int(labels.ne(IGNORED).sum(dim=1).max()))
     rebuilt = replace_at(torch.full_like(labels, IGNORED), slots, slots.labels)
     assert torch.equal(rebuilt, labels)

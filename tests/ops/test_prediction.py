@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from torch.autograd import grad
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.ops import IGNORED, Sampling, predict_masked, predict_masked_from_logits, reference, sample_tokens
+from hf_electra_rtd.ops import IGNORED, Sampling, predict_from_logits, predict_masked, sample_tokens
+from tests import reference
 
 
 def _inputs(rows, width, vocabulary, dtype=torch.float32, seed=0, scale=1.0):
@@ -40,7 +41,7 @@ def test_loss_and_gradients_err_no_more_than_the_obvious_code_does(dtype, shape,
     predicted = predict_masked(*tensors, labels, max_logits=max_logits)
     truth, true_gradients = _reference(tensors, labels, torch.float64)
     naive, naive_gradients = _reference(tensors, labels, dtype)
-    ours = (predicted.total_loss, *grad(predicted.total_loss, tensors))
+    ours = (predicted.loss.total, *grad(predicted.loss.total, tensors))
     results = zip(ours, (naive, *naive_gradients), (truth, *true_gradients), strict=True)
     for ours, obvious, exact in results:
         slack = 4 * torch.finfo(dtype).eps * max(1.0, float(exact.detach().abs().max()))
@@ -67,13 +68,14 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
     gradients = grad(loss, tensors, retain_graph=True)
     forbidden = labels if sampling.disallow_correct else None
     in_parts = predict_masked(*tensors, labels, sampling, max_logits)
-    for predicted in (in_parts, predict_masked_from_logits(logits, labels, sampling)):
-        torch.testing.assert_close(predicted.total_loss, loss, rtol=1e-12, atol=1e-12)
-        torch.testing.assert_close(predicted.losses.sum(), loss, rtol=1e-12, atol=1e-12)
-        assert not predicted.losses[labels == IGNORED].any()
+    for predicted in (in_parts, predict_from_logits(logits, labels, sampling)):
+        torch.testing.assert_close(predicted.loss.total, loss, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(predicted.loss.losses.sum(), loss, rtol=1e-12, atol=1e-12)
+        assert not predicted.loss.losses[labels == IGNORED].any()
+        assert predicted.loss.num_items == (labels != IGNORED).sum()
         assert torch.equal(predicted.predictions, logits.argmax(dim=-1))
         assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
-        for ours, obvious in zip(grad(predicted.total_loss, tensors), gradients, strict=True):
+        for ours, obvious in zip(grad(predicted.loss.total, tensors), gradients, strict=True):
             torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
 
 
@@ -88,24 +90,24 @@ def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
 
 def test_the_gradient_of_a_multiple_is_a_multiple_and_may_be_asked_for_twice():
     tensors, labels = _inputs(12, 8, 600)
-    loss = predict_masked(*tensors, labels).total_loss
+    loss = predict_masked(*tensors, labels).loss.total
     once = grad(loss, tensors, retain_graph=True)
     torch.testing.assert_close([3 * each for each in once], list(grad(3 * loss, tensors)))
 
 
 def test_only_gradients_that_are_needed_are_made():
     (hidden, weight, bias), labels = _inputs(12, 8, 600)
-    both = grad(predict_masked(hidden, weight, bias, labels).total_loss, (hidden, weight))
-    alone = grad(predict_masked(hidden, weight.detach(), bias.detach(), labels).total_loss, hidden)
+    both = grad(predict_masked(hidden, weight, bias, labels).loss.total, (hidden, weight))
+    alone = grad(predict_masked(hidden, weight.detach(), bias.detach(), labels).loss.total, hidden)
     assert torch.equal(both[0], alone[0])
-    assert not predict_masked(hidden.detach(), weight.detach(), bias.detach(), labels).total_loss.requires_grad
+    assert not predict_masked(hidden.detach(), weight.detach(), bias.detach(), labels).loss.total.requires_grad
     with torch.no_grad():
-        assert not predict_masked(hidden, weight, bias, labels).total_loss.requires_grad
+        assert not predict_masked(hidden, weight, bias, labels).loss.total.requires_grad
 
 
 def test_nothing_masked_is_a_loss_of_zero_with_zero_gradient():
     tensors, labels = _inputs(6, 4, 50)
-    loss = predict_masked(*tensors, torch.full_like(labels, IGNORED)).total_loss
+    loss = predict_masked(*tensors, torch.full_like(labels, IGNORED)).loss.total
     assert not any(each.any() for each in (loss, *grad(loss, tensors)))
 
 
@@ -115,7 +117,7 @@ def test_losses_of_impossible_tokens_are_finite_and_right(scale):
     predicted = predict_masked(*tensors, labels)
     truth = F.cross_entropy(F.linear(*(tensor.double() for tensor in tensors)), labels, reduction="none")
     assert truth.max() > 1000
-    torch.testing.assert_close(predicted.losses.double(), truth.detach(), rtol=1e-5, atol=1e-2)
+    torch.testing.assert_close(predicted.loss.losses.double(), truth.detach(), rtol=1e-5, atol=1e-2)
 
 
 def test_under_autocast_products_are_bfloat16_and_sums_float32():
@@ -124,9 +126,9 @@ def test_under_autocast_products_are_bfloat16_and_sums_float32():
         predicted = predict_masked(*tensors, labels, max_logits=1300 * 16)
         obvious = F.cross_entropy(F.linear(*tensors).float(), labels, reduction="sum")
     truth, true_gradients = _reference(tensors, labels, torch.float64)
-    assert predicted.total_loss.dtype == torch.float32
-    assert _error(predicted.total_loss, truth) <= 1.05 * _error(obvious, truth) + 1e-4 * float(truth.detach())
-    ours, theirs = grad(predicted.total_loss, tensors), grad(obvious, tensors)
+    assert predicted.loss.total.dtype == torch.float32
+    assert _error(predicted.loss.total, truth) <= 1.05 * _error(obvious, truth) + 1e-4 * float(truth.detach())
+    ours, theirs = grad(predicted.loss.total, tensors), grad(obvious, tensors)
     for one, other, exact in zip(ours, theirs, true_gradients, strict=True):
         assert one.dtype == torch.float32
         assert _error(one, exact) <= 1.05 * _error(other, exact) + 1e-6 * float(exact.detach().abs().max())
@@ -137,6 +139,6 @@ def test_weights_that_are_not_numbers_give_a_loss_that_is_none_and_valid_ids():
     with torch.no_grad():
         tensors[1].fill_(float("nan"))
     predicted = predict_masked(*tensors, labels, Sampling(torch.rand(4, 2)))
-    assert predicted.total_loss.isnan()
+    assert predicted.loss.total.isnan()
     assert ((predicted.sampled >= 0) & (predicted.sampled < 600)).all()
     assert ((predicted.predictions >= 0) & (predicted.predictions < 600)).all()

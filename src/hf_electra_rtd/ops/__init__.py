@@ -6,7 +6,6 @@ vocabulary.
 """
 
 from hf_electra_rtd.ops.dropout import attention_with_dropout, draw_dropout_bits, dropout
-from hf_electra_rtd.ops.losses import LossSum, replaced_token_loss, sum_over_real
 from hf_electra_rtd.ops.masking import (
     IGNORED,
     MaskedSlots,
@@ -15,8 +14,7 @@ from hf_electra_rtd.ops.masking import (
     num_masked,
     original_ids,
     replace_at,
-    slots_from_labels,
 )
-from hf_electra_rtd.ops.prediction import MaskedPrediction, Sampling, predict_masked, predict_masked_from_logits
+from hf_electra_rtd.ops.prediction import LossSum, MaskedPrediction, Sampling, predict_from_logits, predict_masked
 from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
 from hf_electra_rtd.ops.sampling import sample_tokens

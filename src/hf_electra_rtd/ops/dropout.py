@@ -7,15 +7,14 @@ numbers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-# Of 2**16: a probability is met to 2**-17, and the scale is that of the probability that is met.
-_NUM_VALUES = 2**16
+_NUM_VALUES = 2**16  # so a probability is met to 2**-17; the scale is that of the probability that is met
 
 
 def draw_dropout_bits(shape: tuple[int, ...]) -> Tensor:
@@ -38,8 +37,7 @@ def dropout_scale(bits: Tensor, probability: float, dtype: torch.dtype) -> Tenso
 
 def dropout(inputs: Tensor, bits: Tensor, probability: float) -> Tensor:
     """`inputs` times `dropout_scale`; only `bits` are kept for the backward pass."""
-    result: Tensor = _Dropout.apply(inputs, bits, probability)
-    return result
+    return cast(Tensor, _Dropout.apply(inputs, bits, probability))
 
 
 class _Dropout(torch.autograd.Function):
@@ -67,16 +65,14 @@ def attention_with_dropout(
     scaling: float,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """dropout(softmax(scaling * query key^T + mask)) value, one head after the other.
+    """dropout(softmax(scaling * query key^T + mask)) value, one head after the other: (B, L, H, D).
 
-    One head's weights fit the cache of a CPU, its inputs are read where the projections left them, and only the
-    weights and the random bits (int16) are kept for the backward pass.
-
-    Strides of the inputs: any whose last is 1. `probability`, of dropping a weight: in [0, 1). `mask`: broadcastable
-    to (B, H, L, L); bool, False where a token must not be seen, or a number to add. Returns (B, L, H, D).
+    One head's weights fit the cache of a CPU, its inputs are read where the projections left them (any strides whose
+    last is 1), and only the weights and the random bits are kept for the backward pass. `probability`: of dropping a
+    weight, in [0, 1). `mask`: broadcastable to (B, H, L, L); bool, False where a token must not be seen, or a number
+    to add.
     """
-    result: Tensor = _Attention.apply(query_BHLD, key_BHLD, value_BHLD, bits_HBLL, probability, scaling, mask)
-    return result
+    return cast(Tensor, _Attention.apply(query_BHLD, key_BHLD, value_BHLD, bits_HBLL, probability, scaling, mask))
 
 
 class _Attention(torch.autograd.Function):

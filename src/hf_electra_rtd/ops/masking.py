@@ -26,10 +26,8 @@ class MaskedSlots(NamedTuple):
 
 
 def num_masked(mask_probability: float, length: int) -> int:
-    """K: how many tokens of a sequence of `length` are masked ([CLS] and [SEP] counted in the length), at least one.
-
-    google-research/electra pretrain/pretrain_helpers.py counts the same way (`num_tokens * mask_prob`, special tokens
-    included); there the draws may coincide, here K positions are distinct.
+    """K: how many tokens of a sequence are masked, at least one. [CLS] and [SEP] count in the length, as in
+    google-research/electra pretrain/pretrain_helpers.py; there the draws may coincide, here K positions are distinct.
     """
     return max(1, round(mask_probability * length))
 
@@ -37,14 +35,8 @@ def num_masked(mask_probability: float, length: int) -> int:
 def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tensor:
     """Draws distinct positions, every set of `counts_B[i]` candidates of a sequence being equally likely.
 
-    Args:
-        candidates_BL: bool; True where a token may be masked. Where they are too few, fewer are chosen.
-        uniforms_BL: float32 in [0, 1); the candidates with the smallest are chosen.
-        counts_B: int64.
-        num_slots: K; the result is int64 (B, K), ascending, then -1 in unused slots.
-
-    Raises:
-        ValueError: for more slots than tokens in a sequence.
+    `candidates_BL` is True where a token may be masked: where they are too few, fewer are chosen. Those with the
+    smallest `uniforms_BL`, float32 in [0, 1), are. The result is int64 (B, K), ascending, then -1 in unused slots.
     """
     _check_num_slots(num_slots, candidates_BL.shape[1])
     if uniforms_BL.device.type == "cpu":
@@ -92,7 +84,11 @@ def _choose_by_topk(scores_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tens
 
 
 def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) -> MaskedSlots:
-    """The masked slots, from either form of labels: (B, K) with positions, or (B, L) without.
+    """The masked slots, from either form of labels: (B, K) with positions; or (B, L) without, as
+    `DataCollatorForLanguageModeling` gives them.
+
+    Without positions, K is the largest number of masked tokens in a sequence, at least 1, and reading it waits for the
+    device: collators that know their K should give positions.
 
     Raises:
         ValueError: for labels of a shape that fits neither, or more slots than tokens in a sequence.
@@ -104,7 +100,11 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
             "all positions go without masked_positions."
         )
     if positions_BK is None:
-        return slots_from_labels(labels)
+        masked_BL = labels.ne(IGNORED)
+        num_slots = max(1, int(masked_BL.sum(dim=1).max()))
+        # Stable, so positions stay ascending; the slots that a sequence does not need follow, with the label IGNORED.
+        order_BL = masked_BL.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
+        return MaskedSlots(order_BL[:, :num_slots], labels.gather(1, order_BL[:, :num_slots]))
     _check_num_slots(positions_BK.shape[1], ids_BL.shape[1])
     # Unused slots may point anywhere, also outside: point them at the start, where gathering is harmless.
     return MaskedSlots(positions_BK.masked_fill(labels.eq(IGNORED), 0), labels)
@@ -113,19 +113,6 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
 def _check_num_slots(num_slots: int, length: int) -> None:
     if num_slots > length:
         raise ValueError(f"There are {num_slots} masked slots for sequences of {length} tokens: at most one a token.")
-
-
-def slots_from_labels(labels_BL: Tensor) -> MaskedSlots:
-    """Slots of a batch whose labels lie at their positions, as `DataCollatorForLanguageModeling` gives them.
-
-    K is the largest number of masked tokens in a sequence, at least 1; reading it waits for the device. Collators that
-    know their K should give positions instead.
-    """
-    masked = labels_BL.ne(IGNORED)
-    num_slots = max(1, int(masked.sum(dim=1).max()))
-    # Stable, so positions stay ascending; sequences with fewer masks are filled with positions whose label is IGNORED.
-    positions = masked.to(torch.int8).sort(dim=1, descending=True, stable=True).indices[:, :num_slots]
-    return MaskedSlots(positions, labels_BL.gather(1, positions))
 
 
 def replace_at(ids_BL: Tensor, slots: MaskedSlots, values_BK: Tensor) -> Tensor:

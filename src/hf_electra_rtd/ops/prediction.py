@@ -5,7 +5,8 @@ these chunks becomes first the softmax, from which loss, most likely ids and sam
 which is multiplied into those of the hidden states and the output layer at once. Nothing of N x V numbers outlives the
 forward pass, and the backward pass only scales.
 
-Shape suffixes: N masked tokens, E width of the hidden states, V ids, R rows of a chunk.
+Shape suffixes: M = any leading shape of masked tokens, N their number, E width of the hidden states, V ids, R rows of
+a chunk.
 """
 
 from __future__ import annotations
@@ -25,13 +26,25 @@ from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weigh
 _CPU_CHUNK, _CHUNK = 2_500_000, 2**27
 
 
-class MaskedPrediction(NamedTuple):
-    """What a masked language model says of N tokens."""
+class LossSum(NamedTuple):
+    """Losses of items (tokens), and how many items count, so that several batches can be combined exactly."""
 
-    total_loss: Tensor  # scalar; the sum of the losses. It alone has a gradient
-    losses: Tensor  # (N,); -log softmax at the labels, 0 where the label is `IGNORED`
-    predictions: Tensor  # (N,) int64, the most likely ids
-    sampled: Tensor | None  # (N,) int64, drawn ids; None where no uniforms were given
+    total: Tensor  # scalar; the sum of the losses. It alone has a gradient
+    losses: Tensor  # any shape; 0 where an item does not count
+    num_items: Tensor  # scalar
+
+    def mean(self) -> Tensor:
+        """The mean over the items; 0 where there are none."""
+        return self.total / self.num_items.clamp(min=1)
+
+
+class MaskedPrediction(NamedTuple):
+    """What a masked language model, or another generator, says of masked tokens."""
+
+    loss: LossSum  # -log softmax at the labels, 0 where the label is `IGNORED`
+    predictions: Tensor  # (...) int64, the most likely ids
+    sampled: Tensor | None = None  # (...) int64, drawn ids; None where no uniforms were given
+    logits: Tensor | None = None  # (..., V), where they were asked for
 
 
 class Sampling(NamedTuple):
@@ -47,16 +60,16 @@ class Sampling(NamedTuple):
         return self.temperature == 1.0 and not self.disallow_correct
 
     def draw(self, logits: Tensor, labels: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Ids drawn for some rows, int64 (R,), from logits (R, V) and labels (R,)."""
+        """Ids, int64 (R,), from the logits (R, V) and labels (R,) of some rows."""
         forbidden = labels if self.disallow_correct else None
         return sample_tokens(logits, self.uniforms[rows], self.temperature, forbidden)
 
 
 def predict_masked(
-    hidden_NE: Tensor,
+    hidden_ME: Tensor,
     weight_VE: Tensor,
     bias_V: Tensor,
-    labels_N: Tensor,
+    labels_M: Tensor,
     sampling: Sampling | None = None,
     max_logits: int | None = None,
 ) -> MaskedPrediction:
@@ -66,30 +79,38 @@ def predict_masked(
     the sums of the gradients over chunks too. (With float16, probabilities below 6e-8 drop out of the gradient: they
     meet its dtype before the loss is scaled. bfloat16 has the range of float32.)
 
-    `labels_N` are int64, original ids or `IGNORED`; uniforms are (N, 2). `max_logits` says how many logits there are
-    at a time; by default as suits the device.
+    `labels_M` are int64, original ids or `IGNORED`; uniforms are (M, 2). `max_logits`: how many at a time; by default
+    as suits the device.
     """
-    device_type = hidden_NE.device.type
+    device_type = hidden_ME.device.type
     autocast = torch.is_autocast_enabled(device_type)
-    product_dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_NE.dtype
+    product_dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_ME.dtype
     if max_logits is None:
         max_logits = _CPU_CHUNK if device_type == "cpu" else _CHUNK
     num_rows = max(1, max_logits // len(weight_VE))
+    if sampling is not None:
+        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2))
     grad = torch.is_grad_enabled()  # which the forward pass of a Function does not see
+    total, losses_N, predictions_N, sampled_N = _Predict.apply(
+        *(hidden_ME.flatten(0, -2), weight_VE, bias_V, labels_M.flatten()), sampling, num_rows, product_dtype, grad
+    )
     return MaskedPrediction(
-        *_Predict.apply(hidden_NE, weight_VE, bias_V, labels_N, sampling, num_rows, product_dtype, grad)
+        LossSum(total, losses_N.view_as(labels_M), labels_M.ne(IGNORED).sum()),
+        predictions_N.view_as(labels_M),
+        None if sampling is None else sampled_N.view_as(labels_M),
     )
 
 
-def predict_masked_from_logits(
-    logits_NV: Tensor, labels_N: Tensor, sampling: Sampling | None = None
-) -> MaskedPrediction:
+def predict_from_logits(logits_MV: Tensor, labels_M: Tensor, sampling: Sampling | None = None) -> MaskedPrediction:
     """`predict_masked`, where the logits are all there: for an output layer that is more than a product."""
-    logits_NV = logits_NV if logits_NV.dtype.itemsize >= 4 else logits_NV.float()
-    losses_N = F.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="none")
-    known = logits_NV.detach()
-    sampled_N = None if sampling is None else sampling.draw(known, labels_N)
-    return MaskedPrediction(losses_N.sum(), losses_N.detach(), most_likely(known), sampled_N)
+    logits_MV = logits_MV if logits_MV.dtype.itemsize >= 4 else logits_MV.float()
+    losses_N = F.cross_entropy(logits_MV.flatten(0, -2), labels_M.flatten(), ignore_index=IGNORED, reduction="none")
+    known = logits_MV.detach()
+    return MaskedPrediction(
+        LossSum(losses_N.sum(), losses_N.detach().view_as(labels_M), labels_M.ne(IGNORED).sum()),
+        most_likely(known),
+        None if sampling is None else sampling.draw(known, labels_M),
+    )
 
 
 class _Predict(torch.autograd.Function):
@@ -104,11 +125,11 @@ class _Predict(torch.autograd.Function):
         num_rows: int,
         product_dtype: torch.dtype,
         grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         inputs = (hidden_NE, weight_VE, bias_V)
         dtype = torch.float64 if hidden_NE.dtype == torch.float64 else torch.float32
-        losses_N, predictions_N = hidden_NE.new_empty(labels_N.shape, dtype=dtype), torch.empty_like(labels_N)
-        sampled_N = None if sampling is None else torch.empty_like(labels_N)
+        losses_N = hidden_NE.new_empty(labels_N.shape, dtype=dtype)
+        predictions_N, sampled_N = torch.empty_like(labels_N), torch.empty_like(labels_N)
         sums = [
             torch.zeros_like(each, dtype=dtype) if grad and needed else None
             for each, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True)
@@ -119,16 +140,16 @@ class _Predict(torch.autograd.Function):
                 rows = slice(start, start + num_rows)
                 hidden_RE, labels_R = hidden_NE[rows], labels_N[rows]
                 logits_RV = F.linear(hidden_RE, weight_VE, bias_V)
-                if sampling is not None and sampled_N is not None and not sampling.from_softmax:
+                if sampling is not None and not sampling.from_softmax:
                     sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)
                 softmax_RV, losses_N[rows], predictions_N[rows] = _soften(logits_RV, labels_R, dtype)
-                if sampling is not None and sampled_N is not None and sampling.from_softmax:
+                if sampling is not None and sampling.from_softmax:
                     sampled_N[rows] = sample_weights(softmax_RV, sampling.uniforms[rows])
                 if any(each is not None for each in sums):
                     _add_gradients(sums, rows, _gradient(softmax_RV, labels_R).to(product_dtype), hidden_RE, weight_VE)
         ctx.save_for_backward(*sums)
         ctx.dtypes = [each.dtype for each in inputs]
-        ctx.mark_non_differentiable(losses_N, predictions_N, *([] if sampled_N is None else [sampled_N]))
+        ctx.mark_non_differentiable(losses_N, predictions_N, sampled_N)
         return losses_N.sum(), losses_N, predictions_N, sampled_N
 
     @staticmethod
@@ -147,11 +168,8 @@ def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Te
     of_label_R = _at(logits_RV, labels_R.clamp(min=0)).to(dtype)
     predictions_R = most_likely(logits_RV)
     of_best_R = _at(logits_RV, predictions_R).to(dtype)
-    softmax_RV = (
-        torch.softmax(logits_RV, dim=-1, out=logits_RV)
-        if logits_RV.dtype == dtype
-        else torch.softmax(logits_RV, dim=-1, dtype=dtype)
-    )
+    out = {"out": logits_RV} if logits_RV.dtype == dtype else {"dtype": dtype}
+    softmax_RV = torch.softmax(logits_RV, dim=-1, **out)
     # -log softmax at the label; that of the most likely id, at least 1 / V, has a logarithm.
     losses_R = of_best_R - of_label_R - _at(softmax_RV, predictions_R).log()
     return softmax_RV, losses_R.where(used_R, 0.0), predictions_R

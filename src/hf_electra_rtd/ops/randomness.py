@@ -19,15 +19,10 @@ _WORDS_PER_COUNTER = 4  # Philox 4x64 gives four 64-bit words a counter value
 
 
 def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) -> np.ndarray:
-    """Raw bits of `count` consecutive positions, from `first` on.
+    """Raw bits of `count` consecutive positions, from `first` on: uint64 (count, words).
 
-    Args:
-        seed: a non-negative integer below 2**64.
-        purpose: one of the above.
-        words: 64-bit words a position. The numbers of a position depend on it, so keep it fixed within a stream.
-
-    Returns:
-        uint64 array (count, words).
+    `seed` is below 2**64, `purpose` one of the above. The numbers of a position depend on `words`, 64-bit words a
+    position: keep it fixed within a stream.
     """
     counters = -(-words // _WORDS_PER_COUNTER)
     bits = np.random.Philox(key=np.array([seed, purpose], dtype=np.uint64), counter=[first * counters, 0, 0, 0])
@@ -35,11 +30,8 @@ def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) ->
 
 
 def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:
-    """`count` uniform numbers for each of several positions (B,) of a stream, consecutive ones drawn at once.
-
-    Returns:
-        float32 array (B, count) in [0, 1), multiples of 2**-24.
-    """
+    """`count` uniform numbers for each of several positions (B,) of a stream, consecutive ones drawn at once: float32
+    (B, count) in [0, 1), multiples of 2**-24."""
     counters = -(-count // (2 * _WORDS_PER_COUNTER))  # two 32-bit numbers a word
     words = np.empty((len(positions), counters * _WORDS_PER_COUNTER), dtype="<u8")
     runs = [0, *(np.flatnonzero(positions[1:] != positions[:-1] + 1) + 1).tolist(), len(positions)]
@@ -59,7 +51,7 @@ def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int)
 
 
 def permutation(seed: int, epoch: int, length: int) -> np.ndarray:
-    """The order of `length` sequences in an epoch: int64 array (length,), 24 bytes each while it is computed."""
+    """The order of `length` sequences in an epoch: int64 (length,), 24 bytes each while it is computed."""
     key = np.array([seed, SHUFFLING], dtype=np.uint64)
     bits = np.random.Philox(key=key, counter=[0, epoch, 0, 0]).random_raw(length)
     return np.argsort(bits, kind="stable")

@@ -17,7 +17,7 @@ CHUNK = 512
 def sample_tokens(
     logits_MV: Tensor, uniforms_M2: Tensor, temperature: float = 1.0, forbidden_M: Tensor | None = None
 ) -> Tensor:
-    """Draws one token a row from softmax(logits / temperature), by a two-level inverse CDF.
+    """Draws one token a row, int64 (M), from softmax(logits / temperature), by a two-level inverse CDF.
 
     The first uniform picks a chunk of the vocabulary with the probability of its sum, the second a token within it: an
     exact factorisation of the categorical distribution that needs two random numbers a row, where Gumbel noise
@@ -25,13 +25,10 @@ def sample_tokens(
     and uniforms give the same tokens on every device, up to rounding.
 
     Args:
-        logits_MV: (..., V), any floating dtype; the arithmetic is float32, or float64 for float64 logits.
-        uniforms_M2: (..., 2) in [0, 1).
+        logits_MV: any floating dtype; the arithmetic is float32, or float64 for float64 logits.
+        uniforms_M2: in [0, 1).
         temperature: 0.0 takes the most likely token.
-        forbidden_M: int64 (...), a token a row that is never drawn (`disallow_correct`); negative for none.
-
-    Returns:
-        int64 (...).
+        forbidden_M: int64, a token a row that is never drawn (`disallow_correct`); negative for none.
     """
     logits = logits_MV.detach()
     logits = logits if logits.dtype == torch.float64 else logits.float()

@@ -1,4 +1,4 @@
-"""The obvious version of each op, for tests and benchmarks: slow, plain, and right in float64."""
+"""The obvious version of each op, slow, plain, and right in float64; and the sequences before masking."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.ops.masking import IGNORED
+from hf_electra_rtd.ops import IGNORED
+
+
+def originals(batch: dict[str, Tensor]) -> Tensor:
+    """Input ids (B, L) with the labels in the place of masked tokens."""
+    ids = batch["input_ids"].clone()
+    rows, slots = batch["labels"].ne(IGNORED).nonzero(as_tuple=True)
+    ids[rows, batch["masked_positions"][rows, slots]] = batch["labels"][rows, slots]
+    return ids
 
 
 def sample_tokens(

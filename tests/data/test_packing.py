@@ -10,7 +10,7 @@ from hf_electra_rtd.data.packing import FullPacker, OriginalPacker, PackingToken
 
 
 CLS, SEP, STOP, QUOTE, FIRST_WORD = 2, 3, 5, 9, 20
-TOKENS = PackingTokens(CLS, SEP, np.array([STOP]), np.array([QUOTE]))
+TOKENS = PackingTokens(CLS, SEP, [STOP], [QUOTE])
 
 documents = st.lists(
     st.lists(st.lists(st.sampled_from([STOP, QUOTE, *range(FIRST_WORD, 40)]), max_size=60), min_size=1, max_size=6),
@@ -22,7 +22,7 @@ documents = st.lists(
 def add(packer, text, ends_document=True):
     """The sequences that become complete with the lines of a document."""
     ids = np.array([token for line in text for token in line], dtype=np.uint32)
-    ends = np.zeros(len(text), dtype=np.uint8)
+    ends = np.zeros(len(text), dtype=bool)
     ends[-1] = ends_document
     return packer.add_lines(ids, np.array([len(line) for line in text], dtype=np.int64), ends)
 

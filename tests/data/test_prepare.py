@@ -4,7 +4,7 @@ import runpy
 import shlex
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import zstandard
 
 from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.data.prepare import DataArguments, get_sequences, get_tokenizer, main, prepare_sequences
+from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer, main
 from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
@@ -21,15 +21,9 @@ from tests.conftest import VOCABULARY, make_text
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@dataclass
-class Run:
-    """The training arguments that `get_sequences` reads."""
-
-    output_dir: str
-    process_index: int = 0
-    max_seq_length: int = 32
-    seed: int = 0
-    disable_tqdm: bool = True
+RUN = PreparationArguments(max_seq_length=32, seed=0, disable_tqdm=True)
+OTHER_PROCESS = replace(RUN)
+OTHER_PROCESS.process_index = 1
 
 
 def test_sources_of_several_kinds_make_one_corpus(tmp_path, tokenizer):
@@ -43,7 +37,7 @@ def test_sources_of_several_kinds_make_one_corpus(tmp_path, tokenizer):
         held_out_share=0.0,
         drop_duplicates="exact",
     )
-    train, held_out = get_sequences(data, Run(str(tmp_path / "run")), tokenizer)
+    train, held_out = get_sequences(data, RUN, tmp_path, tokenizer)
     assert held_out is None
     assert train.header.statistics["documents"] == 30
     described = [(source["name"], source["weight"]) for source in train.header.sources]
@@ -52,36 +46,30 @@ def test_sources_of_several_kinds_make_one_corpus(tmp_path, tokenizer):
 
 def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp_path, corpus, tokenizer, monkeypatch):
     data = DataArguments(train_files=[str(corpus)], held_out_share=0.1)
-    directory = str(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"train\.blocks is missing.*share the directory"):
-        get_sequences(data, Run(directory, process_index=1), tokenizer)
-    first = get_sequences(data, Run(directory), tokenizer)
+    with pytest.raises(ValueError, match=r"train\.blocks cannot be read: No such file.*share the directory"):
+        get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
+    first = get_sequences(data, RUN, tmp_path, tokenizer)
     monkeypatch.setattr(prepare, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
-    opened = get_sequences(data, Run(directory, process_index=1), tokenizer)
+    opened = get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
     assert [file.header for file in opened] == [file.header for file in first]
     named = DataArguments(train_files=[first[0].path], held_out_files=[first[1].path])
-    assert get_sequences(named, Run(directory), tokenizer)[1].header == first[1].header
+    assert get_sequences(named, RUN, tmp_path, tokenizer)[1].header == first[1].header
 
 
-def test_held_out_sequences_of_an_earlier_preparation_do_not_stay(tmp_path, corpus, tokenizer):
-    for share in (0.1, 0.0):
-        data = DataArguments(train_files=[str(corpus)], held_out_share=share)
-        prepare_sequences(data, tokenizer, tmp_path / "blocks", 32, 0, disable_progress=True)
-        assert (tmp_path / "blocks" / "held_out.blocks").exists() == bool(share)
-
-
-def test_held_out_sequences_stay_where_the_new_text_cannot_be_read(tmp_path, corpus, tokenizer):
+def test_held_out_sequences_of_an_earlier_preparation_stay_only_until_their_text_is_trained_on(
+    tmp_path, corpus, tokenizer
+):
     (tmp_path / "bad.txt").write_bytes(b"the mill \xff")
-    for file, share in ((corpus, 0.1), (tmp_path / "bad.txt", 0.0)):
+    for file, share, stay in ((corpus, 0.1, True), (tmp_path / "bad.txt", 0.0, True), (corpus, 0.0, False)):
         data = DataArguments(train_files=[str(file)], held_out_share=share)
-        with nullcontext() if share else pytest.raises(ValueError, match="not UTF-8"):
-            prepare_sequences(data, tokenizer, tmp_path / "blocks", 32, 0, disable_progress=True)
-    assert (tmp_path / "blocks" / "held_out.blocks").exists()
+        with nullcontext() if file == corpus else pytest.raises(ValueError, match="not UTF-8"):
+            get_sequences(data, RUN, tmp_path / "blocks", tokenizer)
+        assert (tmp_path / "blocks" / "held_out.blocks").exists() == stay
 
 
 def test_a_run_that_is_resumed_reads_its_text_again_only_where_it_is_named_otherwise(tmp_path, corpus, tokenizer):
-    directory, read = Run(str(tmp_path / "run")), []
-    before, _ = get_sequences(DataArguments([str(corpus)]), directory, tokenizer)
+    read = []
+    before, _ = get_sequences(DataArguments([str(corpus)]), RUN, tmp_path, tokenizer)
 
     def count(*arguments):
         read.append(arguments)
@@ -91,81 +79,86 @@ def test_a_run_that_is_resumed_reads_its_text_again_only_where_it_is_named_other
         patch.setattr("hf_electra_rtd.data.preparation.open_texts", count)
         for options, times in (({}, 0), ({"train_files": [f"{corpus},weight=2"]}, 1), ({"packing": "original"}, 2)):
             data = DataArguments(**{"train_files": [str(corpus)], **options})
-            get_sequences(data, directory, tokenizer, before.header.sha256)
+            get_sequences(data, RUN, tmp_path, tokenizer, before.header.sha256)
             assert len(read) == times
 
 
 def test_text_that_is_both_trained_on_and_held_out_is_refused(tmp_path, tokenizer):
-    train, directory = tmp_path / "train", Run(str(tmp_path / "run"))
+    train, directory = tmp_path / "train", tmp_path / "run"
     train.mkdir()
     for path, seed in ((train / "a.txt", 0), (train / "b.txt", 1), (tmp_path / "other.txt", 2)):
         path.write_text(make_text(20, seed))
     (tmp_path / "copy.txt.zst").write_bytes(zstandard.compress(make_text(20).encode()))
     (tmp_path / "link.txt").symlink_to(train / "a.txt")
     data = DataArguments(train_files=[str(train)], held_out_files=[str(tmp_path / "other.txt")])
-    sequences, held_out = get_sequences(data, directory, tokenizer)
+    sequences, held_out = get_sequences(data, RUN, directory, tokenizer)
     assert held_out.header.statistics["documents"] == 20
     for source in (str(train), sequences.path):
         for name in ("train/a.txt", "link.txt", "copy.txt.zst"):
             data = DataArguments(train_files=[source], held_out_files=[str(tmp_path / name)])
             message = rf"{Path(name).name}, which is held out, .* as a\.txt, which is trained on"
             with pytest.raises(ValueError, match=message):
-                get_sequences(data, directory, tokenizer)
+                get_sequences(data, RUN, directory, tokenizer)
 
 
 def test_old_training_sequences_are_not_used_with_held_out_ones_of_another_split(tmp_path, corpus, tokenizer):
     data, made = DataArguments(train_files=[str(corpus)], held_out_share=0.1), []
     for seed in (0, 1):
-        made.append(prepare_sequences(data, tokenizer, tmp_path / str(seed), 32, seed, disable_progress=True))
+        made.append(get_sequences(data, replace(RUN, seed=seed), tmp_path / str(seed), tokenizer))
     data = DataArguments(train_files=[made[0][0].path], held_out_files=[made[1][1].path])
     with pytest.raises(ValueError, match=r"holds the same text as corpus\.txt"):
-        prepare_sequences(data, tokenizer, tmp_path / "used", 32, 0, disable_progress=True)
+        get_sequences(data, RUN, tmp_path / "used", tokenizer)
 
 
-def test_options_that_cannot_be_used_are_refused_at_once():
-    for options in ({"encoding": "utf-9"}, {"drop_duplicates": "all"}, {"packing": "tight"}, {"num_proc": 0}):
-        with pytest.raises(ValueError, match=re.escape(str(*options.values()))):
-            DataArguments(**options)
+@pytest.mark.parametrize(
+    "flags", ["--packing tight", "--drop_duplicates all", "--encoding utf-9", "--num_proc 0", "--held_out_share 1"]
+)
+def test_options_that_cannot_be_used_are_refused_at_once(flags, capsys):
+    with pytest.raises((ValueError, SystemExit)) as refusal:
+        main(flags.split())
+    said = str(refusal.value) + capsys.readouterr().err
+    assert all(word in said for word in flags.strip("-").split())
 
 
 def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, tokenizer):
-    made, _ = get_sequences(DataArguments([str(corpus)], held_out_share=0.0), Run(str(tmp_path)), tokenizer)
+    made, _ = get_sequences(DataArguments([str(corpus)], held_out_share=0.0), RUN, tmp_path, tokenizer)
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
-    other = Run(str(tmp_path / "other"), max_seq_length=64)
-    for files, run_, tokenizer_, message in (
-        ([], other, tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
-        ([made.path], other, tokenizer, r"has sequences of 32 tokens, not 64.*--max_seq_length 32"),
-        ([made.path], other, load_tokenizer(str(path)), r"another tokenizer.*--tokenizer"),
-        ([made.path, str(corpus)], other, tokenizer, "one block file alone, not 2 sources"),
+    other = replace(RUN, max_seq_length=64)
+    for files, tokenizer_, message in (
+        ([], tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
+        ([made.path], tokenizer, r"has sequences of 32 tokens, not 64.*--max_seq_length 32"),
+        ([made.path], load_tokenizer(str(path)), r"another tokenizer.*--tokenizer"),
+        ([made.path, str(corpus)], tokenizer, "one block file alone, not 2 sources"),
     ):
         with pytest.raises(ValueError, match=message):
-            get_sequences(DataArguments(files), run_, tokenizer_)
+            get_sequences(DataArguments(files), other, tmp_path, tokenizer_)
     with pytest.raises(ValueError, match="no text to train a tokenizer on"):
-        get_tokenizer(DataArguments([made.path]), str(tmp_path / "run"))
+        get_tokenizer(DataArguments([made.path]), RUN, tmp_path)
 
 
-def test_a_resumed_run_finds_the_tokenizer_that_was_trained(tmp_path, corpus, monkeypatch):
-    data, directory = DataArguments([str(corpus)], vocab_size=100), str(tmp_path / "run")
-    trained, again = (tokenizer_hash(get_tokenizer(data, directory)) for _ in range(2))
+def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(tmp_path, corpus, monkeypatch):
+    data = DataArguments([str(corpus)], vocab_size=100)
+    trained, again = (tokenizer_hash(get_tokenizer(data, RUN, tmp_path)) for _ in range(2))
     monkeypatch.setattr(prepare, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
-    assert trained == again == tokenizer_hash(get_tokenizer(data, directory, trained=f"{directory}/tokenizer"))
+    resumed = get_tokenizer(data, RUN, tmp_path / "none", checkpoint=str(tmp_path / "tokenizer"))
+    assert trained == again == tokenizer_hash(resumed)
+    assert trained == tokenizer_hash(get_tokenizer(data, OTHER_PROCESS, tmp_path))
 
 
 def test_a_tokenizer_that_was_interrupted_leaves_nothing(tmp_path, corpus, monkeypatch):
     bad, directory = tmp_path / "a.txt", tmp_path / "run"
     bad.write_bytes(b"the mill \xff")
     with pytest.raises(ValueError, match=r"a\.txt, line 1 is not UTF-8"):
-        get_tokenizer(DataArguments([str(bad)]), str(directory))
+        get_tokenizer(DataArguments([str(bad)]), RUN, directory)
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare, "train_wordpiece", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        get_tokenizer(DataArguments([str(corpus)]), str(directory))
-    assert not (directory / "tokenizer").exists()
-    assert {path.name for path in (directory / "blocks").iterdir()} <= {".lock"}
+        get_tokenizer(DataArguments([str(corpus)]), RUN, directory)
+    assert {path.name for path in directory.iterdir()} <= {".lock"}
 
 
 # ---- The command ----

@@ -1,4 +1,5 @@
 import gzip
+import io
 import json
 import os
 import tracemalloc
@@ -11,20 +12,32 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hf_electra_rtd.data import text
+from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import (
     MAX_LINE,
     TEXT_SUFFIXES,
     Source,
     find_files,
     open_texts,
-    parse_source,
+    parse_sources,
     read_lines,
     scan,
 )
+from tests.conftest import make_text
 
 
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 LINES = ["First line.", "Second — line.", "", "Another\u2028document\x0bhere\x85too.", ""]
+
+
+def parquet(**columns):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+PARQUET = parquet(body=["x"], n=[1])
 
 
 def compressed(content, suffix):
@@ -33,10 +46,14 @@ def compressed(content, suffix):
     return zstandard.compress(content) if suffix.endswith(".zst") else content
 
 
+def lines_of(path, **options):
+    return list(read_lines(Source(str(path), **options)))
+
+
 def test_lines_are_stripped_and_an_empty_one_ends_a_document(tmp_path):
     path = tmp_path / "corpus.txt"
     path.write_bytes("First line.\n  Second — line.  \n\n\nAnother\u2028document\x0bhere\x85too.\r\n".encode())
-    assert list(read_lines(str(path))) == LINES
+    assert lines_of(path) == LINES
 
 
 def test_the_same_text_is_the_same_whatever_its_container_and_encoding(tmp_path):
@@ -49,14 +66,13 @@ def test_the_same_text_is_the_same_whatever_its_container_and_encoding(tmp_path)
     for suffix in (".txt", ".txt.gz", ".txt.zst"):
         (tmp_path / f"a{suffix}").write_bytes(compressed(plain.encode("utf-8-sig"), suffix))
     (tmp_path / "b.txt").write_text(plain, encoding="utf-16")
-    sources = [parse_source(f"{tmp_path}/a.*,text_column=body"), parse_source(f"{tmp_path}/b.txt,encoding=utf-16")]
-    for file in sources[0].files:
-        assert [*filter(None, read_lines(file, sources[0]))] == ["One.", "Two.", "Three.", "Four —\u2028five."]
+    sources = parse_sources(f"{tmp_path}/a.*,text_column=body") + parse_sources(f"{tmp_path}/b.txt,encoding=utf-16")
+    for source in sources:
+        assert [*filter(None, read_lines(source))] == ["One.", "Two.", "Three.", "Four —\u2028five."]
     with open_texts(sources, tmp_path / "work") as (texts, _):
         scans = scan(texts, disable_progress=True)
-    assert len(scans) == 8
-    assert all(facts == scans[0] for facts in scans)
-    assert (scans[0]["num_lines"], scans[0]["num_documents"]) == (4, 2)
+    facts = [(facts["sha256"], facts["num_lines"], facts["num_documents"]) for facts in scans]
+    assert facts == [(scans[0]["sha256"], 4, 2)] * 8
 
 
 @pytest.mark.parametrize("suffix", [".txt.gz", ".txt.zst"])
@@ -64,21 +80,21 @@ def test_a_compressed_file_that_was_cut_off_is_refused(tmp_path, suffix):
     path = tmp_path / f"corpus{suffix}"
     whole = compressed("".join(f"line {i}\n" for i in range(100_000)).encode(), suffix)
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"corpus\.txt.* cannot be read .*cut off"):
-        list(read_lines(str(path)))
+    with pytest.raises(ValueError, match=r"corpus\.txt.* cannot be read: .*cut off"):
+        lines_of(path)
 
 
 def test_zst_frames_one_after_another_are_one_text(tmp_path):
     path = tmp_path / "corpus.txt.zst"
     path.write_bytes(b"".join(zstandard.compress(f"part {i}\n".encode() * 50_000) for i in range(3)))
-    assert Counter(read_lines(str(path))) == {"part 0": 50_000, "part 1": 50_000, "part 2": 50_000, "": 1}
+    assert Counter(lines_of(path)) == {"part 0": 50_000, "part 1": 50_000, "part 2": 50_000, "": 1}
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-32", "latin-1", "cp1252", "utf-8-sig"])
 def test_any_encoding_is_read_with_every_kind_of_line_end(tmp_path, encoding):
     path = tmp_path / "text.txt"
     path.write_bytes("Grüße\rzwei\r\n\r\ndrei\n".encode(encoding))
-    assert list(read_lines(str(path), Source(encoding=encoding))) == ["Grüße", "zwei", "", "drei", ""]
+    assert lines_of(path, encoding=encoding) == ["Grüße", "zwei", "", "drei", ""]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=80))
@@ -87,52 +103,40 @@ def test_lines_end_at_line_breaks_alone(tmp_path, text):
     path = tmp_path / "text.txt"
     path.write_bytes(text.encode())
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    assert list(filter(None, read_lines(str(path)))) == list(filter(None, map(str.strip, lines)))
+    assert list(filter(None, lines_of(path))) == list(filter(None, map(str.strip, lines)))
 
 
 @pytest.mark.parametrize(("errors", "line"), [("replace", "f\ufffdnf"), ("ignore", "fnf")])
 def test_bytes_that_do_not_fit_can_be_replaced_or_left_out(tmp_path, errors, line):
     (tmp_path / "latin.txt").write_bytes(b"f\xfcnf")
-    assert list(read_lines(str(tmp_path / "latin.txt"), Source(encoding_errors=errors))) == [line, ""]
+    assert lines_of(tmp_path / "latin.txt", encoding_errors=errors) == [line, ""]
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"eins\r\nzwei\nf\xfcnf\n", r"line 3 is not UTF-8 \(byte 0xfc\).*--encoding"),
+        ("a.txt", b"eins\r\nzwei\nf\xfcnf\n", "line 3 is not UTF-8.*--encoding"),
         ("a.txt", b"x\n" * 9000 + b"\xff", r"line 9001 is not UTF-8"),
         ("a.txt", "\ufeffone".encode("utf-16-le"), r"line 1 is not UTF-8.*utf-16"),
         ("a.txt", b"one\r\ntwo\nthr\0ee\n", r"line 3 holds a NUL.*utf-16"),
-        ("a.txt.gz", b"text", "cannot be read .*of another kind"),
+        ("a.txt.gz", b"text", "cannot be read: .*of another kind"),
         ("a.jsonl", b'{"text": "x"}\n{', "line 2 is not a JSON record"),
         ("a.jsonl", b"[1]", "line 1 has no text in a column 'text'"),
         ("a.jsonl", b'{"body": "x", "n": 1}', r"line 1 has no text.*there are: body, n.*text_column"),
+        ("a.parquet", parquet(text=[3]), r"record 1 has no text in a column 'text' \(it is int\)"),
         ("a.jsonl", b'{"text": 3}', r"line 1 has no text in a column 'text' \(it is int\)"),
         ("a.jsonl", rb'{"text": "a\u0000b"}', "line 1 holds a NUL"),
         ("a.jsonl", rb'{"text": "a\ud800b"}', "line 1 holds .*half of a surrogate pair"),
         ("a.jsonl", b"[" * 100_000, "line 1 is not a JSON record"),
         ("a.jsonl", b'{"text": ' + b"9" * 5000 + b"}", "line 1 is not a JSON record"),
-        ("a.parquet", b"PAR1", "cannot be read"),
+        *(("a.parquet", PARQUET[:kept], "cannot be read") for kept in (0, 3, 20, len(PARQUET) - 1)),
+        ("a.parquet", PARQUET, r"record 1 has no text in a column 'text' \(there are: body, n\)"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line_and_the_remedy(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name}[, ].*{message}|{name}, {message}"):
-        list(read_lines(str(tmp_path / name)))
-
-
-def test_a_parquet_file_that_cannot_be_used_is_named(tmp_path):
-    path = tmp_path / "corpus.parquet"
-    pq.write_table(pa.table({"body": ["x"], "n": [1]}), path)
-    with pytest.raises(ValueError, match=r"corpus\.parquet, record 1 has no text.*there are: body, n"):
-        list(read_lines(str(path)))
-    with pytest.raises(ValueError, match=r"corpus\.parquet, record 1 has no text.*it is int"):
-        list(read_lines(str(path), Source(text_column="n")))
-    whole = path.read_bytes()
-    for kept in (0, 3, 20, len(whole) - 1):
-        path.write_bytes(whole[:kept])
-        with pytest.raises(ValueError, match=r"corpus\.parquet cannot be read"):
-            list(read_lines(str(path), Source(text_column="body")))
+        lines_of(tmp_path / name)
 
 
 def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path):
@@ -144,16 +148,16 @@ def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path):
     tracemalloc.start()
     try:
         with pytest.raises(ValueError, match=r"long\.txt\.gz, line 2 has more than 8,388,608 characters"):
-            list(read_lines(str(path)))
+            lines_of(path)
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"text": "x" * MAX_LINE + "\n" + "y" * MAX_LINE}))
-    assert [len(line) for line in read_lines(str(path))] == [MAX_LINE, MAX_LINE, 0]
+    assert [len(line) for line in lines_of(path)] == [MAX_LINE, MAX_LINE, 0]
     path.write_text(json.dumps({"text": "x" * MAX_LINE + "y"}))
     with pytest.raises(ValueError, match=r"long\.jsonl, line 1 has more than"):
-        list(read_lines(str(path)))
+        lines_of(path)
 
 
 HEADS = [
@@ -170,24 +174,22 @@ HEADS = [
 def test_arbitrary_bytes_give_clean_lines_or_an_error_that_names_the_file(tmp_path, head, content, encoding):
     path = tmp_path / f"any{head[0]}"
     path.write_bytes(head[1] + content)
-    check_clean_or_named(path, Source(encoding=encoding))
+    check_clean_or_named(path, encoding=encoding)
 
 
 @given(place=st.integers(0, 10**6), value=st.integers(0, 255))
 @SETTINGS
 def test_an_altered_parquet_file_gives_clean_lines_or_an_error_that_names_it(tmp_path, place, value):
-    path = tmp_path / "any.parquet"
-    pq.write_table(pa.table({"text": [f"line {number}" for number in range(50)]}), path)
-    content = bytearray(path.read_bytes())
+    path, content = tmp_path / "any.parquet", bytearray(parquet(text=[f"line {number}" for number in range(50)]))
     content[place % len(content)] = value
     path.write_bytes(content)
-    check_clean_or_named(path, Source())
+    check_clean_or_named(path)
 
 
-def check_clean_or_named(path, source):
+def check_clean_or_named(path, **options):
     lines, refusal = [], None
     try:
-        lines.extend(read_lines(str(path), source))
+        lines.extend(read_lines(Source(str(path), **options)))
     except ValueError as error:
         refusal = error
     assert refusal is None or (type(refusal) is ValueError and str(refusal).startswith(str(path)))
@@ -225,27 +227,17 @@ def test_a_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         find_files(str(tmp_path))
 
 
-def test_a_file_that_is_named_twice_is_read_once_as_named_first_with_a_warning(tmp_path, caplog):
-    (tmp_path / "a.txt").write_text("the mill\n")
-    sources = [parse_source(f"{tmp_path}/a.txt"), parse_source(f"{tmp_path}/a.txt,weight=2")]
-    with open_texts(sources, tmp_path / "work") as (texts, _):
-        assert [(text.name, text.source.weight) for text in texts] == [("a.txt", 1.0)]
-    assert f"Named more than once: {tmp_path}/a.txt. The first mention" in caplog.text
-
-
 def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
     (tmp_path / "a.jsonl").touch()
-    source = parse_source(
-        f"{tmp_path}/*.jsonl,text_column=body,weight=2.5", Source(text_column="x", encoding="latin-1")
-    )
-    assert source == Source((str(tmp_path / "a.jsonl"),), text_column="body", encoding="latin-1", weight=2.5)
+    (source,) = parse_sources(f"{tmp_path}/*.jsonl,text_column=body,weight=2.5", text_column="x", encoding="latin-1")
+    assert source == Source(str(tmp_path / "a.jsonl"), text_column="body", encoding="latin-1", weight=2.5)
     for name in ("a,b.txt", "c,weight=2.txt"):  # a comma in a file's name is no option
         (tmp_path / name).touch()
-        assert parse_source(str(tmp_path / name)).files == (str(tmp_path / name),)
-    assert parse_source(f"{tmp_path}/a,b.txt,weight=3").weight == 3
+        assert parse_sources(str(tmp_path / name)) == [Source(str(tmp_path / name))]
+    assert parse_sources(f"{tmp_path}/a,b.txt,weight=3")[0].weight == 3
     text = "wikimedia/wikipedia,config=20231101.en,split=train[:1%],streaming=true,weight=0.5"
-    expected = Source((), "wikimedia/wikipedia", "20231101.en", "train[:1%]", None, True, "body", weight=0.5)
-    assert parse_source(text, Source(text_column="body"), is_dataset=True) == expected
+    expected = Source("wikimedia/wikipedia", True, "20231101.en", "train[:1%]", None, True, "body", weight=0.5)
+    assert parse_sources(text, is_dataset=True, text_column="body") == [expected]
 
 
 @pytest.mark.parametrize(
@@ -253,20 +245,109 @@ def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
     [
         ("wieght=2", "no option 'wieght'. Did you mean 'weight'"),
         ("split=train", "no option 'split'"),
-        ("weight=2,weight=3", "'weight' is given twice"),
-        ("weight=", "'weight' is empty"),
         ("weight=two", "weight=two is not a number"),
-        ("weight=0", r"weight=0\.0 is out of range"),
-        ("weight=nan", "weight=nan is out of range"),
-        ("weight=1001", "out of range.*at most 1000"),
-        ("encoding=utf9", "no encoding 'utf9'"),
-        ("encoding=base64", "no encoding 'base64'"),
-        ("encoding_errors=surrogateescape", "no encoding_errors='surrogateescape'"),
+        ("weight=0", "weight is 0: it must be above 0 and at most 1000"),
+        ("weight=nan", "weight is nan"),
+        ("weight=1001", "weight is 1001"),
+        ("encoding=utf9", "unknown encoding: utf9.*utf-8"),
+        ("encoding_errors=skip", "unknown error handler name 'skip'.*replace"),
     ],
 )
 def test_options_that_cannot_be_used_are_refused(tmp_path, options, message):
     (tmp_path / "a.txt").touch()
     with pytest.raises(ValueError, match=message):
-        parse_source(f"{tmp_path}/a.txt,{options}")
+        parse_sources(f"{tmp_path}/a.txt,{options}")
     with pytest.raises(ValueError, match="streaming=maybe is not true or false"):
-        parse_source("a/b,streaming=maybe", is_dataset=True)
+        parse_sources("a/b,streaming=maybe", is_dataset=True)
+
+
+# ---- Datasets ----
+
+
+TEXTS = [make_text(1, seed) for seed in range(30)]
+
+
+@pytest.fixture
+def dataset(tmp_path, monkeypatch):
+    """A local directory that `datasets` loads as it does one of the Hub."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    datasets.disable_progress_bars()
+    (tmp_path / "letters").mkdir()
+    pq.write_table(pa.table({"body": [*TEXTS, None, ""], "year": [1900] * 32}), tmp_path / "letters/train.parquet")
+    return str(tmp_path / "letters")
+
+
+def prepare(source, tokenizer, directory, **options):
+    return prepare_blocks([source], tokenizer, directory, 32, disable_progress=True, **options)[0]
+
+
+@pytest.mark.parametrize("kind", ["loaded", "streamed", "saved", "saved splits"])
+def test_the_documents_of_a_dataset_are_its_rows(dataset, tmp_path, tokenizer, kind):
+    from datasets import DatasetDict, load_dataset
+
+    source = Source(dataset, True, streaming=kind == "streamed", text_column="body")
+    if "saved" in kind:
+        loaded = load_dataset(dataset, split="train")
+        saved = DatasetDict({"train": loaded, "test": loaded.select([0])}) if "splits" in kind else loaded
+        saved.save_to_disk(tmp_path / "saved" / "letters")
+        (source,) = parse_sources(f"{tmp_path}/saved/letters,text_column=body")
+    (tmp_path / "same.txt").write_text("\n\n".join(TEXTS))
+    made = prepare(source, tokenizer, tmp_path / "made")
+    expected = prepare(tmp_path / "same.txt", tokenizer, tmp_path / "expected")
+    assert made.header.sha256 == expected.header.sha256
+    assert made.header.statistics == expected.header.statistics
+    (described,) = made.header.sources
+    assert (described["name"], described["split"]) == ("letters", "train")
+    assert described["sha256"] == expected.header.sources[0]["sha256"]
+    assert str(tmp_path) not in str(made.header)
+    assert {path.name for path in (tmp_path / "made").iterdir()} <= {".lock", "train.blocks"}  # nothing of the stream
+
+
+def test_a_stream_is_downloaded_once_for_all_passes(dataset, tmp_path, tokenizer, monkeypatch):
+    import datasets
+
+    downloaded, load = [], datasets.load_dataset
+
+    def count(name, *args, revision=None, **options):
+        downloaded.append((name, revision))
+        return load(dataset, *args, **options)
+
+    monkeypatch.setattr(datasets, "load_dataset", count)
+    source = Source("owner/letters", True, streaming=True, text_column="body", weight=2.5, revision="main")
+    made = prepare(source, tokenizer, tmp_path / "made", held_out_share=0.1, drop_duplicates="near")
+    assert downloaded == [("owner/letters", "main")]
+    assert made.header.sources[0].items() >= {"name": "owner/letters", "revision": "main", "weight": 2.5}.items()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text_column": "text"}, r"no text in a column 'text'.*there are: body, year.*text_column"),
+        ({"text_column": "year"}, r"row 1 has no text in a column 'year' \(it is int\)"),
+        ({"split": "test"}, "letters cannot be read: .*split.*Check its id, config, split"),
+        ({"config": "20th"}, "letters cannot be read: .*20th.*Check its id, config"),
+        ({"place": "/there/is/none"}, "The dataset /there/is/none cannot be read"),
+        ({"place": "owner/name"}, "owner/name cannot be read: .*HF_HUB_OFFLINE.*hf auth login"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_is_named_with_the_remedy(
+    dataset, tmp_path, tokenizer, streaming, options, message
+):
+    source = Source(**{"place": dataset, "is_dataset": True, "streaming": streaming, "text_column": "body", **options})
+    with pytest.raises(ValueError, match=message):
+        prepare(source, tokenizer, tmp_path / "made")
+
+
+def test_a_connection_that_breaks_leaves_nothing(dataset, tmp_path, tokenizer, monkeypatch):
+    class Broken:
+        def __iter__(self):
+            yield {"body": "one"}
+            raise ConnectionError("reset by peer")
+
+    monkeypatch.setattr(text, "_load_dataset", lambda source: Broken())
+    with pytest.raises(ValueError, match=r"letters cannot be read: reset by peer\. .*network"):
+        prepare(Source(dataset, True, streaming=True, text_column="body"), tokenizer, tmp_path / "made")
+    assert [path.name for path in (tmp_path / "made").iterdir()] == [".lock"]

@@ -1,9 +1,8 @@
-"""Prepared sequences on disk: one file that is memory-mapped, from which a batch is read with one fancy index.
+"""Prepared sequences: a file that is memory-mapped, and the stream in which training reads it.
 
-Layout, little-endian: 16 bytes of magic; the ids of all sequences, uint16 or uint32, padded to 8 bytes; for each
-sequence where it ends among the ids (uint64) and where its second segment begins (uint32); a JSON header; its length
-(uint64) and SHA-256. A file that was cut off does not end with the digest of its header, and the header has the digest
-of the rest.
+Layout of the file, little-endian: 16 bytes of magic; the ids of all sequences, uint16 or uint32, padded to 8 bytes;
+for each sequence where it ends among the ids (uint64) and where its second segment begins (uint32); a JSON header with
+the SHA-256 of all this; its length (uint64) and SHA-256, which a file that was cut off does not end with.
 """
 
 from __future__ import annotations
@@ -16,21 +15,26 @@ import struct
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from huggingface_hub.dataclasses import strict
 from torch.utils.data import Dataset
 
 from hf_electra_rtd.data.packing import PackedSequence
-from hf_electra_rtd.files import writing
+from hf_electra_rtd.files import reading, writing
+from hf_electra_rtd.ops import randomness
 
 
 BLOCK_SUFFIX = ".blocks"
-_MAGIC = b"HF-RTD-BLOCKS\x00\x00\x03"
+# Position of the first held-out sequence, so that none shares a random number with a training sequence.
+HELD_OUT_POSITION = 2**40
+_MAGIC = b"HF-RTD-BLOCKS\x00\x00\x04"
 _FOOTER = struct.Struct("<Q32s")
 _INDEX = np.dtype([("end", "<u8"), ("second_segment", "<u4")])
 
 
+@strict
 @dataclass(frozen=True)
 class BlockHeader:
     """What a block file says about itself."""
@@ -39,12 +43,10 @@ class BlockHeader:
     num_sequences: int
     num_tokens: int  # special tokens included
     vocab_size: int
-    dtype: str  # of the ids
-    uniform: bool  # whether every sequence has `max_seq_length` tokens
     tokenizer_hash: str
     packing: str
     sha256: str  # of everything before this header
-    statistics: dict[str, Any]  # counts from the preparation
+    statistics: dict[str, int]  # counts from the preparation
     sources: list[dict[str, Any]]  # of each text its name, hash (of the text as it was read), weight and counts
     recipe: dict[str, Any]  # what else decides the content
 
@@ -62,8 +64,8 @@ class SequenceBatch(Sequence[dict[str, Any]]):
         return len(self.ids)
 
     def __getitem__(self, index: Any) -> Any:
-        length = int(self.lengths[index])
-        sequence: dict[str, Any] = {
+        length = self.lengths[index]
+        sequence = {
             "input_ids": self.ids[index, :length].astype(np.int64),
             "token_type_ids": (np.arange(length) >= self.second_segments[index]).astype(np.int64),
         }
@@ -73,26 +75,19 @@ class SequenceBatch(Sequence[dict[str, Any]]):
 
 
 class BlockWriter:
-    """Writes a block file. As a context manager: the file has its name, whole, when the `with` block ended.
-
-    Call `write` any number of times, then `finish`. Memory does not grow with the number of sequences.
-
-    Raises:
-        OSError: with the path, if there is no space left or the file cannot be written.
-    """
+    """Writes a block file: `write` any number of times, then `finish`, in a `with` block. The file has its name,
+    whole, when that ended. Memory does not grow with the number of sequences."""
 
     def __init__(self, path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> None:
-        self.path = os.fspath(path)
-        self.max_seq_length, self.vocab_size = max_seq_length, vocab_size
-        self.dtype = np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+        self.path, self.max_seq_length, self.vocab_size = os.fspath(path), max_seq_length, vocab_size
         self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
         self._digest = hashlib.sha256()
 
     def __enter__(self) -> BlockWriter:
         with ExitStack() as stack:
             partial = stack.enter_context(writing(self.path))
-            self._file: IO[bytes] = stack.enter_context(open(partial, "wb"))
-            self._index_file: IO[bytes] = stack.enter_context(open(partial.parent / "index", "w+b"))
+            self._file = stack.enter_context(open(partial, "wb"))
+            self._index_file = stack.enter_context(open(partial.parent / "index", "w+b"))
             self._write(_MAGIC)
             self._stack = stack.pop_all()
         return self
@@ -103,7 +98,7 @@ class BlockWriter:
     def write(self, sequences: Sequence[PackedSequence]) -> None:
         if not sequences:
             return
-        self._write(np.concatenate([sequence.ids for sequence in sequences]).astype(self.dtype).tobytes())
+        self._write(np.concatenate([sequence.ids for sequence in sequences]).astype(_dtype(self.vocab_size)).tobytes())
         lengths, second_segments = np.array([(len(ids), second_segment) for ids, second_segment in sequences]).T
         index = np.empty(len(sequences), dtype=_INDEX)
         index["end"], index["second_segment"] = self.num_tokens + lengths.cumsum(), second_segments
@@ -115,23 +110,14 @@ class BlockWriter:
 
     def finish(self, **described: Any) -> None:
         """Writes what follows the ids; `described` are the fields of [`BlockHeader`] that are not known here."""
-        self._write(bytes(-self.num_tokens * self.dtype.itemsize % 8))
+        self._write(bytes(-self.num_tokens * _dtype(self.vocab_size).itemsize % 8))
         self._index_file.seek(0)
         while content := self._index_file.read(2**20):
             self._write(content)
-        header = BlockHeader(
-            max_seq_length=self.max_seq_length,
-            num_sequences=self.num_sequences,
-            num_tokens=self.num_tokens,
-            vocab_size=self.vocab_size,
-            dtype=self.dtype.str,
-            uniform=self.num_full == self.num_sequences,
-            sha256=self._digest.hexdigest(),
-            **described,
-        )
+        known = {name: getattr(self, name) for name in ("max_seq_length", "num_sequences", "num_tokens", "vocab_size")}
+        header = BlockHeader(**known, sha256=self._digest.hexdigest(), **described)
         text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
         self._file.write(text + _FOOTER.pack(len(text), hashlib.sha256(text).digest()))
-        self._file.flush()
 
     def _write(self, content: bytes) -> None:
         self._file.write(content)
@@ -141,36 +127,45 @@ class BlockWriter:
 class BlockFile(Dataset):
     """A block file as a map-style dataset of `{"input_ids", "token_type_ids"}`; `read` gives a whole batch.
 
-    `verify` reads all of it and compares its hash; that of the header is always compared.
-
-    Raises:
-        ValueError: for a file that is no block file, was cut off, or was altered.
-        OSError: for a file that is missing or cannot be read.
+    All comes from one mapping of the file, which lives on when another file takes its name. `verify` reads all of it,
+    and compares its hash and its ids; the hash of the header is always compared. Raises ValueError for a file that is
+    no block file, was cut off, or was altered, or whose content does not have the hash `sha256`.
     """
 
-    def __init__(self, path: str | os.PathLike[str], verify: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
-        end = os.stat(self.path).st_size - _FOOTER.size
-        # A plain array over the mapped file: indexing a `memmap` makes another one, which costs more than reading.
-        content = np.asarray(np.memmap(self.path, np.uint8, "r")) if end > 0 else np.empty(0, np.uint8)
-        length, digest = _FOOTER.unpack(content[end:].tobytes()) if end > 0 else (0, b"")
-        text = content[max(0, end - length) : max(0, end)].tobytes()
-        if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(text).digest() != digest:
-            raise ValueError(
-                f"{self.path} is no whole block file of this version: it was cut off, altered, or is something else. "
-                "Prepare it again."
-            )
-        self.header = header = BlockHeader(**json.loads(text))
-        content = content[: end - length]
-        if verify and hashlib.sha256(content.data).hexdigest() != header.sha256:
+        with reading(self.path, "Prepare it again."):
+            is_empty = not os.path.getsize(self.path)
+            # A plain array over the mapped file: indexing a `memmap` makes another one, which costs more than reading.
+            content = np.empty(0, np.uint8) if is_empty else np.asarray(np.memmap(self.path, np.uint8, "r"))
+            footer = content[-_FOOTER.size :].tobytes()
+            length, digest = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, b"")
+            text, content = content[-_FOOTER.size - length : -_FOOTER.size].tobytes(), content[: -_FOOTER.size - length]
+            if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(text).digest() != digest:
+                raise ValueError(
+                    f"{self.path} is no whole block file of this version: it was cut off, altered, or is something "
+                    "else. Prepare it again."
+                )
+            self.header = header = BlockHeader(**json.loads(text))
+            dtype = _dtype(header.vocab_size)
+            self._ids = content[len(_MAGIC) : len(_MAGIC) + header.num_tokens * dtype.itemsize].view(dtype)
+            self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
+            self._check_header()
+        if (verify and hashlib.sha256(content.data).hexdigest() != header.sha256) or sha256 not in (None, header.sha256):
             raise ValueError(f"{self.path} was altered after it was written. Prepare it again.")
-        ids = content[len(_MAGIC) : len(_MAGIC) + header.num_tokens * np.dtype(header.dtype).itemsize]
-        self._ids = ids.view(header.dtype)
-        self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
+        if verify and self._ids.max() >= header.vocab_size:
+            raise ValueError(f"{self.path} holds ids beyond its vocabulary of {header.vocab_size}. Prepare it again.")
+
+    def _check_header(self) -> None:
+        header, ends = self.header, self._index["end"]
+        counts = (header.num_tokens, header.num_sequences, header.max_seq_length, header.vocab_size)
+        named = all({"name", "sha256", "weight"} <= source.keys() for source in header.sources)
+        if min(counts) < 1 or len(self._ids) != header.num_tokens or ends[-1] != header.num_tokens or not named:
+            raise ValueError("its header does not fit its content")
 
     # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __reduce__(self) -> tuple[Any, ...]:
-        return BlockFile, (self.path,)
+        return BlockFile, (self.path, False, self.header.sha256)
 
     def __len__(self) -> int:
         return self.header.num_sequences
@@ -183,19 +178,82 @@ class BlockFile(Dataset):
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
         """The sequences at an int64 array (B,) of indices."""
-        second_segments = self._index["second_segment"][indices].astype(np.int64)
-        starts, lengths = self._spans(indices)
-        length = self.header.max_seq_length
-        if self.header.uniform:
+        lengths, second_segments = self.lengths(indices), self._index["second_segment"][indices].astype(np.int64)
+        header, length = self.header, self.header.max_seq_length
+        if header.num_tokens == header.num_sequences * length:  # all are full
             return SequenceBatch(self._ids.reshape(-1, length).take(indices, axis=0), lengths, second_segments)
+        starts = self._index["end"][indices].astype(np.int64) - lengths
         within = np.minimum(np.arange(length), lengths[:, None] - 1)
         return SequenceBatch(self._ids.take(starts[:, None] + within), lengths, second_segments)
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
         """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
-        return self._spans(indices)[1]
-
-    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         ends = self._index["end"]
-        starts = np.where(indices > 0, ends[indices - 1], 0).astype(np.int64)
-        return starts, ends[indices].astype(np.int64) - starts
+        return (ends[indices] - np.where(indices > 0, ends[indices - 1], 0)).astype(np.int64)
+
+
+def _dtype(vocab_size: int) -> np.dtype:
+    """Of the ids."""
+    return np.dtype("<u2" if vocab_size <= 2**16 else "<u4")
+
+
+class SequenceStream(Dataset):
+    """`num_positions` sequences in the order of training. Read it in order, from wherever a run was interrupted.
+
+    `sequences` is a [`BlockFile`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation
+    that depends on the seed and the epoch alone: workers, processes, accumulation and resuming do not change it.
+    `num_positions` is one epoch by default; `shuffle=False` keeps the order of the dataset.
+    """
+
+    def __init__(
+        self,
+        sequences: Any,
+        num_positions: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        first_position: int = 0,
+    ) -> None:
+        if not len(sequences):
+            raise ValueError("The dataset holds no sequence. Give more text, or shorter sequences.")
+        self.sequences = sequences
+        self.num_positions = len(sequences) if num_positions is None else num_positions
+        self.seed, self.shuffle, self.first_position = seed, shuffle, first_position
+        self._order: tuple[int, np.ndarray] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_order": None}  # workers compute the permutation that they need
+
+    def __len__(self) -> int:
+        return self.num_positions
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([range(len(self))[index]])[0]
+
+    def __getitems__(self, indices: list[int]) -> SequenceBatch | list[dict[str, Any]]:
+        positions = np.asarray(indices, dtype=np.int64)
+        found, stream_positions = self.sequence_indices(positions), positions + self.first_position
+        if isinstance(self.sequences, BlockFile):
+            return dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
+        pairs = zip(found.tolist(), stream_positions.tolist(), strict=True)
+        return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
+
+    def sequence_indices(self, positions: np.ndarray) -> np.ndarray:
+        """Index of the sequence at each position, int64 (B,)."""
+        epochs, places = np.divmod(positions, len(self.sequences))
+        if not self.shuffle:
+            return places
+        indices = np.empty_like(places)
+        for epoch in set(epochs.tolist()):
+            if self._order is None or self._order[0] != epoch:
+                order = randomness.permutation(self.seed, epoch, len(self.sequences))
+                # Every worker keeps it for an epoch, so in half of the memory.
+                self._order = (epoch, order.astype(np.uint32) if len(order) <= 2**32 else order)
+            here = epochs == epoch
+            indices[here] = self._order[1][places[here]]
+        return indices
+
+    def num_tokens(self, num_positions: int | None = None) -> int:
+        """Tokens in the first `num_positions` sequences (by default all) of a block file, padding left out."""
+        epochs, rest = divmod(len(self) if num_positions is None else num_positions, len(self.sequences))
+        last = self.sequence_indices(np.arange(rest) + epochs * len(self.sequences))
+        return epochs * self.sequences.header.num_tokens + int(self.sequences.lengths(last).sum())

@@ -10,23 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import SequenceBatch
 from hf_electra_rtd.data.tokenization import check_tokenizer
+from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops import IGNORED, choose_masked_positions, counter_uniforms, num_masked, randomness
 
 
 # How the positions to mask are drawn, by name: (candidates_BL, uniforms_BL, counts_B, K) -> positions_BK.
 MASKING: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {"token": choose_masked_positions}
-
-
-def check_masking(mask_probability: float, keep_probability: float, masking: str = "token") -> None:
-    """Raises ValueError for a probability out of range, or an unknown kind of masking."""
-    if not 0.0 < mask_probability < 1.0:
-        raise ValueError(f"mask_probability is {mask_probability}: it must lie between 0 and 1 (the paper: 0.15).")
-    if not 0.0 <= keep_probability <= 1.0:
-        raise ValueError(f"keep_probability is {keep_probability}: it must lie between 0 and 1 (the original: 0.15).")
-    if masking not in MASKING:
-        raise ValueError(f"There is no masking {masking!r}. Known: {', '.join(map(repr, MASKING))}.")
 
 
 class DataCollatorForRTD:
@@ -35,19 +27,16 @@ class DataCollatorForRTD:
     [CLS], [SEP], [PAD] and [MASK] are never masked, [UNK] may be. Of the masked tokens, 85 % become [MASK] and 15 %
     stay as they are; none becomes a random token. All of them count in both losses and are sampled
     (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n real tokens, fewer than L, uses
-    round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100.
+    round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100. [CLS] and [SEP] count
+    in L.
 
-    `mask_probability` counts [CLS] and [SEP] in L (paper, Table 6: 0.15; 0.25 for Large). With a seed, masks and
-    samples are a function of it and of each sequence's `stream_position`, which [`SequenceStream`] gives; None draws
-    from torch's generator. Sequences are padded to `max_seq_length`, by default to the longest one of the batch. Set
-    it with a seed if lengths differ: the random numbers of a sequence depend on the length that it is padded to.
+    With a seed, masks and samples are a function of it, of each sequence's `stream_position`, which
+    [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
+    the batch. Without a seed they are drawn from torch's generator.
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
-    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32.
-
-    Raises:
-        ValueError: for a probability out of range, a tokenizer without [MASK], a sequence that is empty, too long or
-            padded on the left, or a missing `stream_position` although a seed was given.
+    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. Raises ValueError for a
+    sequence that is empty, too long or padded on the left, or has no `stream_position` although a seed was given.
     """
 
     def __init__(
@@ -59,13 +48,14 @@ class DataCollatorForRTD:
         seed: int | None = None,
         max_seq_length: int | None = None,
     ) -> None:
-        check_masking(mask_probability, keep_probability, masking)
-        check_tokenizer(tokenizer)
-        self.tokenizer = tokenizer
         self.mask_probability, self.keep_probability = mask_probability, keep_probability
-        self.masking, self.seed, self.max_seq_length = masking, seed, max_seq_length
+        check_ranges(self)
+        check_tokenizer(tokenizer)
+        if masking not in MASKING:
+            raise ValueError(f"There is no masking {masking!r}. {known_names(masking, MASKING, 'kinds')}")
+        self.tokenizer, self.masking = tokenizer, masking
+        self.seed, self.max_seq_length = seed, max_seq_length
         self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
-        self._counts = np.zeros(0, dtype=np.int64)  # masked tokens, by length
 
     def __call__(self, features: SequenceBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         batch = features if isinstance(features, SequenceBatch) else _gather(features, self.max_seq_length)
@@ -88,11 +78,9 @@ class DataCollatorForRTD:
         uniforms = self._uniforms(batch, length + 3 * num_slots)
         choosing_BL, keeping_BK = uniforms[:, :length], uniforms[:, length : length + num_slots]
         sampling_B2K = uniforms[:, length + num_slots :]
-        choose = MASKING[self.masking]
-        counts_B = torch.from_numpy(self._counts_of(batch.lengths))
-        positions_BK = choose(
-            torch.from_numpy(candidates_BL), torch.from_numpy(choosing_BL), counts_B, num_slots
-        ).numpy()
+        counts_B = torch.tensor([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
+        candidates_and_uniforms = torch.from_numpy(candidates_BL), torch.from_numpy(choosing_BL)
+        positions_BK = MASKING[self.masking](*candidates_and_uniforms, counts_B, num_slots).numpy()
 
         used_BK = positions_BK >= 0
         positions_BK = np.maximum(positions_BK, 0)
@@ -113,12 +101,6 @@ class DataCollatorForRTD:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _counts_of(self, lengths_B: np.ndarray) -> np.ndarray:
-        longest = int(lengths_B.max())
-        if longest >= len(self._counts):
-            self._counts = np.array([num_masked(self.mask_probability, length) for length in range(longest + 1)])
-        return self._counts[lengths_B]
-
     def _uniforms(self, batch: SequenceBatch, count: int) -> np.ndarray:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
@@ -133,21 +115,20 @@ class DataCollatorForRTD:
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:
     """Plain features as a batch. Padding that a tokenizer added is known by its `attention_mask`."""
     ids = [np.asarray(feature["input_ids"]) for feature in features]
-    masks = [feature.get("attention_mask") for feature in features]
-    lengths = np.array([len(row) if mask is None else int(np.sum(mask)) for row, mask in zip(ids, masks, strict=True)])
+    masks = [feature.get("attention_mask", [1] * len(row)) for feature, row in zip(features, ids, strict=True)]
+    lengths = np.array([int(np.sum(mask)) for mask in masks])
     length = int(lengths.max()) if max_seq_length is None else max_seq_length
     if lengths.max() > length:
         raise ValueError(f"A sequence has {lengths.max()} tokens, more than max_seq_length={length}. Truncate it.")
-    if any(mask is not None and not mask[0] for mask in masks):
-        raise ValueError("A sequence is padded on the left. Set the tokenizer's padding_side to 'right'.")
     if lengths.min() < 1:
         raise ValueError("A sequence has no tokens. Filter empty sequences out.")
+    if not all(mask[0] for mask in masks):
+        raise ValueError("A sequence is padded on the left. Set the tokenizer's padding_side to 'right'.")
     matrix = np.zeros((len(ids), length), dtype=np.int64)
     second_segments = lengths.copy()
     for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
         matrix[place, :size] = ids[place][:size]
-        if feature.get("token_type_ids") is not None:
-            second_segments[place] -= int(np.sum(np.asarray(feature["token_type_ids"])[:size]))
+        second_segments[place] -= int(np.sum(np.asarray(feature.get("token_type_ids", [0]))[:size]))
     positions = [feature.get("stream_position") for feature in features]
     stream_positions = None if None in positions else np.array(positions, dtype=np.int64)
     return SequenceBatch(matrix, lengths, second_segments, stream_positions)

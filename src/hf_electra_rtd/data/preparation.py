@@ -6,26 +6,29 @@ it is held out and in which passes it is read.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
+import unicodedata
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, BlockWriter
-from hf_electra_rtd.data.duplicates import DUPLICATES, Duplicates
-from hf_electra_rtd.data.packing import FullPacker, OriginalPacker, get_packer
-from hf_electra_rtd.data.text import Source, Text, open_texts, parse_source, scan
+from hf_electra_rtd.data.packing import get_packer
+from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
 from hf_electra_rtd.data.tokenization import check_tokenizer, get_backend, tokenizer_hash
 from hf_electra_rtd.files import naming
 from hf_electra_rtd.ops import randomness
@@ -36,11 +39,8 @@ logger = logging.getLogger(__name__)
 
 _CHUNK = 1 << 18  # characters that are tokenized at once
 _DRAWN = 1 << 16  # documents whose random numbers are drawn at once
-_TRAIN, _HELD_OUT = 0, 1
-_REMEDIES = (
-    "Give more text, or choose a shorter --max_seq_length.",
-    "Hold more out (--held_out_share), or name held-out text (--held_out_files).",
-)
+_SORTED = 1 << 23  # hashes of lines that are sorted at once
+_TRAIN, _HELD_OUT = 0, 1  # numbers of the parts
 
 
 def prepare_blocks(
@@ -60,106 +60,101 @@ def prepare_blocks(
 ) -> tuple[BlockFile, BlockFile | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
-    The same text and settings find what was prepared before. If that has the hash `sha256`, and the texts have the
-    names and weights of those that it was made of, they are not read. An interrupted preparation leaves nothing that
-    loads. Memory does not grow with the corpus (but for one bit a line if duplicates are dropped).
+    `sources` are paths (files, directories, globs, with options behind them) or [`Source`] objects. One of weight 2 is
+    read twice: its second pass follows the first passes of all sources, so that no sequence holds a document twice
+    (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents is read, drawn by seed
+    and document. Held-out documents are chosen first, and read once.
 
-    A source of weight 2 is read twice: its second pass follows the first passes of all sources, so that no sequence
-    holds a document twice (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents
-    is read, drawn by seed and document. Held-out documents are chosen first, and read once.
+    The same text and settings find what was prepared before. If that has the hash `sha256`, and the sources have the
+    names and weights of those that it was made of, they are not read. `num_proc`, the threads that tokenize (by
+    default one a core), changes no result. Of lines that are equal (with `drop_duplicates` `exact`) or have one normal
+    form (`near`: see `normalize_line`) only the first is read.
 
-    `sources` are paths (files, directories, globs) or `hf_electra_rtd.data.text.Source` objects. At least one document
-    is held out if `held_out_share` is above 0. The result does not depend on `num_proc`, the threads that tokenize (by
-    default one a core). `drop_duplicates` is `no`, `exact` (of equal lines only the first is read) or `near` (of lines
-    that differ only in case, accents, digits, punctuation and white space).
-
-    Raises:
-        ValueError: for text that cannot be read, too few documents to split, or too little text for one sequence.
-        OSError: if the files cannot be written.
+    Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
+    OSError if the files cannot be written.
     """
-    check_preparation(held_out_share, drop_duplicates, num_proc)
-    check_tokenizer(tokenizer)
-    parsed = [source if isinstance(source, Source) else parse_source(os.fspath(source)) for source in sources]
-    if not parsed or any(source.is_prepared for source in parsed):
-        raise ValueError("prepare_blocks takes text or datasets, at least one, and no block files.")
-    names = [name, "held_out"] if held_out_share else [name]
-    paths = [Path(directory) / f"{name}{BLOCK_SUFFIX}" for name in names]
-    packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
+    check_ranges(SimpleNamespace(**recipe, num_proc=num_proc))
+    check_tokenizer(tokenizer)
+    if drop_duplicates not in ("no", "exact", "near"):
+        raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: no, exact, near.")
+    given = [[source] if isinstance(source, Source) else parse_sources(os.fspath(source)) for source in sources]
+    wanted = list(chain.from_iterable(given))
+    if not wanted or any(source.is_prepared for source in wanted):
+        raise ValueError("prepare_blocks takes text or datasets, at least one, and no block files.")
+    paths = [Path(directory) / f"{part}{BLOCK_SUFFIX}" for part in (name, "held_out")[: 2 if held_out_share else 1]]
+    packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
-    wanted = described | {"max_seq_length": max_seq_length}
-    if sha256 is not None and _is_reusable(paths[0], wanted | {"sha256": sha256}):
-        wanted["sources"] = sources_before = BlockFile(paths[0]).header.sources
-        before = {(source["name"], source["weight"]) for source in sources_before}
-        now = {(name, source.weight) for source in parsed for name in source.names}
-        if now == before and all(_is_reusable(path, wanted) for path in paths[1:]):
-            logger.info(
-                f"Using {', '.join(map(str, paths))} of the run that is resumed, without reading its text again."
-            )
-            return BlockFile(paths[0]), BlockFile(paths[1]) if held_out_share else None
-    with open_texts(parsed, Path(directory)) as (texts, scratch):
-        scans = scan(texts, disable_progress)
-        described["sources"] = [text.described | facts for text, facts in zip(texts, scans, strict=True)]
-        if all(_is_reusable(path, described | {"max_seq_length": max_seq_length}) for path in paths):
-            logger.info(f"Using {', '.join(map(str, paths))}, prepared before from the same text.")
-        else:
-            reader = _Reader(texts, scans, held_out_share, seed, disable_progress)
-            if drop_duplicates != "no":
-                with naming(directory):
-                    reader.duplicates = Duplicates(
-                        reader.lines(), reader.num_lines, drop_duplicates == "near", scratch
+    train, held_out = _find(paths, described | {"max_seq_length": max_seq_length})
+    if train is not None and train.header.sha256 == sha256:
+        before = [(source["name"], source["weight"]) for source in train.header.sources]
+        if [(source.name, source.weight) for source in wanted] == before:
+            logger.info(f"Using {train.path} of the run that is resumed, without reading its text again.")
+            return train, held_out
+    with open_texts(wanted, Path(directory)) as (texts, scratch):
+        described["sources"] = scans = scan(texts, disable_progress)
+        if train is not None and train.header.sources == scans:
+            logger.info(f"Using {train.path}, prepared before from the same text.")
+            return train, held_out
+        num_documents, num_lines = (sum(facts[what] for facts in scans) for what in ("num_documents", "num_lines"))
+        threshold = held_out_threshold(num_documents, held_out_share, seed)
+        reader = _Reader(texts, scans, seed, threshold, disable_progress)
+        if drop_duplicates != "no":
+            with naming(directory):
+                reader.copies = find_copies(reader.lines(), num_lines, drop_duplicates == "near", scratch)
+        # Files get their names when this block ends, the training sequences last.
+        with ExitStack() as stack:
+            writers = [stack.enter_context(BlockWriter(path, max_seq_length, len(tokenizer))) for path in paths]
+            counts = np.zeros((2, 3), dtype=np.int64)
+            for part, ids, lengths, document_ends in _encode(tokenizer, reader.chunks(), num_proc or count_cores()):
+                counts[part] += document_ends.sum(), len(ids), (ids == tokenizer.unk_token_id).sum()
+                writers[part].write(packers[part].add_lines(ids, lengths, document_ends))
+            for part, (writer, packer) in enumerate(zip(writers, packers, strict=True)):
+                writer.write(packer.finish())
+                documents, tokens, unknown = counts[part].tolist()
+                if not writer.num_sequences:
+                    raise ValueError(
+                        f"{paths[part].stem}: {tokens} tokens are too few for one sequence of {max_seq_length}. Give "
+                        "more text, choose a shorter --max_seq_length, or hold another share out (--held_out_share, "
+                        "--held_out_files)."
                     )
-            # Files get their names when this block ends, the training sequences last.
-            with ExitStack() as stack:
-                parts = [
-                    _Part(stack.enter_context(BlockWriter(path, max_seq_length, len(tokenizer))), packer, tokenizer)
-                    for path, packer in zip(paths, packers, strict=True)
-                ]
-                for chunk, ids, lengths in _encode(tokenizer, reader.chunks(), num_proc or count_cores()):
-                    for number, part in enumerate(parts):
-                        part.add(chunk, ids, lengths, number)
-                for part, num_duplicates, remedy in zip(parts, reader.num_duplicates, _REMEDIES, strict=False):
-                    part.finish(num_duplicates, described, remedy)
-    files = [BlockFile(path) for path in paths]
-    return files[0], files[1] if held_out_share else None
+                statistics = {
+                    "documents": documents,
+                    "corpus_tokens": tokens,
+                    "unknown_tokens": unknown,
+                    "dropped_tokens": packer.num_dropped,
+                    "duplicate_lines": reader.num_copies[part],
+                    "full_sequences": writer.num_full,
+                    "two_segment_sequences": writer.num_two_segments,
+                }
+                writer.finish(statistics=statistics, **described)
+    return BlockFile(paths[0]), BlockFile(paths[1]) if held_out_share else None
 
 
-def check_preparation(held_out_share: float, drop_duplicates: str, num_proc: int | None) -> None:
-    """Raises ValueError for options out of range."""
-    if not 0.0 <= held_out_share < 1.0:
-        raise ValueError(f"held_out_share is {held_out_share}: it must be at least 0 and below 1.")
-    if drop_duplicates not in DUPLICATES:
-        raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: {', '.join(DUPLICATES)}.")
-    if num_proc is not None and num_proc < 1:
-        raise ValueError(f"num_proc is {num_proc}: it must be at least 1.")
-
-
-def _is_reusable(path: Path, described: dict[str, Any]) -> bool:
+def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[BlockFile | None, BlockFile | None]:
+    """The block files that one preparation made as described; none if one of them is missing or altered."""
     try:
-        return path.exists() and described.items() <= vars(BlockFile(path, verify=True).header).items()
+        files = [BlockFile(path, verify=True) for path in paths if path.exists()]
     except ValueError as error:
         logger.warning(f"{error} Doing so now.")
-        return False
+        return None, None
+    same = all(described.items() <= vars(file.header).items() for file in files)
+    if not same or len(files) < len(paths) or files[0].header.sources != files[-1].header.sources:
+        return None, None
+    return files[0], files[1] if files[1:] else None
 
 
-# ---- Which documents are read ----
-
-
-@lru_cache(maxsize=8)
-def _drawn(seed: int, purpose: int, chunk: int) -> list[int]:
-    return randomness.counter_bits(seed, purpose, chunk * _DRAWN, _DRAWN, 1)[:, 0].tolist()
-
-
-def draw(seed: int, purpose: int, document: int) -> int:
-    """A 64-bit random number of a document, for a purpose of `hf_electra_rtd.ops.randomness`."""
-    return _drawn(seed, purpose, document // _DRAWN)[document % _DRAWN]
+def draw(seed: int, purpose: int, document: int) -> Iterator[int]:
+    """64-bit random numbers of a document and all that follow, for a purpose of `hf_electra_rtd.ops.randomness`."""
+    while True:
+        yield from randomness.counter_bits(seed, purpose, document, _DRAWN, 1)[:, 0].tolist()
+        document += _DRAWN
 
 
 def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
     """A document is held out if its number (`draw`, `SPLITTING`) is below this: max(1, round(share * num_documents)).
 
-    Raises:
-        ValueError: if nothing would be left to train on.
+    Raises ValueError if nothing would be left to train on.
     """
     if share == 0.0:
         return 0
@@ -178,103 +173,147 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
 
 
 class _Chunk(NamedTuple):
-    """Lines that are tokenized together."""
+    """Lines of one part that are tokenized together."""
 
+    part: int
     lines: list[str]
-    parts: bytearray  # of each line
-    document_ends: bytearray  # whether its document ends behind it
+    document_ends: bytearray  # of each line, whether its document ends behind it
 
 
+@dataclass
 class _Reader:
     """Reads a corpus, pass by pass, without the documents and lines that are not wanted."""
 
-    def __init__(
-        self, texts: list[Text], scans: list[dict[str, Any]], held_out_share: float, seed: int, disable_progress: bool
-    ) -> None:
-        self._texts, self._seed, self._disable_progress = texts, seed, disable_progress
-        self._counts = [(facts["num_documents"], facts["num_lines"]) for facts in scans]
-        self._num_documents, self.num_lines = map(sum, zip(*self._counts, strict=True))
-        self._threshold = held_out_threshold(self._num_documents, held_out_share, seed)
-        self.duplicates: Duplicates | None = None
-        self.num_duplicates = [0, 0]  # in each part, counted in the first pass
+    texts: list[Text]
+    scans: list[dict[str, Any]]
+    seed: int
+    threshold: int
+    disable_progress: bool
+    copies: np.ndarray | None = None  # of `find_copies`
+    num_copies: tuple[int, ...] = (0, 0)  # in each part, counted in the first pass
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """(number, line) of all lines that the first pass reads."""
         return ((index, line) for _, index, line in self._read(0, "Looking for duplicate lines") if line)
 
     def chunks(self) -> Iterator[_Chunk]:
-        chunk, size = _Chunk([], bytearray(), bytearray()), 0
-        for number in range(math.ceil(max(text.source.weight for text in self._texts))):
+        chunks, sizes, copies = [_Chunk(part, [], bytearray()) for part in (_TRAIN, _HELD_OUT)], [0, 0], [0, 0]
+        for number in range(math.ceil(max(text.source.weight for text in self.texts))):
             kept = False  # a line of the document
             for part, index, line in self._read(number, "Tokenizing and packing"):
                 if not line:
                     if kept:
-                        chunk.document_ends[-1] = 1
+                        chunks[part].document_ends[-1] = 1
                     kept = False
-                elif self.duplicates is not None and self.duplicates[index]:
-                    self.num_duplicates[part] += number == 0
+                elif self.copies is not None and self.copies[index >> 3] >> (index & 7) & 1:
+                    copies[part] += number == 0
                 else:
                     # Only now: the end of a document belongs to the chunk of its last line.
-                    if size >= _CHUNK:
-                        yield chunk
-                        chunk, size = _Chunk([], bytearray(), bytearray()), 0
-                    chunk.lines.append(line)
-                    chunk.parts.append(part)
-                    chunk.document_ends.append(0)
-                    size, kept = size + len(line) + 1, True
-        if chunk.lines:
-            yield chunk
+                    if sizes[part] >= _CHUNK:
+                        yield chunks[part]
+                        chunks[part], sizes[part] = _Chunk(part, [], bytearray()), 0
+                    chunks[part].lines.append(line)
+                    chunks[part].document_ends.append(0)
+                    sizes[part] += len(line) + 1
+                    kept = True
+        self.num_copies = tuple(copies)
+        yield from (chunk for chunk in chunks if chunk.lines)
 
     def _read(self, number: int, description: str) -> Iterator[tuple[int, int, str]]:
         """The lines that one pass reads, as (part, index among all lines, line); empty where a document ends."""
-        document = index = 0
-        with tqdm(
-            total=self._num_documents, desc=description, unit=" documents", disable=self._disable_progress
-        ) as bar:
-            for text, (num_documents, num_lines) in zip(self._texts, self._counts, strict=True):
-                share = min(1.0, text.source.weight - number)
-                if share <= 0:
-                    document, index = document + num_documents, index + num_lines
-                    continue
-                before = ""
-                for line in text.lines():
-                    if not before:
-                        part = self._part(document, share, number)
+        document = first = 0  # of a text
+        for (source, lines), facts in zip(self.texts, self.scans, strict=True):
+            if source.weight > number:
+                index, before, part = first, "", None
+                parts = self._parts(document, number, source.weight)
+                for line in tqdm(lines(), f"{description}: {source.name}", disable=self.disable_progress, leave=False):
+                    part = part if before else next(parts)
                     if part is not None:
                         yield part, index, line
                     before, index = line, index + bool(line)
-                    if not line:
-                        document += 1
-                        bar.update()
+            document, first = document + facts["num_documents"], first + facts["num_lines"]
 
-    def _part(self, document: int, share: float, number: int) -> int | None:
-        """The part of a document, or None if this pass leaves it out."""
-        if draw(self._seed, randomness.SPLITTING, document) < self._threshold:
-            return _HELD_OUT if number == 0 else None
-        whole = share == 1.0 or draw(self._seed, randomness.WEIGHTING, document) < round(share * 2**64)
-        return _TRAIN if whole else None
+    def _parts(self, document: int, number: int, weight: float) -> Iterator[int | None]:
+        """The parts of a document and all that follow; None where this pass leaves one out."""
+        below = round(min(1.0, weight - number) * 2**64)
+        numbers = (draw(self.seed, purpose, document) for purpose in (randomness.SPLITTING, randomness.WEIGHTING))
+        for splitting, weighting in zip(*numbers, strict=True):
+            if splitting < self.threshold:
+                yield _HELD_OUT if number == 0 else None
+            else:
+                yield _TRAIN if weighting < below else None
 
 
-# ---- Lines to ids to sequences ----
+class _Kept(dict[int, "int | None"]):
+    """A table for `str.translate`: leaves out punctuation, symbols and control characters, makes digits 0."""
+
+    def __missing__(self, code: int) -> int | None:
+        character = chr(code)
+        dropped = unicodedata.category(character)[0] in "PSC" and not character.isspace()
+        self[code] = ord("0") if character.isdecimal() else None if dropped else code
+        return self[code]
+
+
+_KEPT = _Kept()
+
+
+def normalize_line(line: str) -> str:
+    """What near duplicates have in common, as in CCNet (https://arxiv.org/abs/1911.00359): case and accents removed,
+    digits made 0, punctuation and repeated white space removed."""
+    if not line.isascii():
+        line = "".join(char for char in unicodedata.normalize("NFD", line) if not unicodedata.combining(char))
+    return " ".join(line.casefold().translate(_KEPT).split())
+
+
+def find_copies(lines: Iterable[tuple[int, str]], num_lines: int, near: bool, directory: Path) -> np.ndarray:
+    """Which lines are copies of earlier ones, or `near` copies (see `normalize_line`): a bit a line, eight a uint8.
+
+    `lines` are (number, line), in order; `num_lines` is above all numbers. A hash of each line, 16 bytes with its
+    number, goes to a file in `directory`, which is sorted part by part.
+    """
+    copies, path = np.zeros(-(-num_lines // 8), dtype=np.uint8), directory / "lines"
+    with open(path, "wb") as file:
+        file.writelines(_hash(line, near) + number.to_bytes(8, "little") for number, line in lines)
+    num_parts = 1 + path.stat().st_size // (16 * _SORTED)
+    for part in range(num_parts):
+        pairs = np.concatenate([some[some[:, 0] % num_parts == part] for some in _read_hashes(path)])
+        hashes, numbers = pairs[np.argsort(pairs[:, 0], kind="stable")].T
+        places = numbers[1:][hashes[1:] == hashes[:-1]].astype(np.int64)
+        np.bitwise_or.at(copies, places >> 3, (1 << (places & 7)).astype(np.uint8))
+    return copies
+
+
+def _hash(line: str, near: bool) -> bytes:
+    normal = normalize_line(line) if near else ""
+    text = f"\n{normal}" if normal else line  # a line of marks alone is compared as it is
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _read_hashes(path: Path) -> Iterator[np.ndarray]:
+    """(hash, number) of some lines, uint64 (N, 2)."""
+    yield np.empty((0, 2), dtype="<u8")  # there may be no line
+    with open(path, "rb") as file:
+        while content := file.read(16 * (_SORTED >> 2)):
+            yield np.frombuffer(content, dtype="<u8").reshape(-1, 2)
 
 
 def _encode(
     tokenizer: PreTrainedTokenizerBase, chunks: Iterator[_Chunk], num_threads: int
-) -> Iterator[tuple[_Chunk, np.ndarray, np.ndarray]]:
-    """Chunks in order, with the ids of their lines (uint32) and how many each line has (int64). The tokenizer works in
-    threads while the caller reads and packs."""
+) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+    """The part of each chunk, in order, and what `add_lines` takes. The tokenizer works in threads while the caller
+    reads and packs."""
     # Its own pool of threads has one size for the life of the process, and does not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     backend = get_backend(tokenizer)
 
-    def encode(chunk: _Chunk) -> tuple[_Chunk, np.ndarray, np.ndarray]:
+    def encode(chunk: _Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         encoded = backend.encode_batch_fast(chunk.lines, add_special_tokens=False)
         lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
         # `ids` makes a list of Python integers: one line's at a time.
-        ids = chain.from_iterable(line.ids for line in encoded)
-        return chunk, np.fromiter(ids, dtype=np.uint32, count=int(lengths.sum())), lengths
+        ids = np.fromiter(chain.from_iterable(line.ids for line in encoded), dtype=np.uint32, count=int(lengths.sum()))
+        return chunk.part, ids, lengths, np.frombuffer(chunk.document_ends, dtype=bool)
 
-    waiting: deque[Future[tuple[_Chunk, np.ndarray, np.ndarray]]] = deque()
+    waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(num_threads) as threads:
         for chunk in chunks:
             waiting.append(threads.submit(encode, chunk))
@@ -282,49 +321,3 @@ def _encode(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-
-
-class _Part:
-    """One output of a preparation: a packer, its file, and what was counted."""
-
-    def __init__(
-        self, writer: BlockWriter, packer: FullPacker | OriginalPacker, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        self._writer, self._packer, self._unk_id = writer, packer, tokenizer.unk_token_id
-        self._counts = {"documents": 0, "corpus_tokens": 0, "unknown_tokens": 0}
-
-    def add(self, chunk: _Chunk, ids: np.ndarray, lengths: np.ndarray, number: int) -> None:
-        """Takes the lines of a chunk that belong to this part."""
-        here = np.frombuffer(chunk.parts, dtype=np.uint8) == number
-        ids, lengths = ids[np.repeat(here, lengths)], lengths[here]
-        document_ends = np.frombuffer(chunk.document_ends, dtype=np.uint8)[here]
-        for name, count in zip(
-            self._counts, (document_ends.sum(), len(ids), (ids == self._unk_id).sum()), strict=True
-        ):
-            self._counts[name] += int(count)
-        self._writer.write(self._packer.add_lines(ids, lengths, document_ends))
-
-    def finish(self, num_duplicates: int, described: dict[str, Any], remedy: str) -> None:
-        writer = self._writer
-        writer.write(self._packer.finish())
-        if not writer.num_sequences:
-            raise ValueError(
-                f"{Path(writer.path).stem}: {self._counts['corpus_tokens']} tokens are too few for one sequence of "
-                f"{writer.max_seq_length}. {remedy}"
-            )
-        statistics = {
-            **self._counts,
-            "dropped_tokens": self._packer.num_dropped,
-            "duplicate_lines": num_duplicates,
-            "full_sequences": writer.num_full,
-            "two_segment_sequences": writer.num_two_segments,
-        }
-        writer.finish(statistics=statistics, **described)
-
-
-def describe(file: BlockFile) -> str:
-    """The statistics of a block file in one line."""
-    header, counts = file.header, file.header.statistics
-    filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
-    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in counts.items())
-    return f"{header.num_sequences:,} sequences of {header.max_seq_length}, {filled:.1%} filled ({told})"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
+from hf_electra_rtd.files import reading
 
-logger = logging.getLogger(__name__)
 
 # In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
-VOCABULARY_FILE = "vocab.txt"
 # Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
 _PROBES = (
     "The MILL's old Café naïve Ångström ﬁne Straße İstanbul ǅ",
@@ -31,55 +31,50 @@ _PROBES = (
 def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
     """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line.
 
-    `lowercase` is for a `vocab.txt`: whether to lower-case text and to strip its accents. By default it follows from
-    the vocabulary: yes, unless that holds upper-case letters. Raises ValueError if the tokenizer cannot be loaded or
-    used (see `check_tokenizer`).
+    `lowercase` is for a `vocab.txt`: whether to lower-case text and to strip its accents; by default if the vocabulary
+    holds no upper-case letter. Raises ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`).
     """
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
-        with open(name_or_path, encoding="utf-8") as file:
+        with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-        if missing:
-            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is not a BERT-style vocabulary.")
+        if missing or any("\0" in token for token in vocabulary):
+            problem = f"lacks {', '.join(missing)}" if missing else "holds NUL characters"
+            raise ValueError(f"{name_or_path} {problem}: it is not a BERT-style vocabulary.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
-            words = (token for token in vocabulary if token[:1] not in ("[", "<"))
-            lowercase = all(token == token.lower() for token in words)
+            lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
         tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
+    elif lowercase is not None:
+        raise ValueError(f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out.")
     else:
-        if lowercase is not None:
-            raise ValueError(
-                f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out."
-            )
-        try:
+        with reading(name_or_path, "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub."):
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-        except OSError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(
-                f"{name_or_path} is no tokenizer: no vocab.txt, no directory with a tokenizer.json, and no id on the "
-                f"Hub that can be reached. ({reason})"
-            ) from None
-    check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
     return tokenizer
 
 
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError for a slow tokenizer, ids with gaps, or a missing special token."""
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokenizer") -> None:
+    """Raises ValueError, with the `name`, for a slow tokenizer, ids with gaps, special tokens that are missing or
+    coincide, and for a vocabulary without words."""
     if not tokenizer.is_fast:
-        raise ValueError("The tokenizer is a slow one. Convert it to a fast one (a tokenizer.json).")
-    highest = max(tokenizer.get_vocab().values())
+        raise ValueError(f"{name} is a slow one. Convert it to a fast one (a tokenizer.json).")
+    highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= len(tokenizer):
         raise ValueError(
-            f"The tokenizer has {len(tokenizer)} tokens, but ids up to {highest}. Remove tokens that its vocabulary "
-            "names twice, and blank lines."
+            f"{name} has {len(tokenizer)} tokens, but ids up to {highest}. Remove tokens that its vocabulary names "
+            "twice, and blank lines."
         )
-    for name in ("pad", "unk", "cls", "sep", "mask"):
-        token = getattr(tokenizer, f"{name}_token")
-        if token is None or tokenizer.convert_tokens_to_ids(str(token)) is None:
-            raise ValueError(
-                f"The tokenizer has no {name}_token: ELECTRA needs [PAD], [UNK], [CLS], [SEP] and [MASK]."
-            )
+    owners: dict[int | None, str] = {}
+    for special in _SPECIAL:
+        index = getattr(tokenizer, f"{special}_token_id")
+        if index is None or index in owners:
+            problem = f"no {special}_token" if index is None else f"one token as {owners[index]}_token and {special}_token"
+            raise ValueError(f"{name} has {problem}: ELECTRA needs {', '.join(SPECIAL_TOKENS)}.")
+        owners[index] = special
+    if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
+        raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
@@ -90,11 +85,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
         backend.no_padding()
     tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
-    if [index for _, index in vocabulary] != list(range(len(vocabulary))):
-        logger.warning(f"No {VOCABULARY_FILE} is written to {directory}: the tokenizer's ids have gaps.")
-        return
-    text = "".join(f"{token}\n" for token, _ in vocabulary)
-    (Path(directory) / VOCABULARY_FILE).write_text(text, encoding="utf-8")
+    if [index for _, index in vocabulary] == list(range(len(vocabulary))):  # a line's number is its token's id
+        text = "".join(f"{token}\n" for token, _ in vocabulary)
+        (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
 
 def train_wordpiece(
@@ -103,7 +96,7 @@ def train_wordpiece(
     """Trains a WordPiece vocabulary in the manner of BERT's. The same text gives the same one.
 
     `lines` gives the text and is called twice. A small text yields fewer than `vocab_size` tokens. `lowercase` strips
-    accents too. Raises ValueError for a size with no room for more than the special tokens.
+    accents too. Raises ValueError for a size with no room for words.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -128,12 +121,12 @@ def train_wordpiece(
 
 
 def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A `tokenizers.Tokenizer` of its own, without truncation and padding."""
-    from tokenizers import Tokenizer
-
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    """A `tokenizers.Tokenizer` of its own, without truncation and padding, to which a `[MASK]` in a text is text, as
+    to google-research/electra."""
+    backend: Any = copy.deepcopy(tokenizer.backend_tokenizer)
     backend.no_truncation()
     backend.no_padding()
+    backend.encode_special_tokens = True
     return backend
 
 
@@ -146,7 +139,7 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     vocabulary = _vocabulary(tokenizer)
     texts = [*_PROBES, *(text for token, _ in vocabulary for text in (token, token.upper()))]
     encoded = get_backend(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
-    special = [getattr(tokenizer, f"{name}_token_id") for name in ("pad", "unk", "cls", "sep", "mask")]
+    special = [getattr(tokenizer, f"{name}_token_id") for name in _SPECIAL]
     return hashlib.sha256(json.dumps([vocabulary, special, [line.ids for line in encoded]]).encode()).hexdigest()
 
 

@@ -133,19 +133,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.rounds = options.rounds or (3 if options.short else 5)
     if options.repeats is None:
         options.repeats = [] if options.short else [4]
-    for name in ("num_proc", "megabytes", "rounds", "max_seq_length", "batch_size"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name} must be above 0.")
-    if any(count < 2 for count in options.repeats):
-        parser.error("--repeats are at least 2 each.")
-    try:
-        options.files = [file for pattern in options.files or [str(BUNDLED_CORPUS)] for file in find_files(pattern)]
-        if options.tokenizer is not None:
-            load_tokenizer(options.tokenizer)
-        if options.output_dir is not None:
-            options.output_dir.mkdir(parents=True, exist_ok=True)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    options.files = [file for pattern in options.files or [str(BUNDLED_CORPUS)] for file in find_files(pattern)]
     return options
 
 

@@ -33,9 +33,9 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.finetune import LoraArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.run import FineTuning, Job
-from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.tasks import get_task
 

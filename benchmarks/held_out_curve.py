@@ -60,11 +60,11 @@ from hf_electra_rtd import (
     get_electra_schedule,
     get_parameter_groups,
 )
-from hf_electra_rtd.data.prepare import DataArguments, get_tokenizer, prepare_sequences
+from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
 from hf_electra_rtd.training.meters import evaluate_held_out
-from hf_electra_rtd.training.stream import held_out_stream
+from hf_electra_rtd.training.trainer import held_out_stream
 
 
 BUNDLED_CORPUS = Path(__file__).parents[1] / "examples" / "data" / "eltec_eng_excerpts.txt.gz"
@@ -101,13 +101,6 @@ class Training:
     given_fills: bool
     device: str
 
-    def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("warmup_steps", 0), ("eval_every", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}.")
-        if not self.learning_rate > 0.0:
-            raise ValueError(f"learning_rate is {self.learning_rate}: it must be above 0.")
-
 
 # ---- Text ----
 
@@ -124,8 +117,9 @@ def prepare(files: Sequence[str], vocab_size: int, max_seq_length: int, director
     """Trains a tokenizer and prepares rows, once for all runs. The row at the end of the text, which is padded, is
     left out: the plain arrangement has no masks for padding."""
     data = DataArguments(train_files=list(files), vocab_size=vocab_size)
-    tokenizer = get_tokenizer(data, directory)
-    train, held_out = prepare_sequences(data, tokenizer, Path(directory, "blocks"), max_seq_length, SPLIT_SEED, True)
+    arguments = PreparationArguments(max_seq_length=max_seq_length, seed=SPLIT_SEED, disable_tqdm=True)
+    tokenizer = get_tokenizer(data, arguments, Path(directory))
+    train, held_out = get_sequences(data, arguments, Path(directory), tokenizer)
     assert held_out is not None
     full = np.flatnonzero(train.lengths(np.arange(len(train))) == max_seq_length)
     if not len(full):
@@ -420,11 +414,8 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Tra
         options.threads = count_cores()
     if options.warmup_steps is None:
         options.warmup_steps = options.steps // 10
-    if options.output_dir is not None and Path(options.output_dir).is_file():
-        raise ValueError(f"--output_dir {options.output_dir} is a file: give a directory.")
-    for name, least in (("threads", 1), ("seeds", 2)):
-        if getattr(options, name) < least:
-            raise ValueError(f"--{name} is {getattr(options, name)}: it must be at least {least}.")
+    if options.seeds < 2:
+        raise ValueError(f"--seeds is {options.seeds}: it must be at least 2, for a deviation.")
     names = ("size", "vocab_size", "batch_size", "max_seq_length", "dropout")
     workload = Workload(**{name: getattr(options, name) for name in names})
     training = Training(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Training)})

@@ -28,7 +28,6 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import reporting
@@ -108,8 +107,6 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
     cuda = device == "cuda"
     if options.sync_check and not cuda:
         raise ValueError("--sync_check asks who waits for a CUDA device: leave it out on a CPU.")
-    if options.output_dir is not None and Path(options.output_dir).is_file():
-        raise ValueError(f"--output_dir {options.output_dir} is a file: give a directory.")
     defaults = {
         "threads": count_cores(),
         "rounds": 5,
@@ -120,9 +117,6 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-        least = 0 if name == "warmup" else 1
-        if getattr(options, name) < least:
-            raise ValueError(f"--{name} is {getattr(options, name)}: it must be at least {least}.")
     workload = Workload(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Workload)})
     workload.config()  # refuses a generator that cannot be built
     plan = Plan(device, options.threads, options.rounds, options.steps, options.warmup, options.sync_check)

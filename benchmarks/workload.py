@@ -44,15 +44,6 @@ class Workload:
     dropout: float = 0.1
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name, least in (("vocab_size", 2 * len(SPECIAL_TOKENS)), ("batch_size", 1), ("max_seq_length", 8)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be at least {least}.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}: it must be at least 0 and below 1 (the paper: 0.1).")
-        if not 0.0 < self.mask_probability <= 0.5:
-            raise ValueError(f"mask_probability is {self.mask_probability}: give a share above 0, at most 0.5.")
-
     @property
     def tokens(self) -> int:
         return self.batch_size * self.max_seq_length

@@ -3,13 +3,14 @@
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hf_electra_rtd import cli
-from hf_electra_rtd.cli import FAILED, INTERRUPTED, parse_arguments, run
+from hf_electra_rtd.cli import FAILED, INTERRUPTED, RANGES, check_ranges, parse_arguments, run
 
 
 @dataclass
@@ -74,6 +75,27 @@ def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv,
     assert argv[0].lstrip("-") in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", RANGES)
+def test_a_number_outside_its_interval_is_refused_by_flag_and_inside_it_accepted(flag):
+    low, high = (float(end) for end in RANGES[flag][1:-1].split(", "))
+    inside = (low + min(high, low + 2)) / 2
+    accepted = [inside, None, [inside, inside]] + [low] * (RANGES[flag][0] == "[") + [high] * (RANGES[flag][-1] == "]")
+    for value in accepted:
+        check_ranges(SimpleNamespace(**{flag: value}))
+    refused = [low - 1, high + 1, nan, inf, -inf, [inside, nan]]
+    refused += [low] * (RANGES[flag][0] == "(") + [high] * (RANGES[flag][-1] == ")")
+    for value in refused:
+        with pytest.raises(ValueError, match=f"--{flag} is .*: it must be "):
+            check_ranges(SimpleNamespace(**{flag: value}))
+
+
+@pytest.mark.parametrize("steps", [0, -2])
+def test_a_number_of_steps_is_at_least_1_or_minus_1(steps):
+    check_ranges(SimpleNamespace(max_steps=-1))
+    with pytest.raises(ValueError, match=f"--max_steps is {steps}: it must be at least 1"):
+        check_ranges(SimpleNamespace(max_steps=steps))
+
+
 @pytest.mark.parametrize(
     ("result", "status", "message"),
     [
@@ -103,9 +125,9 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
-        ([], FAILED, "usage: hf-electra-rtd COMMAND"),
+        ([], FAILED, "arguments are required: COMMAND"),
         (["--help"], 0, "pretrain"),
-        (["train"], FAILED, "error: there is no command 'train'. Did you mean 'pretrain'?"),
+        (["train"], FAILED, "invalid choice: 'train' (choose from"),
     ],
 )
 def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, status, message):

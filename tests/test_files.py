@@ -8,29 +8,49 @@ import sys
 
 import pytest
 
-from hf_electra_rtd.files import (
-    format_bytes,
-    hash_files,
-    hash_model,
-    known_names,
-    lock_directory,
-    naming,
-    remove_directory,
-    remove_partial,
-    write_text,
-    writing,
-)
+from hf_electra_rtd import files
+from hf_electra_rtd.files import remove_partial, write_text, writing
+
+
+def run_script(script, *arguments):
+    """Runs a script in a process of its own and returns its exit status and its message."""
+    imports = "import os, sys\nfrom hf_electra_rtd.files import *\n"
+    done = subprocess.run(
+        [sys.executable, "-c", imports + script, *map(str, arguments)], capture_output=True, text=True
+    )
+    return done.returncode, done.stderr
 
 
 def test_a_file_and_a_directory_appear_whole_and_replace_what_was_there(tmp_path):
     for text in ("old", "new"):
         write_text(tmp_path / "deep" / "file.txt", text)
-        with writing(tmp_path / "directory") as partial:
+        with writing(tmp_path / "directory", "mark") as partial:
             partial.mkdir()
             (partial / text).write_text(text)
+            (partial / "mark").touch()
     assert (tmp_path / "deep" / "file.txt").read_text() == "new"
-    assert [path.name for path in (tmp_path / "directory").iterdir()] == ["new"]
+    assert sorted(path.name for path in (tmp_path / "directory").iterdir()) == ["mark", "new"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "directory"]
+
+
+@pytest.mark.parametrize("kind", ["directory", "foreign", "link", "dangling", "fifo", "loop", "input", "in an input"])
+def test_what_is_not_ours_to_replace_is_refused_by_name_and_stays(tmp_path, kind):
+    path, mine = tmp_path / "out", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "mine.txt").write_text("mine")
+    if kind in ("directory", "foreign"):
+        mine.rename(path)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind in ("link", "dangling", "loop"):
+        path.symlink_to({"link": mine / "mine.txt", "dangling": "nowhere", "loop": path}[kind])
+    inputs = {"input": [str(path)], "in an input": [None, str(tmp_path)]}.get(kind, [])
+    before = sorted(tmp_path.rglob("*"))
+    for check in (files.check_output, lambda *_, **names: writing(path, **names).__enter__()):
+        if check is files.check_output or not inputs:
+            with pytest.raises(ValueError, match="out (is there, and|would replace a part of)"):
+                check(path, *inputs, replaces="mark" if kind == "foreign" else None)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path):
@@ -43,37 +63,29 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path):
 
 
 def test_a_killed_writer_leaves_only_what_remove_partial_removes(tmp_path):
-    script = """
-import os, sys
-from hf_electra_rtd.files import writing
-with writing(sys.argv[1]) as partial:
-    partial.write_text("half")
-    os._exit(9)
-"""
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "file.txt")], check=False)
+    script = "with writing(sys.argv[1]) as partial:\n    partial.write_text('half')\n    os._exit(9)"
+    assert run_script(script, tmp_path / "file.txt")[0] == 9
     assert not (tmp_path / "file.txt").exists()
     assert len(list(tmp_path.iterdir())) == 1
     remove_partial(tmp_path)
     (tmp_path / "a" / "b").mkdir(parents=True)
-    remove_directory(tmp_path / "a")
+    files.remove_directory(tmp_path / "a")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_whose_replacement_was_killed_gets_its_name_back(tmp_path):
     script = """
-import os, sys
-from hf_electra_rtd.files import writing
 replace = os.replace
 def killed_after(*paths):
     replace(*paths)
     os._exit(9)
-with writing(sys.argv[1]) as partial:
+with writing(sys.argv[1], "old") as partial:
     partial.mkdir()
     os.replace = killed_after
 """
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "old").touch()
-    subprocess.run([sys.executable, "-c", script, str(tmp_path / "model")], check=False)
+    assert run_script(script, tmp_path / "model")[0] == 9
     assert not (tmp_path / "model").exists()
     remove_partial(tmp_path)
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/old"]
@@ -83,44 +95,46 @@ with writing(sys.argv[1]) as partial:
     ("number", "message"), [(errno.ENOSPC, "No space left to write a/b"), (errno.EACCES, "a/b cannot be written: ")]
 )
 def test_a_failure_to_write_names_the_path_and_the_remedy(number, message):
-    with pytest.raises(OSError, match=message) as raised, naming("a/b"):
+    with pytest.raises(OSError, match=message) as raised, files.naming("a/b"):
         raise OSError(number, os.strerror(number))
     assert "another directory" in str(raised.value)
     assert raised.value.errno == number
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), "a/b cannot be read: 'x'. Take another."),
+        (RuntimeError(), "a/b cannot be read: RuntimeError. Take another."),
+        (RuntimeError("It ends.\n  Early."), "a/b cannot be read: It ends. Early. Take another."),
+        (OSError(errno.ENOENT, "No such file", "c"), "a/b cannot be read: No such file. Take another."),
+        (ValueError("line 3 is empty"), "a/b cannot be read: line 3 is empty. Take another."),
+        (ValueError("a/b, line 3: it is empty."), "a/b, line 3: it is empty."),  # our own
+    ],
+)
+def test_whatever_is_raised_while_a_file_is_read_names_the_file_and_the_remedy(error, message):
+    with pytest.raises(ValueError, match="a/b") as raised, files.reading("a/b", "Take another."):
+        raise error
+    assert str(raised.value) == message
+
+
 def test_a_directory_is_locked_until_its_process_ends(tmp_path):
-    script = """
-import sys
-from hf_electra_rtd.files import lock_directory
-try:
-    lock_directory(sys.argv[1])
-except ValueError as error:
-    sys.exit(str(error))
-"""
-    lock = lock_directory(tmp_path)
-    run = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False, capture_output=True, text=True)
-    assert f"Another process is using {tmp_path}" in run.stderr
+    lock = files.lock_directory(tmp_path)
+    status, message = run_script("lock_directory(sys.argv[1])", tmp_path)
+    assert status == 1
+    assert f"Another process is using {tmp_path}" in message
     lock.release()
-    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == 0
-    lock_directory(tmp_path).release()
+    assert run_script("lock_directory(sys.argv[1])", tmp_path)[0] == 0
+    files.lock_directory(tmp_path).release()
 
 
 def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
     for name, text in (("config.json", "c"), ("b.safetensors", "b"), ("a.safetensors", "a"), ("notes.txt", "n")):
         (tmp_path / name).write_text(text)
-    assert hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
-    assert hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
+    assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
+    assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
 
 
 def test_an_unknown_name_gets_the_nearest_or_all():
-    assert known_names("smal", ["small", "base"], "sizes") == "Did you mean 'small'?"
-    assert known_names("xyz", ["small", "base"], "sizes") == "Known sizes: base, small."
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (5.8e6, "5.8 MB"), (1.336e9, "1.34 GB"), (2e12, "2 TB")],
-)
-def test_bytes_have_a_unit(number, text):
-    assert format_bytes(number) == text
+    assert files.known_names("smal", ["small", "base"], "sizes") == "Did you mean 'small'?"
+    assert files.known_names("xyz", ["small", "base"], "sizes") == "Known sizes: base, small."

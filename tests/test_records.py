@@ -63,7 +63,7 @@ def test_a_record_that_does_not_fit_is_refused_by_file_and_field(change, message
 @pytest.mark.parametrize("text", ["", "[1]", "{", "3"])
 def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
     (tmp_path / "fraction.json").write_text(text)
-    with pytest.raises(ValueError, match=r"fraction\.json is no FractionRecord"):
+    with pytest.raises(ValueError, match=r"fraction\.json cannot be read: .* must be a FractionRecord"):
         FractionRecord.load(tmp_path)
 
 

@@ -3,6 +3,7 @@
 Importing this package registers its configuration and model with `transformers`' Auto classes, and does nothing else.
 What trains is loaded when it is first asked for.
 """
+# ruff: noqa: F401  # the imports below are for type checkers
 
 from __future__ import annotations
 
@@ -18,11 +19,10 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, Electr
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hf_electra_rtd.checkpoints.tf_checkpoint import load_tf_checkpoint, load_tf_discriminator
-    from hf_electra_rtd.data.blocks import BlockFile
+    from hf_electra_rtd.checkpoints import load_tf_checkpoint, load_tf_discriminator
+    from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
-    from hf_electra_rtd.data.stream import SequenceStream
     from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
@@ -38,33 +38,16 @@ _LOADED_WHEN_ASKED_FOR = {
     "PretrainingRecord": "records",
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
-    "SequenceStream": "data.stream",
+    "SequenceStream": "data.blocks",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
-    "load_tf_checkpoint": "checkpoints.tf_checkpoint",
-    "load_tf_discriminator": "checkpoints.tf_checkpoint",
+    "load_tf_checkpoint": "checkpoints",
+    "load_tf_discriminator": "checkpoints",
     "prepare_blocks": "data.preparation",
 }
-
 __all__ = [
-    "BlockFile",
-    "DataCollatorForRTD",
-    "DivergedError",
-    "ElectraAdamW",
-    "ElectraForRTDPretraining",
-    "ElectraRTDConfig",
-    "ElectraRTDOutput",
-    "EvaluationRecord",
-    "PretrainingRecord",
-    "RTDTrainer",
-    "RTDTrainingArguments",
-    "SequenceStream",
-    "__version__",
-    "get_electra_schedule",
-    "get_parameter_groups",
-    "load_tf_checkpoint",
-    "load_tf_discriminator",
-    "prepare_blocks",
+    *("ElectraForRTDPretraining", "ElectraRTDConfig", "ElectraRTDOutput", "__version__"),
+    *_LOADED_WHEN_ASKED_FOR,
 ]
 
 AutoConfig.register(ElectraRTDConfig.model_type, ElectraRTDConfig, exist_ok=True)

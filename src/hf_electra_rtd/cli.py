@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -15,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hf_electra_rtd.files import known_names
+from hf_electra_rtd.files import known_names, reading
 
 
 # Command: (module, what it does).
@@ -24,9 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
     "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
     "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
-    "detect": ("detection.detect", "show which tokens of a sentence look replaced"),
-    "convert": ("checkpoints.convert", "convert a TensorFlow checkpoint of google-research/electra"),
-    "compare": ("publishing.compare", "compare fine-tuning results in one table"),
+    "detect": ("detection", "show which tokens of a sentence look replaced"),
+    "convert": ("checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
+    "compare": ("publishing.tables", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
 # The interval of each number that can ruin a run: our flags and those of `TrainingArguments`. `inf` excludes NaN, too.
@@ -44,43 +45,47 @@ RANGES: dict[str, str] = {
     **dict.fromkeys(("checkpoint_fractions", "layerwise_lr_decay"), "(0, 1]"),
     "mask_probability": "(0, 1)",
     "keep_probability": "[0, 1]",
+    "weight": "(0, 1000]",
     "max_seq_length": "[3, inf)",  # [CLS], a token, [SEP]
 }
-FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C
+FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C (by SIGTERM: 143)
 
 
 def main() -> NoReturn:
     """The console command `hf-electra-rtd`."""
-    argv = sys.argv[1:]
-    if not argv or argv[0] in ("-h", "--help"):
-        lines = [f"  {name:<10}{help}" for name, (_, help) in COMMANDS.items()]
-        print("usage: hf-electra-rtd COMMAND [--flag value ...]\n\ncommands:\n" + "\n".join(lines))
-        print("\nhf-electra-rtd COMMAND --help lists the flags of a command.")
-        sys.exit(0 if argv else FAILED)
-    if argv[0] not in COMMANDS:
-        print(f"error: there is no command {argv[0]!r}. {known_names(argv[0], COMMANDS, 'commands')}", file=sys.stderr)
-        sys.exit(FAILED)
+    parser = argparse.ArgumentParser("hf-electra-rtd", epilog="COMMAND --help lists the flags of a command.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, help) in COMMANDS.items():
+        commands.add_parser(name, help=help)
+    command = parser.parse_args(sys.argv[1:2]).command
     del sys.argv[1]
-    run(importlib.import_module(f"hf_electra_rtd.{COMMANDS[argv[0]][0]}").main)
+    # Importing takes seconds, in which Ctrl-C may be pressed too: it happens inside `run`.
+    run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[command][0]}").main(argv), command)
 
 
-def run(command: Callable[[list[str]], int | None]) -> NoReturn:
+def run(command: Callable[[list[str]], int | None], name: str | None = None) -> NoReturn:
     """Runs a command's `main` on the command line and exits: with its status, or after `error: ...` for a mistake of
     the user or the machine (`ValueError`, `OSError`, `FloatingPointError`). Other errors are bugs: a traceback.
-    However it was started, a command of `COMMANDS` is called `hf-electra-rtd COMMAND` in records and messages.
+    SIGTERM ends it as Ctrl-C does. However it was started, a command of `COMMANDS` is called `hf-electra-rtd COMMAND`
+    in records and messages.
     """
     module = getattr(sys.modules.get(command.__module__), "__spec__", None)  # `__main__` has the name after `-m` there
-    for name, (path, _) in COMMANDS.items():
-        if module is not None and module.name == f"hf_electra_rtd.{path}":
-            sys.argv[0] = f"hf-electra-rtd {name}"
+    for known, (path, _) in COMMANDS.items():
+        if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):
+            sys.argv[0] = f"hf-electra-rtd {known}"
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         sys.exit(command(sys.argv[1:]))
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {_message(error)}", file=sys.stderr)
         sys.exit(FAILED)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("\nInterrupted.", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        sys.exit(int(interrupt.args[0]) if interrupt.args else INTERRUPTED)
+
+
+def _terminate(number: int, _: Any) -> NoReturn:
+    raise KeyboardInterrupt(128 + number)
 
 
 def _message(error: Exception) -> str:
@@ -100,13 +105,9 @@ def parse_arguments(
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`); flags win.
 
-    Args:
-        defaults: in place of the dataclasses' own.
-        recipes: defaults for each value of `--size`.
-
-    Raises:
-        SystemExit: after a message, for an unknown flag or a value of another type.
-        ValueError: for a YAML file that is missing, cannot be read, or holds an unknown flag.
+    `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`. Exits with a message
+    for an unknown flag or a value of another type; raises ValueError for a YAML file that cannot be read or holds an
+    unknown flag.
     """
     from transformers import HfArgumentParser
 
@@ -141,26 +142,22 @@ def parse_arguments(
 
 
 def check_ranges(arguments: Any) -> None:
-    """Checks the numbers of a dataclass of flags against `RANGES`; None means "not given".
-
-    Raises:
-        ValueError: with the flag, its value and its interval.
-    """
-    for name in vars(arguments):
-        value = getattr(arguments, name)
+    """Raises ValueError for a number among flags outside its interval in `RANGES`; None means "not given"."""
+    for name, interval in RANGES.items():
+        value = getattr(arguments, name, None)
+        low, high = map(float, interval[1:-1].split(", "))
         for number in value if isinstance(value, list) else [value]:
-            if name == "max_steps" and number < 1 and number != -1:
-                raise ValueError(f"--max_steps is {number}: it must be at least 1 (or -1: the length is in epochs).")
-            if name not in RANGES or number is None:
+            if number is None:
                 continue
-            interval = RANGES[name]
-            low, high = map(float, interval[1:-1].split(", "))
             above = number >= low if interval[0] == "[" else number > low
             below = number <= high if interval[-1] == "]" else number < high
             if not (above and below):
                 ends = [f"{'at least' if interval[0] == '[' else 'above'} {low:g}"]
                 ends += ["finite"] if high == inf else [f"{'at most' if interval[-1] == ']' else 'below'} {high:g}"]
                 raise ValueError(f"--{name} is {number:g}: it must be {' and '.join(ends)}.")
+    steps = getattr(arguments, "max_steps", -1)
+    if steps < 1 and steps != -1:
+        raise ValueError(f"--max_steps is {steps}: it must be at least 1 (or -1: the length is in epochs).")
 
 
 def flag(default: Any, help: str) -> Any:
@@ -184,10 +181,8 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
     """A YAML file as the flags it stands for, so that types and choices are checked in one place."""
     import yaml
 
-    try:
+    with reading(f"{path} (--config)"):
         config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} (--config) cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
     known = {action.dest for action in parser._actions} - {"help", "config"}

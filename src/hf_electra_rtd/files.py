@@ -22,17 +22,15 @@ _REPLACED = "replaced"  # where `writing` keeps a directory until the new one ha
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Writes a file or directory whole or not at all.
+def writing(path: str | os.PathLike[str], replaces: str | None = None) -> Iterator[Path]:
+    """Writes a file or, with `replaces`, a directory, whole or not at all.
 
-    Yields a scratch path beside `path` for the caller to create (a file or a directory). When the block ends without
-    an error, its content is forced to disk and takes the name `path`; a file or directory of that name is replaced.
-    Otherwise it is removed. `remove_partial` clears what a killed process left.
-
-    Raises:
-        OSError: with the path and the remedy, where the disk is full or cannot be written.
+    Yields a scratch path beside `path` for the caller to create. When the block ends without an error, its content is
+    forced to disk and takes the name `path`. Otherwise it is removed. `remove_partial` clears what a killed process
+    left. Errors are those of `check_output`, before anything is written, and of `naming`.
     """
     path = Path(path)
+    check_output(path, replaces=replaces)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
@@ -47,6 +45,23 @@ def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
             _sync(path.parent)
         finally:
             _discard(scratch, path)
+
+
+def check_output(path: str | os.PathLike[str], *inputs: str | None, replaces: str | None = None) -> None:
+    """Raises ValueError for a name that must not be replaced: that of one of the `inputs` or in one; of a link, FIFO
+    or device; of a directory where a file is written. A directory (see `writing`) may only replace an empty one, or
+    one that holds `replaces`, a file by which we know our own."""
+    path = Path(path)
+    for given in inputs:
+        if given is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given)):
+            raise ValueError(f"{path} would replace a part of {given}, which is read. Choose another name.")
+    if not os.path.lexists(path):
+        return
+    with naming(path):
+        ours = path.is_file() if replaces is None else (path / replaces).exists() or not any(path.iterdir())
+    if path.is_symlink() or not ours:
+        kind = "no ordinary file" if replaces is None else "nothing that this program made"
+        raise ValueError(f"{path} is there, and {kind}. Move it away, or choose another name.")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -85,17 +100,13 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def reading(path: object, remedy: str = "") -> Iterator[None]:
-    """Names the file (or flag) in whatever a library raises while it reads it. Keep the block to the library's call:
-    a bug of ours inside it would look like a broken file.
-
-    Args:
-        path: what the message begins with; an error whose text begins with it already stays as it is.
-        remedy: a sentence about what to do.
-
-    Raises:
-        ValueError: `PATH cannot be read: WHAT. REMEDY`, for any error.
+    """Whatever a library raises while it reads a file (or a flag) becomes `ValueError: PATH cannot be read: WHAT.
+    REMEDY`. An error whose text begins with the path stays as it is. Keep the block to the library's call: a bug of
+    ours inside it would look like a broken file.
     """
     try:
+        if os.path.exists(str(path)) and not (os.path.isfile(str(path)) or os.path.isdir(str(path))):
+            raise ValueError("it is no ordinary file")  # a FIFO would wait, and a device may never end
         yield
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
@@ -106,11 +117,8 @@ def reading(path: object, remedy: str = "") -> Iterator[None]:
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
-    """Locks a directory for this process until `release()` or the end of the process, however it ends.
-
-    Raises:
-        ValueError: if another process holds the lock.
-    """
+    """Locks a directory for this process until `release()` or the end of the process, however it ends. Raises
+    ValueError if another process holds the lock."""
     Path(directory).mkdir(parents=True, exist_ok=True)
     lock = FileLock(Path(directory) / LOCK_FILE)
     try:
@@ -126,7 +134,7 @@ def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
     """SHA-256, in hexadecimal, of the files' contents one after the other."""
     digest = hashlib.sha256()
     for path in paths:
-        with open(path, "rb") as file:
+        with reading(path), open(path, "rb") as file:
             while part := file.read(2**20):
                 digest.update(part)
     return digest.hexdigest()
@@ -144,14 +152,6 @@ def known_names(name: str, known: Iterable[str], what: str) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Known {what}: {', '.join(names)}."
-
-
-def format_bytes(number: float) -> str:
-    """Bytes with a unit in powers of 1,000: `512 B`, `5.8 MB`, `1.34 GB`."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
-    return f"{number:.0f} B"
 
 
 def _discard(scratch: Path, path: Path) -> None:

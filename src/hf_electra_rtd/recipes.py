@@ -12,26 +12,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """A named size.
+    """A named size."""
 
-    Attributes:
-        architecture: fields of the discriminator's `ElectraConfig`. What is left out has the default of
-            `ElectraConfig`, which is that of Table 6: dropout 0.1/0.1, vocabulary 30,522, 512 positions.
-        generator_hidden_size: width of the generator as a fraction of the discriminator's.
-        pretraining: fields of `RTDTrainingArguments`.
-        learning_rate, layerwise_lr_decay: of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the
-            other sizes).
-        millions: parameters of the encoder, as the paper counts them (Tables 1 and 2); None for sizes that are ours.
-        is_published: whether paper or Code give this recipe, so that cards can name deviations from it.
-    """
-
+    # Fields of the discriminator's `ElectraConfig`; the others have its defaults, which are those of Table 6: dropout
+    # 0.1, vocabulary 30,522, 512 positions.
     architecture: Mapping[str, Any]
-    generator_hidden_size: float
-    pretraining: Mapping[str, Any]
-    learning_rate: float = 3e-4
-    layerwise_lr_decay: float = 0.8
-    millions: int | None = None
-    is_published: bool = True
+    generator_hidden_size: float  # width of the generator as a fraction of the discriminator's
+    pretraining: Mapping[str, Any]  # fields of `RTDTrainingArguments`
+    learning_rate: float = 3e-4  # of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the others)
+    layerwise_lr_decay: float = 0.8  # of fine-tuning
+    millions: int | None = None  # parameters of the encoder, as the paper counts them (Tables 1 and 2)
+    is_published: bool = True  # paper or Code give this recipe, so that cards can name deviations from it
 
 
 def _architecture(layers: int, hidden_size: int, heads: int, embedding_size: int) -> dict[str, Any]:
@@ -120,11 +111,7 @@ LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps 
 
 
 def get_size(name: str) -> Size:
-    """The named size.
-
-    Raises:
-        ValueError: for an unknown name; lists the known ones.
-    """
+    """The named size; raises ValueError, with the known ones, for an unknown name."""
     if name not in SIZES:
         raise ValueError(f"There is no size {name!r}. Known sizes: {', '.join(SIZES)}.")
     return SIZES[name]

@@ -6,13 +6,13 @@ when a record is made.
 
 import dataclasses
 import json
-import math
 import os
 import platform
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import metadata
@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
-from huggingface_hub.errors import StrictDataclassError
 from typing_extensions import Self
 
-from hf_electra_rtd.files import write_text
+from hf_electra_rtd.files import reading, write_text
 
 
 SCHEMA_VERSION = 2
@@ -44,29 +43,20 @@ class _Record:
         become null."""
         path = Path(directory) / self.FILE
         values = finite(dataclasses.asdict(self))  # type: ignore[call-overload]  # every subclass is a dataclass
-        write_text(path, json.dumps(values, indent=2, ensure_ascii=False, default=str, allow_nan=False) + "\n")
+        write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
         return path
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Reads a record from its file, or from the directory that holds it.
-
-        Raises:
-            ValueError: with the path, if it is not such a record: no JSON, another version, or fields that are
-                missing, unknown or of another type.
-        """
+        """Reads a record from its file, or from the directory that holds it. Raises ValueError, with the path, for no
+        JSON, another version, or fields that are missing, unknown or of another type."""
         path = Path(path)
         path = path / cls.FILE if path.is_dir() else path
-        try:
+        with reading(path, f"It must be a {cls.__name__} of this version of hf-electra-rtd."):
             values = json.loads(path.read_text(encoding="utf-8"))
-            if values.get("schema_version") != SCHEMA_VERSION:
-                raise ValueError(
-                    f"it has schema version {values.get('schema_version')}, and this package reads version "
-                    f"{SCHEMA_VERSION}: use the version of hf-electra-rtd that wrote it"
-                )
+            if values["schema_version"] != SCHEMA_VERSION:
+                raise ValueError(f"it has schema version {values['schema_version']}, and this is {SCHEMA_VERSION}")
             return cls(**values)
-        except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
-            raise ValueError(f"{path} is no {cls.__name__} ({' '.join(str(error).split())}).") from None
 
 
 @strict
@@ -129,8 +119,8 @@ class EvaluationRecord(_Record):
     # `title`; `id` and `config` on the Hub (null where it is not there); `splits`, from the names here to those there;
     # `text_columns`, the names of the one or two columns of text.
     dataset: dict[str, Any]
-    # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, `parameters`, `trained_parameters`,
-    # `from_scratch`, `head`, `peft`, `size`.
+    # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, its `module`, `parameters`,
+    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`.
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int
@@ -159,38 +149,36 @@ class EvaluationRecord(_Record):
 # ---- What may be published ----
 
 # Flags whose values are paths; and those whose values are ids of the Hub, or paths.
-PATH_FLAGS = frozenset(
-    {
-        *("output_dir", "logging_dir", "train_files", "held_out_files", "model_config", "two_stage_from", "config"),
-        *("resume_from_checkpoint", "data_dir", "train_file", "validation_file", "test_file", "run", "evaluations"),
-        *("compared", "accelerator_config", "deepspeed", "fsdp_config", "file"),
-    }
+_PATH_FLAGS = (
+    *("output_dir", "logging_dir", "train_files", "held_out_files", "model_config", "two_stage_from", "config"),
+    *("resume_from_checkpoint", "data_dir", "train_file", "validation_file", "test_file", "run", "evaluations"),
+    *("compared", "accelerator_config", "deepspeed", "fsdp_config", "file"),
 )
-PATH_OR_ID_FLAGS = frozenset(
-    {
-        *("dataset", "train_datasets", "tokenizer", "generator", "discriminator", "model_name_or_path", "base_model"),
-        *("name_or_path", "_name_or_path"),
-    }
+_PATH_OR_ID_FLAGS = (
+    *("dataset", "train_datasets", "tokenizer", "generator", "discriminator", "model_name_or_path", "base_model"),
+    *("name_or_path", "_name_or_path"),
 )
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
-_RELATIVE = re.compile(r"\.\.?/|\.\.\\")
-_SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*)=.*$", re.IGNORECASE)
+_RELATIVE = re.compile(r"\.\.?[\\/]")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
-_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+# What takes the place of each secret in a value.
+_SECRETS = (
+    (re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=).*$", re.IGNORECASE), r"\1<secret>"),
+    (re.compile(r"(?<=://)[^/@\s]+@"), ""),  # user:password
+    (HUB_TOKEN, "<token>"),
+    (URL_SECRET, r"\1<secret>"),
+)
 
 
 def public(value: Any, flag: str = "") -> Any:
-    """A value of a record without directories of this machine, passwords and tokens.
+    """A value of a record (dicts, lists and strings at any depth) without directories of this machine, passwords and
+    tokens.
 
     A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes `b.jsonl,weight=2`). What
-    is a path follows from its flag; where the flag says nothing, an absolute path that exists here is one, and what
-    begins with `../` or `./`.
-
-    Args:
-        value: a string, or dicts, lists and tuples of them at any depth. The keys of a dict are flags.
-        flag: that the value was given for, without dashes.
+    is a path follows from its flag, which is the key in a dict; where the flag says nothing, an absolute path that
+    exists here is one, and what begins with `../` or `./`.
     """
     if isinstance(value, Mapping):
         return {key: public(item, str(key)) for key, item in value.items()}
@@ -198,16 +186,16 @@ def public(value: Any, flag: str = "") -> Any:
         return [public(item, flag) for item in value]
     if not isinstance(value, str):
         return value
-    value = HUB_TOKEN.sub("<token>", _CREDENTIALS.sub("", _SECRET.sub(r"\1=<secret>", value)))
-    value = URL_SECRET.sub(r"\1<secret>", value)
-    if "://" in value and not value.startswith("file:"):
-        return value
+    for secret, substitute in _SECRETS:
+        value = secret.sub(substitute, value)
     path, comma, options = value.partition(",")
-    is_path = flag in PATH_FLAGS or (flag in PATH_OR_ID_FLAGS and hub_id(path) is None) or _RELATIVE.match(path)
-    if path and (is_path or (_ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path)))):
-        name = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
-        return ("." if name in ("", "..") else name) + comma + options
-    return value
+    if not path or ("://" in path and not path.startswith("file:")):
+        return value
+    is_path = flag in _PATH_FLAGS or (flag in _PATH_OR_ID_FLAGS and hub_id(path) is None) or _RELATIVE.match(path)
+    if not is_path and not (_ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path))):
+        return value
+    name = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
+    return ("." if name in ("", "..") else name) + comma + options
 
 
 def hub_id(name: str | None) -> str | None:
@@ -232,11 +220,7 @@ def public_command(argv: Sequence[str]) -> str:
 
 def finite(value: Any) -> Any:
     """What JSON can hold of a value: numbers that are not finite become None, at any depth."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.loads(json.dumps(value, default=str), parse_constant=lambda constant: None)
 
 
 def utc_now() -> str:
@@ -248,10 +232,8 @@ def collect_versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's result."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):  # some are not needed for training on prepared blocks
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue  # not needed for training on prepared blocks
     return versions
 
 
@@ -278,8 +260,7 @@ def collect_hardware() -> dict[str, Any]:
 
 def _processor_name() -> str:
     information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    found = (
+        re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
+    )
+    return found[1] if found else platform.processor() or platform.machine()

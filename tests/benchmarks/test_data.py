@@ -38,18 +38,3 @@ def test_everything_is_measured_and_the_last_line_is_json(tmp_path, corpus, toke
     )
     assert rows["tokenizer alone"]["share_of_tokenizer_alone"] == 1.0
     assert {"date", "hardware", "versions"} < printed.keys()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["absent.txt"], "No file matches 'absent.txt'"),
-        (["--num_proc", "0"], "--num_proc must be above 0"),
-        (["--repeats", "1"], "--repeats are at least 2"),
-        (["--tokenizer", "absent"], "absent is no tokenizer"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_at_once(arguments, message, capsys):
-    with pytest.raises(SystemExit):
-        BENCHMARK["parse_arguments"](arguments)
-    assert message in capsys.readouterr().err

@@ -79,15 +79,6 @@ def test_a_comparison_is_a_paired_t_test():
     assert not found["significant"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seeds", "1"], "--seeds is 1: it must be at least 2"),
-        (["--steps", "0"], "steps is 0"),
-        (["--output_dir", __file__], "give a directory"),
-        (["absent.txt"], "No file matches 'absent.txt'"),
-    ],
-)
-def test_what_cannot_be_done_is_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        held_out_curve.main([*FLAGS, *arguments])
+def test_a_comparison_needs_two_seeds():
+    with pytest.raises(ValueError, match="--seeds is 1: it must be at least 2"):
+        held_out_curve.main([*FLAGS, "--seeds", "1"])

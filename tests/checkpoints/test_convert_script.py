@@ -1,24 +1,21 @@
 """The command; the reader is tested apart, with TensorFlow."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
-from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.checkpoints import convert
+from hf_electra_rtd import ElectraForRTDPretraining, checkpoints
 from tests.recordings import VARIANTS, Recording
 
 
 @pytest.fixture
-def script(monkeypatch):
-    """The command, with a reader that knows the recordings."""
-    monkeypatch.setattr(
-        convert, "read_tf_variables", lambda prefix: Recording(Path(prefix).parent.name).start_variables
-    )
-    return convert
+def read(monkeypatch):
+    """The variables that the command reads, by the checkpoint's path: those of the recordings."""
+    variables = {str(Recording(variant).prefix): Recording(variant).start_variables for variant in VARIANTS}
+    monkeypatch.setattr(checkpoints, "read_tf_variables", variables.__getitem__)
+    return variables
 
 
 def flags(variant, output, **others):
@@ -51,9 +48,9 @@ def native_logits(directory, recording):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_what_is_written_is_the_original(script, variant, tmp_path, capsys):
+def test_what_is_written_is_the_original(read, variant, tmp_path, capsys):
     recording, output = Recording(variant), tmp_path / "converted"
-    script.main(flags(variant, output))
+    checkpoints.main(flags(variant, output))
     printed = capsys.readouterr().out
     assert f"wrote    {output}: the joint model" in printed
     networks = {"uniform_generator": {"disc_probs"}, "mlm_only": {"mlm_logits"}}
@@ -72,38 +69,43 @@ def test_what_is_written_is_the_original(script, variant, tmp_path, capsys):
         assert (directory / "vocab.txt").read_text() == (recording.folder / "vocab.txt").read_text()
 
 
-def test_a_discriminator_alone_gives_that_tower(script, tmp_path, monkeypatch, capsys):
+def test_a_discriminator_alone_gives_that_tower(read, tmp_path, capsys):
     recording = Recording("small_shared")
-    alone = {name: value for name, value in recording.start_variables.items() if not name.startswith("generator")}
-    monkeypatch.setattr(script, "read_tf_variables", lambda prefix: alone)
-    script.main(flags("small_shared", tmp_path))
+    prefix, variables = str(recording.prefix), recording.start_variables
+    read[prefix] = {name: value for name, value in variables.items() if not name.startswith("generator")}
+    checkpoints.main(flags("small_shared", tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["discriminator"]
     assert "a discriminator only" in capsys.readouterr().out
     ((name, ours),) = native_logits(tmp_path, recording).items()
     torch.testing.assert_close(ours, recording.get(0, name), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("lowercase", "token"), [("true", "a"), ("false", "A"), (None, "a")])
-def test_lower_case_is_as_the_hparams_or_the_flag_say(script, tmp_path, lowercase, token):
-    script.main(flags("uniform_generator", tmp_path, lowercase=lowercase))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+@pytest.mark.parametrize(("lowercase", "token"), [(True, "a"), (False, "A"), (None, "a")])
+def test_lower_case_is_as_the_hparams_or_the_vocabulary_say(read, tmp_path, lowercase, token):
+    hparams = Recording("uniform_generator").config["hparams"]
+    (tmp_path / "hparams.json").write_text(json.dumps({**hparams, "do_lower_case": lowercase}))
+    checkpoints.main(flags("uniform_generator", tmp_path / "out", hparams=tmp_path / "hparams.json"))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.backend_tokenizer.normalizer.normalize_str("A") == token
 
 
-def test_what_cannot_be_done_is_said_before_anything_is_read(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "read_tf_variables", lambda prefix: pytest.fail("was read"))
-    hparams = tmp_path / "hparams.json"
-    hparams.write_text(json.dumps({"vocab_size": 399}))
-    for others, message in (
-        ({"output_dir": tmp_path}, "is not empty"),
-        ({"output_dir": hparams}, "is not empty"),
-        ({"vocab_file": tmp_path / "no.txt"}, "no vocabulary"),
-        ({"hparams": hparams}, "has 400 tokens, but the hparams say 399"),
-        ({"hparams": tmp_path / "no.json"}, "cannot be read"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            script.main(flags("small_shared", tmp_path / "out", **others))
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"output_dir": "."}, "is not empty"),
+        ({"output_dir": "few.json"}, "is not empty"),
+        ({"vocab_file": "no.txt"}, "no vocabulary"),
+        ({"hparams": "few.json"}, "has 400 tokens, but the hparams say 399"),
+        ({"hparams": "no.json"}, r"no\.json cannot be read: No such file or directory. It must be JSON"),
+        ({"hparams": "list.json"}, r"list\.json cannot be read: .* It must be JSON"),
+        ({"hparams": "text.json"}, r"text\.json cannot be read: .*'vocab_size' expected int, got str"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_read(tmp_path, monkeypatch, others, message):
+    monkeypatch.setattr(checkpoints, "read_tf_variables", lambda prefix: pytest.fail("was read"))
+    monkeypatch.chdir(tmp_path)
+    for name, hparams in (("few", {"vocab_size": 399}), ("list", [1]), ("text", {"vocab_size": "many"})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(hparams))
+    with pytest.raises(ValueError, match=message):
+        checkpoints.main(flags("small_shared", **{"output": "out", **others}))
     assert not (tmp_path / "out").exists()
-    for others in ({"size": "small"}, {"hparams": None}):
-        with pytest.raises(SystemExit):
-            script.main(flags("small_shared", tmp_path / "out", **others))

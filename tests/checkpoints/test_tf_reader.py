@@ -5,11 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import load_tf_checkpoint, load_tf_discriminator
-from hf_electra_rtd.checkpoints.convert import main
-from hf_electra_rtd.checkpoints.tf_checkpoint import read_tf_variables
+from hf_electra_rtd.checkpoints import read_tf_variables
 from tests.recordings import STEP_COUNTER, VARIANTS, Recording
 
 
@@ -40,7 +38,8 @@ def write_checkpoint(prefix, variables):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_reads_what_the_suite_reads_without_it(variant):
     recording = Recording(variant)
-    assert_same_variables(read_tf_variables(recording.prefix), recording.start_variables)
+    for prefix in (recording.prefix, f"{recording.prefix}.index"):
+        assert_same_variables(read_tf_variables(prefix), recording.start_variables)
     assert_same_tensors(load_tf_checkpoint(str(recording.prefix), recording.hparams), recording.load())
 
 
@@ -66,22 +65,13 @@ def test_a_discriminator_alone(tmp_path):
     assert_same_tensors(tower, recording.load().discriminator)
 
 
-def test_damaged_files(tmp_path):
+def test_files_that_are_damaged_or_missing_are_named(tmp_path):
     recording = Recording("small_shared")
     index, data = (Path(f"{recording.prefix}.{end}").read_bytes() for end in ("index", "data-00000-of-00001"))
-    for name, contents in {"index": (index[:100], data), "data": (index, data[: len(data) // 2])}.items():
+    files = {"index": (index[:100], data), "data": (index, data[: len(data) // 2]), "alone": (index, None)}
+    for name, contents in {**files, "nothing": (None, None)}.items():
         for ending, content in zip(("index", "data-00000-of-00001"), contents, strict=True):
-            (tmp_path / f"{name}.{ending}").write_bytes(content)
-        with pytest.raises(ValueError, match="is damaged, or is not a checkpoint"):
+            if content is not None:
+                (tmp_path / f"{name}.{ending}").write_bytes(content)
+        with pytest.raises(ValueError, match=rf"{name} cannot be read: .* Give the path of its files up to \.index"):
             read_tf_variables(tmp_path / name)
-
-
-def test_the_command_converts_a_real_checkpoint(tmp_path, capsys):
-    recording = Recording("small_shared")
-    flags = {"tf_checkpoint": recording.prefix, "output_dir": tmp_path / "out"}
-    flags |= {"hparams": recording.folder / "config.json", "vocab_file": recording.folder / "vocab.txt"}
-    main([part for name, value in flags.items() for part in (f"--{name}", str(value))])
-    assert "read     114 variables" in capsys.readouterr().out
-    expected = recording.load()
-    for name, model_class in (("generator", ElectraForMaskedLM), ("discriminator", ElectraForPreTraining)):
-        assert_same_tensors(model_class.from_pretrained(tmp_path / "out" / name), getattr(expected, name))

@@ -1,6 +1,5 @@
 import re
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,14 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hf_electra_rtd
-from hf_electra_rtd.checkpoints.tf_checkpoint import (
+from hf_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.checkpoints import (
     KERNEL,
+    OVERRIDES,
+    SIZE_HPARAMS,
+    config_from_hparams,
     discriminator_from_variables,
     pair_from_variables,
-    read_tf_variables,
     variables_of,
 )
-from hf_electra_rtd.checkpoints.tf_hparams import config_from_hparams
+from tests.recordings import Recording
 
 
 VOCABULARY, POSITIONS = 11, 7
@@ -131,12 +133,10 @@ def test_a_discriminator_alone():
     alone = {name: shape for name, shape in shapes.items() if not name.startswith("generator")}
     config, variables = config_from_hparams(hparams), make(alone, slots=True)
     assert_holds(discriminator_from_variables(config, variables), variables, "discriminator.")
-    with pytest.raises(ValueError, match=r"no generator. load_tf_discriminator"):
+    with pytest.raises(ValueError, match=r"missing variables \(37\):\n  generator/encoder/layer_0/attention"):
         pair_from_variables(config, variables)
     with pytest.raises(ValueError, match=r"variables left over \(37\):\n  generator/encoder/layer_0/attention"):
         discriminator_from_variables(config, make(shapes))
-    with pytest.raises(ValueError, match="has no discriminator"):
-        discriminator_from_variables(config_from_hparams({**hparams, "electra_objective": False}), variables)
 
 
 def test_everything_missing_left_over_and_misshapen_is_listed():
@@ -158,17 +158,104 @@ def test_everything_missing_left_over_and_misshapen_is_listed():
         pair_from_variables(config_from_hparams({**hparams, "generator_hidden_size": 0.25}), make(shapes))
 
 
-def test_files_that_are_not_there_and_tensorflow_that_is_not(tmp_path, monkeypatch):
-    prefix = tmp_path / "model.ckpt-7"
-    with pytest.raises(ValueError, match=r"up to \.index\.$"):
-        read_tf_variables(prefix)
-    Path(f"{prefix}.index").touch()
-    for wrong in (tmp_path, tmp_path / "model.ckpt-8", f"{prefix}.index"):
-        with pytest.raises(ValueError, match=rf"is missing.* Checkpoints there: {re.escape(str(prefix))}\."):
-            read_tf_variables(wrong)
-    with pytest.raises(ValueError, match=r"no .*model.ckpt-7.data-..."):
-        read_tf_variables(prefix)
-    Path(f"{prefix}.data-00000-of-00001").touch()
+def test_the_message_where_tensorflow_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     with pytest.raises(ImportError, match=r"needs TensorFlow.*pip install -e '\.\[tf\]'"):
-        hf_electra_rtd.load_tf_checkpoint(prefix, {})
+        hf_electra_rtd.load_tf_checkpoint("model.ckpt-7", {})
+
+
+# ---- hparams ----
+
+
+def sizes(config):
+    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
+    return tuple(getattr(config, name) for name in names)
+
+
+@pytest.mark.parametrize("size", SIZE_HPARAMS)
+def test_named_sizes_are_the_released_ones_by_the_originals_formulas(size):
+    released, named = config_from_hparams(SIZE_HPARAMS[size]), ElectraRTDConfig.from_size(size)
+    for name, tower in named.towers.items():
+        assert sizes(released.towers[name]) == sizes(tower)
+        assert {key: getattr(tower, key) for key in OVERRIDES} == {
+            key: getattr(released.towers[name], key) for key in OVERRIDES
+        }
+    options = ("objective", "generator", "sharing", "generator_weight", "discriminator_weight", "temperature")
+    assert [getattr(released, name) for name in options] == [getattr(named, name) for name in options]
+
+
+@pytest.mark.parametrize(
+    ("variant", "expected"),
+    [
+        ("small_shared", ("rtd", "masked_lm", "embeddings")),
+        ("untied_embeddings", ("rtd", "masked_lm", "none")),
+        ("all_tied", ("rtd", "masked_lm", "all")),
+        ("uniform_generator", ("rtd", "uniform", "none")),
+        ("mlm_only", ("mlm", "masked_lm", "none")),
+    ],
+)
+def test_the_recorded_hparams_give_the_recorded_configurations(variant, expected):
+    recorded = Recording(variant).config
+    config = config_from_hparams(recorded["hparams"])
+    assert (config.objective, config.generator, config.sharing) == expected
+    towers = {"discriminator": config.discriminator_config}
+    if variant in ("small_shared", "untied_embeddings"):
+        towers["generator"] = config.generator_config
+    for name, tower in towers.items():
+        assert recorded[name].keys() == set(OVERRIDES)
+        assert {key: getattr(tower, key) for key in OVERRIDES} == recorded[name]
+
+
+@pytest.mark.parametrize(
+    ("hparams", "embedding_size"),
+    [
+        ({}, 128),
+        ({"model_hparam_overrides": {"hidden_size": 512}}, 128),
+        ({"embedding_size": None}, 256),
+        ({"embedding_size": 64}, 64),
+        ({"model_size": "base"}, 768),
+        ({"model_size": "base", "model_hparam_overrides": {"hidden_size": 512}}, 512),
+    ],
+)
+def test_size_of_the_embeddings(hparams, embedding_size):
+    assert config_from_hparams(hparams).discriminator_config.embedding_size == embedding_size
+
+
+def test_heads_and_feed_forward_follow_the_width_unless_overridden():
+    overrides = {"hidden_size": 320, "num_hidden_layers": 5}
+    assert sizes(config_from_hparams({"model_hparam_overrides": overrides}).discriminator_config)[:4] == (
+        *(320, 5, 5),
+        1280,
+    )
+    overrides |= {"num_attention_heads": 10, "intermediate_size": 96}
+    config = config_from_hparams({"model_hparam_overrides": overrides, "generator_layers": 0.4})
+    assert sizes(config.discriminator_config)[:4] == (320, 5, 10, 96)
+    assert sizes(config.generator_config)[:4] == (80, 2, 1, 320)
+
+
+def test_what_the_original_ignores_is_left_out():
+    sampling = {"temperature": 2.0, "disallow_correct": True}
+    assert config_from_hparams({**sampling, "electra_objective": False, "gen_weight": 2.0}).discriminator_weight == 2.0
+    assert config_from_hparams({**sampling, "uniform_generator": True}).disallow_correct
+    config = config_from_hparams({**sampling, "untied_generator": False, "untied_generator_embeddings": True})
+    assert (config.temperature, config.sharing) == (2.0, "all")
+
+
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        ({"generator_size": 0.5}, "no hparam 'generator_size'. Did you mean 'generator_hidden_size'"),
+        ({"foo": 1}, "no hparam 'foo'. Known names: .*debug"),
+        ({"model_hparam_overrides": {"embedding_size": 64}}, "model_hparam_overrides cannot name 'embedding_size'"),
+        ({"model_size": "tiny"}, "no model_size 'tiny'. Known sizes: small, base, large"),
+        ({"electric_objective": True}, "model of electric_objective cannot be converted"),
+        ({"two_tower_generator": True, "debug": True}, "model of two_tower_generator and debug cannot"),
+        ({"uniform_generator": True, "electra_objective": False}, "no variable to learn"),
+        ({"model_hparam_overrides": {"hidden_act": "relu"}}, "no other hidden_act than 'gelu'"),
+        ({"model_hparam_overrides": {"num_attention_heads": 3}}, "3 attention heads do not divide"),
+        ({"generator_layers": 0.01}, "cannot be built"),
+    ],
+)
+def test_hparams_that_cannot_be_converted(hparams, message):
+    with pytest.raises(ValueError, match=message):
+        config_from_hparams(hparams)

@@ -1,0 +1,325 @@
+"""Converts a pre-training checkpoint of google-research/electra.
+
+    hf-electra-rtd convert --tf_checkpoint models/my_electra/model.ckpt-1000000 --size small \\
+        --vocab_file vocab.txt --output_dir runs/converted
+
+reads the checkpoint whose files are `model.ckpt-1000000.index` and `.data-...`. It writes the joint model into
+`runs/converted`, to continue its pre-training, and both towers into its `generator` and `discriminator`: native
+checkpoints with their tokenizer. A checkpoint that holds only a discriminator gives that tower. `--size` is one of the
+released models (`small++` was released as ELECTRA-Small).
+
+A model of other sizes needs its hparams, under the original's names, as a JSON file (`--hparams`), such as
+{"model_size": "small", "model_hparam_overrides": {"num_hidden_layers": 6}, "vocab_size": 32000}. The optimizer's
+state is left out. TensorFlow, an optional extra, reads the file: pip install -e '.[tf]'
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import ElectraConfig, ElectraForPreTraining
+from transformers.utils.logging import disable_progress_bar
+
+from hf_electra_rtd.cli import run
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
+from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
+from hf_electra_rtd.files import known_names, reading
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.towers import save_towers
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--tf_checkpoint", required=True, metavar="PREFIX", help="path of its files up to .index")
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--hparams", metavar="FILE", help="JSON file of hparams, under the original's names")
+    model.add_argument("--size", choices=SIZE_HPARAMS, help="a released size; small++ is electra_small")
+    parser.add_argument("--vocab_file", required=True, help="the checkpoint's vocab.txt")
+    parser.add_argument("--output_dir", required=True, help="a directory that is empty or does not exist")
+    arguments = parser.parse_args(argv)
+
+    disable_progress_bar()
+    output = Path(arguments.output_dir)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ValueError(f"{output} (--output_dir) is not empty. Choose another directory.")
+    with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
+        size, file = arguments.size, arguments.hparams
+        found = SIZE_HPARAMS[size] if size else json.loads(Path(file).read_text(encoding="utf-8"))
+        hparams = found.get("hparams", found)
+        config = config_from_hparams(hparams)
+    if not Path(arguments.vocab_file).is_file():
+        raise ValueError(f"There is no vocabulary {arguments.vocab_file} (--vocab_file).")
+    tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
+    tower_config = config.discriminator_config
+    tokenizer.model_max_length = tower_config.max_position_embeddings
+    if len(tokenizer) > tower_config.vocab_size:
+        sizes = f"has {len(tokenizer)} tokens, but the hparams say {tower_config.vocab_size}"
+        raise ValueError(f"{arguments.vocab_file} (--vocab_file) {sizes} (vocab_size).")
+    try:
+        variables = read_tf_variables(arguments.tf_checkpoint)
+    except ImportError as error:
+        raise ValueError(str(error)) from error
+    print(f"read     {len(variables)} variables of {arguments.tf_checkpoint}, without the optimizer's state")
+    if config.has_generator_network and not any(name.startswith("generator") for name in variables):
+        print("found    a discriminator only")
+        towers = {"discriminator": discriminator_from_variables(config, variables)}
+        save_towers({"discriminator": towers["discriminator"]}, output, tokenizer)
+    else:
+        print(f"found    objective={config.objective}, generator={config.generator}, sharing={config.sharing}")
+        pair = pair_from_variables(config, variables)
+        towers = pair.towers
+        pair.save_pretrained(output)
+        save_tokenizer(tokenizer, output)
+        pair.save_towers(output, tokenizer)
+        print(f"wrote    {output}: the joint model")
+    for name, tower in towers.items():
+        print(f"wrote    {output / name}: {type(tower).__name__}, {tower.num_parameters():,} parameters")
+
+
+# ---- From hparams to a configuration ----
+#
+# Names, defaults and formulas are those of configure_pretraining.py, util/training_utils.py (`get_bert_config`) and
+# run_pretraining.py (`PretrainingModel`, `get_generator_config`) of google-research/electra at commit 8a46635.
+
+# Hparams that decide which variables there are or what is computed, with the original's defaults.
+MODEL_HPARAMS: dict[str, Any] = {
+    "electra_objective": True,
+    "gen_weight": 1.0,
+    "disc_weight": 50.0,
+    "model_size": "small",
+    "model_hparam_overrides": {},
+    "embedding_size": None,  # 128 where the size is small, otherwise the hidden size
+    "vocab_size": 30522,
+    "uniform_generator": False,
+    "untied_generator_embeddings": False,
+    "untied_generator": True,
+    "generator_layers": 1.0,
+    "generator_hidden_size": 0.25,
+    "disallow_correct": False,
+    "temperature": 1.0,
+}
+# Models that cannot be converted: Electric, and the three layers of 144 that the original is debugged with.
+UNSUPPORTED = ("electric_objective", "two_tower_generator", "debug")
+# Hparams of data, training and machines: known, and without effect on a checkpoint.
+OTHER_HPARAMS = (
+    *("model_name", "do_train", "do_eval", "mask_prob", "do_lower_case", "max_predictions_per_seq"),
+    *("learning_rate", "lr_decay_power", "weight_decay_rate", "num_warmup_steps"),
+    *("iterations_per_loop", "save_checkpoints_steps", "num_train_steps", "num_eval_steps", "keep_checkpoint_max"),
+    *("max_seq_length", "train_batch_size", "eval_batch_size"),
+    *("use_tpu", "num_tpu_cores", "tpu_job_name", "tpu_name", "tpu_zone", "gcp_project"),
+    *("pretrain_tfrecords", "vocab_file", "model_dir", "results_txt", "results_pkl"),
+)
+MODEL_SIZES = {
+    "small": {"hidden_size": 256, "num_hidden_layers": 12},
+    "base": {"hidden_size": 768, "num_hidden_layers": 12},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24},
+}
+# Fields of `BertConfig` (model/modeling.py), which `model_hparam_overrides` may name. `ElectraConfig` has the same
+# names, and the same defaults where the size does not decide.
+OVERRIDES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
+    "initializer_range",
+)
+# The released models: generators of the widths that README.md and the paper's Table 6 give.
+SIZE_HPARAMS: dict[str, dict[str, Any]] = {
+    "small": {"model_size": "small"},
+    "small++": {"model_size": "small", "generator_hidden_size": 1.0},
+    "base": {"model_size": "base", "generator_hidden_size": 0.33333},
+    "large": {"model_size": "large"},
+}
+
+
+def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
+    """The configuration that hparams of google-research/electra describe; those not given have the original's
+    defaults. Settings that the original ignores (such as a temperature without a generator network) are left out.
+    Raises ValueError for an unknown hparam, a model that cannot be converted, or sizes that cannot be built.
+    """
+    _check_names("There is no hparam", hparams, (*MODEL_HPARAMS, *UNSUPPORTED, *OTHER_HPARAMS))
+    values = {**MODEL_HPARAMS, **hparams}
+    unsupported = [name for name in UNSUPPORTED if values.get(name)]
+    if unsupported:
+        raise ValueError(f"A model of {' and '.join(unsupported)} cannot be converted.")
+    discriminator = _tower_config(values, embedding_size_given="embedding_size" in hparams)
+    if not values["electra_objective"]:
+        if values["uniform_generator"]:
+            raise ValueError("uniform_generator without electra_objective is a model that has no variable to learn.")
+        return ElectraRTDConfig(
+            objective="mlm", discriminator_config=discriminator, discriminator_weight=values["gen_weight"]
+        )
+    options = {
+        "discriminator_config": discriminator,
+        "generator_weight": values["gen_weight"],
+        "discriminator_weight": values["disc_weight"],
+        "disallow_correct": values["disallow_correct"],
+    }
+    if values["uniform_generator"]:
+        return ElectraRTDConfig(generator="uniform", **options)
+    options["temperature"] = values["temperature"]
+    if not values["untied_generator"]:
+        return ElectraRTDConfig(sharing="all", generator_config=discriminator, **options)
+    generator = derive_generator_config(discriminator, values["generator_hidden_size"], values["generator_layers"])
+    if values["untied_generator_embeddings"]:
+        generator.embedding_size = generator.hidden_size  # the original gives such a block no size of its own
+        return ElectraRTDConfig(sharing="none", generator_config=generator, **options)
+    return ElectraRTDConfig(sharing="embeddings", generator_config=generator, **options)
+
+
+def _tower_config(values: Mapping[str, Any], embedding_size_given: bool) -> ElectraConfig:
+    overrides, size = values["model_hparam_overrides"], values["model_size"]
+    _check_names("model_hparam_overrides cannot name", overrides, OVERRIDES)
+    if size not in MODEL_SIZES:
+        raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
+    if overrides.get("hidden_act", "gelu") != "gelu":
+        raise ValueError("The masked-LM head of `transformers` knows no other hidden_act than 'gelu'.")
+    sizes = {"vocab_size": values["vocab_size"], **MODEL_SIZES[size], **overrides}
+    width = sizes["hidden_size"]
+    sizes = {"num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width, **sizes}
+    if width % sizes["num_attention_heads"]:
+        raise ValueError(
+            f"{sizes['num_attention_heads']} attention heads do not divide a hidden size of {width}: check model_size "
+            "and model_hparam_overrides."
+        )
+    embedding_size = values["embedding_size"]
+    if not embedding_size_given and size == "small":
+        embedding_size = 128
+    return ElectraConfig(**sizes, embedding_size=width if embedding_size is None else embedding_size)
+
+
+def _check_names(message: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{message} {name!r}. {known_names(name, known, 'names')}")
+
+
+# ---- From variables to a model ----
+
+# From a parameter's name in [`ElectraForRTDPretraining`] to its variable's name (model/modeling.py and
+# run_pretraining.py of the original), rule after rule. What ends in KERNEL is transposed.
+RULES = (
+    (r"^discriminator\.electra\.", "electra."),
+    (r"^generator\.electra\.", "generator."),
+    (r"^\w+\.(generator_predictions|discriminator_predictions)\.", r"\1."),
+    (r"^\w+\.generator_lm_head\.bias$", "generator_predictions.output_bias"),
+    (r"\bencoder\.layer\.(\d+)\.", r"encoder.layer_\1."),
+    (r"\bdense_prediction\.", "dense_1."),
+    (r"\b(word|position|token_type)_embeddings\.weight$", r"\1_embeddings"),
+    (r"\bLayerNorm\.weight$", "LayerNorm.gamma"),
+    (r"\bLayerNorm\.bias$", "LayerNorm.beta"),
+    (r"\.weight$", ".kernel"),
+    (r"\.", "/"),
+)
+KERNEL = "/kernel"
+# Slots of Adam (model/optimization.py) and the step counter.
+OPTIMIZER_STATE = re.compile(r"(^|/)(adam_m|adam_v|global_step)$")
+
+
+def load_tf_checkpoint(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForRTDPretraining:
+    """Loads a pre-training checkpoint of google-research/electra, with or without the slots of its optimizer, as a
+    joint model in evaluation mode.
+
+    Args:
+        prefix: the path of the checkpoint's files up to `.index` and `.data-...`.
+        hparams: of its training, under the original's names; the others have the original's defaults.
+
+    Raises:
+        ValueError: for hparams that are unknown or cannot be converted, a checkpoint that cannot be read, and one that
+            does not fit the hparams: lists the variables that are missing, left over, or of another shape.
+        ImportError: where TensorFlow is not installed.
+    """
+    return pair_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
+
+
+def load_tf_discriminator(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForPreTraining:
+    """Loads a checkpoint that holds only the discriminator of a pre-trained pair, as [`load_tf_checkpoint`] does;
+    hparams of the generator are not used.
+    """
+    return discriminator_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
+
+
+def pair_from_variables(config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]) -> ElectraForRTDPretraining:
+    """The joint model of a configuration with these variables; raises what [`load_tf_checkpoint`] raises."""
+    model = ElectraForRTDPretraining(config).eval()
+    _load(variables_of(model), variables)
+    return model
+
+
+def discriminator_from_variables(
+    config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]
+) -> ElectraForPreTraining:
+    """Likewise the discriminator alone."""
+    tower = ElectraForPreTraining(config.discriminator_config).eval()
+    _load(variables_of(tower, "discriminator."), variables)
+    return tower
+
+
+def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Reads the variables of a TensorFlow checkpoint by name, the optimizer's state left out; raises what
+    [`load_tf_checkpoint`] raises."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            f"Reading a TensorFlow checkpoint needs TensorFlow ({error}). In the project's directory: "
+            "pip install -e '.[tf]'"
+        ) from error
+    with reading(prefix, "Give the path of its files up to .index and .data-..."):
+        reader = tf.train.load_checkpoint(os.fspath(prefix).removesuffix(".index"))
+        names = [name for name in reader.get_variable_to_shape_map() if not OPTIMIZER_STATE.search(name)]
+        return {name: np.asarray(reader.get_tensor(name)) for name in sorted(names)}
+
+
+def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
+    """Every parameter of a model by its variable's name; a tied one once, under the discriminator's.
+
+    `prefix` is the name of a single tower in the joint model, with a dot. The output layer's weight has no variable:
+    it is the word table.
+    """
+    # The generator comes first, so that the discriminator's name of a tied parameter is the last.
+    names: dict[nn.Parameter, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if not name.endswith("generator_lm_head.weight"):
+            variable = prefix + name
+            for pattern, replacement in RULES:
+                variable = re.sub(pattern, replacement, variable)
+            names[parameter] = variable
+    return {name: parameter for parameter, name in names.items()}
+
+
+@torch.no_grad()
+def _load(parameters: Mapping[str, nn.Parameter], variables: Mapping[str, np.ndarray]) -> None:
+    """Copies every variable into its parameter, all of them or none; the optimizer's state is ignored. Raises
+    ValueError with a list of the variables that are missing, left over, or of another shape."""
+    given = {name: value for name, value in variables.items() if not OPTIMIZER_STATE.search(name)}
+    # As they are in the checkpoint.
+    views = {name: p.T if name.endswith(KERNEL) else p for name, p in parameters.items()}
+    problems = {
+        "missing variables": views.keys() - given.keys(),
+        "variables left over": given.keys() - views.keys(),
+        "variables of another shape": {
+            f"{name} is {list(given[name].shape)}, expected {list(views[name].shape)}"
+            for name in views.keys() & given.keys()
+            if given[name].shape != tuple(views[name].shape)
+        },
+    }
+    told = [f"\n{what} ({len(names)}):\n  " + "\n  ".join(sorted(names)) for what, names in problems.items() if names]
+    if told:
+        raise ValueError("The checkpoint does not fit the hparams." + "".join(told))
+    for name, view in views.items():
+        view.copy_(torch.from_numpy(np.array(given[name], dtype=np.float32)))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,1 +1,0 @@
-"""Both networks applied to single sentences."""

@@ -1,0 +1,214 @@
+"""One sentence through both networks, and the command as a user sees it."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.detection import detect, load_for_detection, main, score_tokens
+from tests.conftest import tiny_config
+
+
+SENTENCE = "The old mills were not the great rivers ."
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def run(model, tokenizer):
+    return lambda sentence=SENTENCE, **options: detect(
+        model.generator, model.discriminator, tokenizer, sentence, **{"random": seeded(), **options}
+    )
+
+
+def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(run):
+    detection = run(words=["mills", "THE"])
+    assert [fill.original.token for fill in detection.fills] == ["the", "mill", "##s", "the"]
+    assert [fill.position for fill in detection.fills] == [1, 3, 4, 7]
+    assert [at for at, token in enumerate(detection.tokens) if token.masked] == [1, 3, 4, 7]
+    assert [fill.original.token for fill in run(words=["great rivers"]).fills] == ["great", "river", "##s"]
+    assert [fill.position for fill in run("was . it . was", words=["was . it"]).fills] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("word", ["mill", "fox", "ills", ""])
+def test_a_word_that_is_not_in_the_sentence_is_refused_and_the_words_are_listed(run, word):
+    with pytest.raises(ValueError, match=r"Its words are: The, old, mills, were, not, the, great, rivers, \."):
+        run(words=["old", word])
+
+
+def test_proposals_are_the_generators_probabilities_at_the_masked_tokens(run, model, tokenizer):
+    detection = run(words=["mills"], top_k=3)
+    ids = torch.tensor([tokenizer(SENTENCE)["input_ids"]])
+    expected = model.generator(ids.index_fill(1, torch.tensor([3, 4]), 4)).logits[0].softmax(dim=-1).detach()
+    for fill in detection.fills:
+        row = expected[fill.position]
+        best = row.topk(3)
+        assert [proposal.token for proposal in fill.proposals] == tokenizer.convert_ids_to_tokens(best.indices)
+        assert [p.probability for p in fill.proposals] == pytest.approx(best.values.tolist(), rel=1e-5)
+        original = tokenizer.convert_tokens_to_ids(fill.original.token)
+        assert fill.original.probability == pytest.approx(float(row[original]), rel=1e-5)
+        assert fill.rank == 1 + row.argsort(descending=True).tolist().index(original)
+
+
+def test_temperature_0_samples_the_first_proposal_and_a_seed_decides_the_rest(run):
+    assert all(fill.sampled == fill.proposals[0] for fill in run(temperature=0.0, mask_probability=0.5).fills)
+    assert run(mask_probability=0.5) == run(mask_probability=0.5)
+    assert len({str(run(mask_probability=0.5, random=seeded(seed))) for seed in range(5)}) == 5
+
+
+@pytest.mark.parametrize("as_is", [False, True])
+def test_the_discriminator_scores_the_sentence_with_the_samples_in_place_or_as_it_is(run, model, tokenizer, as_is):
+    originals = tokenizer.convert_ids_to_tokens(tokenizer(SENTENCE)["input_ids"])
+    if as_is:
+        tokens, sampled = score_tokens(model.discriminator, tokenizer, SENTENCE), {}
+    else:
+        tokens, fills = run(mask_probability=0.5)
+        sampled = {fill.position: fill.sampled.token for fill in fills}
+    corrupted = [sampled.get(position, token) for position, token in enumerate(originals)]
+    assert [token.original for token in tokens] == originals
+    assert [token.corrupted for token in tokens] == corrupted
+    assert [at for at, token in enumerate(tokens) if token.masked] == sorted(sampled)
+    assert any(token.replaced for token in tokens) != as_is
+    expected = model.discriminator(torch.tensor([tokenizer.convert_tokens_to_ids(corrupted)])).logits[0].sigmoid()
+    assert [token.probability for token in tokens] == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("probability", "count"), [(0.01, 1), (0.3, 4), (0.99, 11)])
+def test_random_masks_fall_on_the_asked_share_and_never_on_cls_or_sep(run, probability, count):
+    for seed in range(5):
+        detection = run(mask_probability=probability, random=seeded(seed))
+        assert sum(token.masked for token in detection.tokens) == len(detection.fills) == count
+        assert not detection.tokens[0].masked
+        assert not detection.tokens[-1].masked
+
+
+def test_sentences_without_tokens_or_with_too_many_are_refused(run, model, tokenizer):
+    with pytest.raises(ValueError, match="has no token"):
+        run("  \n")
+    assert len(run("mill " * 62).tokens) == 64
+    with pytest.raises(ValueError, match=r"has 65 tokens with .*, and the model 64 positions"):
+        score_tokens(model.discriminator, tokenizer, "mill " * 63)
+
+
+# ---- Loading ----
+
+
+@pytest.fixture
+def directory(model, tokenizer, tmp_path):
+    """The models of a finished run."""
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    model.save_towers(tmp_path / "run", tokenizer)
+    return tmp_path / "run"
+
+
+def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model, tokenizer, tmp_path):
+    shutil.copytree(directory, tmp_path / "checkpoint-5", ignore=shutil.ignore_patterns("generator", "discriminator"))
+    parts = {name: str(directory / name) for name in ("generator", "discriminator")}
+    expected = score_tokens(model.discriminator, tokenizer, "the old mill")
+    for named, as_is in (
+        ({"model": str(directory)}, False),
+        ({"model": str(tmp_path / "checkpoint-5")}, False),
+        (parts, False),
+        ({"discriminator": parts["discriminator"]}, True),
+        ({"model": str(directory)}, True),
+    ):
+        generator, discriminator, loaded_tokenizer = load_for_detection(**named, as_is=as_is)
+        assert score_tokens(discriminator, loaded_tokenizer, "the old mill") == expected
+        assert not discriminator.training
+        assert (generator is None) == as_is
+        if generator is not None:
+            assert torch.equal(generator.generator_lm_head.bias, model.generator.generator_lm_head.bias)
+
+
+@pytest.fixture
+def broken(directory, tmp_path):
+    """Models beside the run that cannot detect."""
+    (tmp_path / "empty").mkdir()
+    for name, config in (("other", tiny_config(vocab_size=60)), ("mlm", tiny_config(objective="replace_mlm"))):
+        model = ElectraForRTDPretraining(config)
+        model.save_towers(tmp_path / name)
+        model.save_pretrained(tmp_path / f"{name}-joint")
+    shutil.copytree(directory, tmp_path / "alone", ignore=shutil.ignore_patterns("generator"))
+    shutil.copytree(directory, tmp_path / "words")
+    tokens = json.loads((directory / "tokenizer.json").read_text())
+    tokens["model"]["vocab"] |= {f"word{index}": 55 + index for index in range(3)}
+    (tmp_path / "words" / "discriminator" / "tokenizer.json").write_text(json.dumps(tokens))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        ({}, "Give either"),
+        ({"model": "a", "discriminator": "b"}, "Give either"),
+        ({"model": "a", "generator": "b"}, "Give either"),
+        ({"model": "nobody/has-this"}, "no such directory, and the Hub does not give it"),
+        ({"model": "{}/empty"}, "holds no model: there is no config.json. Name a run, a checkpoint or a tower"),
+        ({"model": "{}/alone"}, "has no generator. Name one"),
+        ({"model": "{}/mlm"}, "is not a whole ElectraForPreTraining"),
+        ({"model": "{}/mlm-joint"}, "was trained with --objective replace_mlm: it detects nothing"),
+        (
+            {"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"},
+            "generator has 60 tokens and the discriminator 55",
+        ),
+        ({"discriminator": "{}/other/discriminator", "as_is": True}, "has 5 tokens and the discriminator 60"),
+        ({"model": "{}/words"}, "has 58 tokens and the discriminator 55"),
+    ],
+)
+def test_models_that_cannot_detect_are_refused(broken, named, message):
+    paths = {name: path.format(broken) if isinstance(path, str) else path for name, path in named.items()}
+    with pytest.raises(ValueError, match=message):
+        load_for_detection(**paths)
+
+
+# ---- The command ----
+
+
+def lines(text, label):
+    return [line.split()[1:] for line in text.splitlines() if line.startswith(label)]
+
+
+def test_proposals_and_scores_are_printed_and_readable_without_color(directory, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    main(["--model", str(directory), SENTENCE, "--mask", "mills", "--top_k", "2"])
+    text = capsys.readouterr().out
+    assert "\x1b[" not in text
+    proposal = r" +\S+ \d+\.\d%"
+    assert len(re.findall(rf"^(?:mill|##s) +\d+\.\d% \(no\. \d+\){proposal * 3}", text, re.MULTILINE)) == 2
+    (original,), (corrupted,), (scores,) = (lines(text, label) for label in ("original", "corrupted", "replaced?"))
+    assert original == ["the", "old", "mill", "##s", "were", "not", "the", "great", "river", "##s", "."]
+    for before, after, score in zip(original, corrupted, scores, strict=True):
+        assert re.fullmatch(r"\d+%[!?]" if before != after.removesuffix("*") else r"\d+%x?", score)
+
+
+def test_several_sentences_are_scored_by_the_discriminator_alone(directory, capsys):
+    main(["--discriminator", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
+    text = capsys.readouterr().out
+    assert lines(text, "sentence")[1] == ["was", "it"]
+    assert all(re.fullmatch(r"\d+%!?", score) for score in lines(text, "replaced?")[1])
+    assert "original" not in text
+
+
+def test_the_same_seed_prints_the_same(directory, capsys):
+    printed = []
+    for seed in ("1", "1", "2"):
+        main(["--model", str(directory), SENTENCE, SENTENCE, "--seed", seed, "--mask_probability", "0.5"])
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] != printed[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"), [(["--mask", "old", SENTENCE], "SENTENCE"), (["--as_is", "--mask", "old"], "not allowed")]
+)
+def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
+    with pytest.raises(SystemExit):
+        main(["--model", "a", *flags])
+    assert message in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--top_k is 0: it must be at least 1"):
+        main([SENTENCE, "--top_k", "0"])

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -210,18 +209,15 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--head", "other"], "transformers, paper"),
         (["--seeds", "0"], "at least 1"),
         (["--text_column_name", "reviews"], "review"),
         (["--from_scratch", "True", "--lora", "True"], "random weights"),
         (["--max_seq_length", "65"], "64 positions"),
         (["--merge_adapter", "True"], "needs --lora"),
-        (["--layerwise_lr_decay", "1.5"], "at most 1"),
         (["--layerwise_lr_decay", "0.9", "--lora", "True"], "one learning rate"),
         (["--optim", "adafactor"], "--layerwise_lr_decay 1"),
         (["--size", "huge"], "tiny, small, small.., base, large"),
         (["--push_to_hub", "True"], "needs --hub_model_id"),
-        (["--task_kind", "guessing"], "tagging"),
         (["--task_name", "../elsewhere"], "plain word"),
         (["--load_best_model_at_end", "True"], "--load_best_model_at_end cannot be used .* --select best"),
         (["--resume_from_checkpoint", "somewhere"], "goes on with what is missing"),
@@ -233,9 +229,8 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tmp_path):
-    given = finished[1] if "--labels" in flags else [*finished[1], "--labels", "no", "yes"]
     with pytest.raises(ValueError, match=message):
-        finetune.main([*given, "--output_dir", str(tmp_path), *flags])
+        finetune.main([*finished[1], "--labels", "no", "yes", "--output_dir", str(tmp_path), *flags])
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -246,7 +241,7 @@ def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, f
 def glue(tmp_path_factory) -> Path:
     """Some files of GLUE: CoLA without its test split, MNLI without its mismatched half, AX, and a broken RTE."""
     directory = tmp_path_factory.mktemp("glue")
-    for name in ("CoLA", "MNLI", "RTE"):
+    for name in ("CoLA", "MNLI", "RTE", "diagnostic"):
         (directory / name).mkdir()
     for split, count in (("train", 20), ("dev", 8)):
         text = "".join(f"x\t{i % 2}\t\tthe old river {i}\n" for i in range(count))
@@ -257,9 +252,7 @@ def glue(tmp_path_factory) -> Path:
         text = "\n".join(["index\tsentence1\tsentence2\tgold_label", *rows])
         (directory / f"MNLI/{split}.tsv").write_text(text + "\n")
     rows = "".join(f"{i}\tthe old river\tthe mill {i}\n" for i in range(4))
-    (directory / "MNLI/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n" + rows)
-    (directory / "diagnostic").mkdir()
-    shutil.copy(directory / "MNLI/diagnostic.tsv", directory / "diagnostic/diagnostic.tsv")
+    (directory / "diagnostic/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n" + rows)
     (directory / "RTE/train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta river\ta mill\tperhaps\n")
     return directory
 
@@ -270,7 +263,7 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(glue,
     with pytest.raises(ValueError, match=r"CoLA.*test"):
         finetune.main([*flags, "cola"])
     assert finetune.main([*flags, "cola", "rte", "mnli"]) == 1
-    assert "RTE is left out" in caplog.text
+    assert "RTE failed" in caplog.text
     assert "perhaps" in caplog.text
     assert record_of(tmp_path / "run", task="cola").predictions.keys() == {"dev"}
     assert record_of(tmp_path / "run", task="mnli").predictions.keys() == {"dev_matched", "test_matched", "ax"}
@@ -279,9 +272,7 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(glue,
     }
 
 
-def test_a_task_that_breaks_while_it_runs_leaves_the_others_their_results(
-    glue, encoder, tmp_path, caplog, monkeypatch
-):
+def test_a_task_that_breaks_while_it_runs_does_so_too(glue, encoder, tmp_path, caplog, monkeypatch):
     run = finetune.FineTuning.run_task
 
     def break_at_cola(self, job):
@@ -349,9 +340,8 @@ def test_a_fine_tuned_model_is_evaluated_and_predicts_as_it_did(finished, tmp_pa
 
 def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_path):
     flags = [*finished[1], "--seeds", "1", "--output_dir", str(tmp_path / "run"), "--lora", "True"]
-    assert (
-        finetune.main([*flags, "--num_train_epochs", "8", "--learning_rate", "1e-2", "--merge_adapter", "True"]) == 0
-    )
+    flags += ["--num_train_epochs", "8", "--learning_rate", "1e-2", "--merge_adapter", "True"]
+    assert finetune.main(flags) == 0
     record, directory = record_of(tmp_path / "run"), tmp_path / "run/reviews/seed_42"
     assert record.model["peft"] == "lora"
     assert record.model["trained_parameters"] < record.model["parameters"] / 2
@@ -363,9 +353,9 @@ def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_pat
     for name in ("model", "merged"):
         assert evaluate(directory / name, finished, tmp_path / name).metrics == {"dev": record.metrics["dev"]}
         assert (tmp_path / name / "reviews/seed_42/predictions_dev.jsonl").read_text() == before
-    with pytest.raises(ValueError, match="other labels"):
+    with pytest.raises(ValueError, match=r"labels no, yes, but .* yes, no"):
         evaluate(directory / "model", finished, tmp_path / "labels", "--labels", "yes", "no")
-    with pytest.raises(ValueError, match="Merge them first"):
+    with pytest.raises(ValueError, match="--merge_adapter"):
         finetune.main([*finished[1], "--model_name_or_path", str(directory / "model")])
     assert not list((tmp_path / "run").rglob("README.md"))
 
@@ -380,7 +370,7 @@ def test_the_best_model_is_published_and_a_failure_is_in_the_exit_status(error, 
 
     def publish(repositories, directory, private, force):
         sent.append([repository.repo_id for repository in repositories])
-        return [Published(repo_id, None, "", error is None, error) for repo_id in sent[-1]]
+        return [Published(repo_id, error is None, error) for repo_id in sent[-1]]
 
     checked = []
     monkeypatch.setattr(finetune, "check", lambda repo_ids, *rest: checked.extend(repo_ids))
@@ -398,12 +388,9 @@ def test_the_best_model_is_published_and_a_failure_is_in_the_exit_status(error, 
 def test_two_processes_do_what_one_does(finished, tmp_path):
     flags = [*finished[1], "--max_steps", "10", "--logging_steps", "1", "--train_sampling_strategy", "sequential"]
     assert finetune.main([*flags, "--output_dir", str(tmp_path / "one")]) == 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    command += ["-m", "hf_electra_rtd.finetuning.finetune", *flags, "--per_device_train_batch_size", "8"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m"]
+    command += ["hf_electra_rtd.finetuning.finetune", *flags, "--per_device_train_batch_size", "8"]
     command += ["--output_dir", str(tmp_path / "two")]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -30,6 +30,8 @@ from transformers import (
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.finetuning.heads import (
     ElectraForAnswerableQuestionAnswering,
+    labels_of,
+    load_fine_tuned,
     load_with_head,
 )
 from tests.conftest import tiny_config
@@ -58,9 +60,12 @@ def saved(model, directory):
     return directory
 
 
+ELECTRA, BERT = ElectraForPreTraining(electra_config()), BertModel(bert_config())
+
+
 @pytest.fixture
 def discriminator(tmp_path):
-    return saved(ElectraForPreTraining(electra_config()), tmp_path / "tower")
+    return saved(ELECTRA, tmp_path / "tower")
 
 
 def same_tensors(one, other):
@@ -68,9 +73,9 @@ def same_tensors(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
+@torch.no_grad()
 def logits(model):
-    with torch.no_grad():
-        return model.eval()(IDS).logits
+    return model.eval()(IDS).logits
 
 
 @pytest.mark.parametrize("head", ["transformers", "paper"])
@@ -91,14 +96,12 @@ def test_other_encoders_load_with_and_without_their_pooler(tmp_path, saved_as, a
     assert logits(model).shape == shape
 
 
-def test_question_answering_has_two_outputs_and_multiple_choice_one_whatever_the_source_had(tmp_path, discriminator):
+def test_the_number_of_outputs_is_the_tasks_whatever_the_source_had(tmp_path, discriminator):
     fine_tuned = saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path)
     answers = load_with_head(ANSWERS, fine_tuned)
     assert answers.eval()(IDS).start_logits.shape == (2, 5)
-    tags = load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)
-    assert logits(tags).shape == (2, 5, 3)
-    choice = load_with_head(CHOICE, fine_tuned)
-    assert choice.eval()(IDS[None]).logits.shape == (1, 2)
+    assert logits(load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)).shape == (2, 5, 3)
+    assert load_with_head(CHOICE, fine_tuned).eval()(IDS[None]).logits.shape == (1, 2)
 
 
 def test_weights_are_float32_and_in_training_mode_whatever_the_file_holds(tmp_path):
@@ -148,52 +151,62 @@ def test_labels_and_options_are_in_the_configuration_that_is_saved(tmp_path, dis
 def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, head, labels):
     model = load_with_head(CLASSES, discriminator, head, labels)
     saved(model, tmp_path)
-    again = load_with_head(CLASSES, tmp_path, labels=labels)
-    assert type(again) is type(model)
-    assert same_tensors(again, model)
+    for again in (load_fine_tuned(CLASSES, tmp_path, labels), load_with_head(CLASSES, tmp_path, head, labels)):
+        assert type(again) is type(model)
+        assert same_tensors(again, model)
     assert same_tensors(type(model).from_pretrained(tmp_path), model)
 
 
-ELECTRA, BERT = ElectraForPreTraining(electra_config()), BertModel(bert_config())
+@pytest.mark.parametrize("auto_class", [CLASSES, TAGS])
+@pytest.mark.parametrize("other", [("neutral", "entailment", "contradiction"), LABELS[:2], ("a", "b", "c"), ()])
+def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_refused(
+    auto_class, other, tmp_path, discriminator, caplog
+):
+    tuned = load_with_head(auto_class, discriminator, labels=LABELS)
+    saved(tuned, tmp_path)
+    if auto_class is CLASSES or other:
+        with pytest.raises(ValueError, match=f"not fine-tuned for this.* {LABELS[2]}.* with {', '.join(other)}"):
+            load_fine_tuned(auto_class, tmp_path, other)
+    caplog.set_level("INFO")
+    model = load_with_head(auto_class, tmp_path, labels=other or ("x", "y"))
+    assert "the head is new" in caplog.text
+    assert same_tensors(model.electra, tuned.electra)
+    assert labels_of(model.config) == (other or ("x", "y"))
 
 
 @pytest.mark.parametrize(
-    ("source", "tuned", "wanted", "message"),
+    ("source", "auto_class", "head", "message"),
     [
-        *(
-            (
-                ELECTRA,
-                (each, "transformers", LABELS),
-                (each, "transformers", other),
-                f"{LABELS[2]} .*{', '.join(other)}",
-            )
-            for each in (CLASSES, TAGS)
-            for other in (("neutral", "entailment", "contradiction"), LABELS[:2], ("a", "b", "c"))
-        ),
-        (ELECTRA, (CLASSES, "transformers", LABELS), (CLASSES,), r"the classes entailment, .*, not for a number"),
-        (ELECTRA, (CLASSES,), (CLASSES, "transformers", LABELS), "fine-tuned for other labels"),
-        (ELECTRA, (CLASSES, "transformers", LABELS), (CLASSES, "paper", LABELS), "cannot become the paper's"),
-        (BERT, None, (CLASSES, "paper", LABELS), "not for BertForSequenceClassification"),
-        (ELECTRA, None, (TAGS, "paper", LABELS), "not for ElectraForTokenClassification"),
-        (T5Config(), None, (CHOICE,), "type 't5', for which transformers has no ModelForMultip"),
-        (PreTrainedConfig(), None, (CLASSES, "transformers", LABELS), r"configuration of .*source cannot be read"),
+        (BERT, CLASSES, "paper", "no --head paper for BertForSequenceClassification"),
+        (ELECTRA, TAGS, "paper", "no --head paper for ElectraForTokenClassification"),
+        (T5Config(), CHOICE, "transformers", "no AutoModelForMultipleChoice for .*'t5'"),
+        (PreTrainedConfig(), CLASSES, "transformers", r"configuration of .* cannot be read"),
     ],
 )
-def test_a_source_that_does_not_fit_is_refused(tmp_path, source, tuned, wanted, message):
-    directory = saved(source, tmp_path / "source")
-    if tuned is not None:
-        directory = saved(load_with_head(tuned[0], directory, *tuned[1:]), tmp_path / "tuned")
+def test_a_source_that_cannot_have_the_head_is_refused(tmp_path, source, auto_class, head, message):
     with pytest.raises(ValueError, match=message):
-        load_with_head(wanted[0], directory, *wanted[1:])
+        load_with_head(auto_class, saved(source, tmp_path), head, LABELS)
 
 
-def test_a_fine_tuned_model_without_its_head_is_refused(tmp_path, discriminator):
-    saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path)
-    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
-    del tensors["classifier.out_proj.weight"]
-    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks tensors: classifier\.out_proj\.weight"):
-        load_with_head(CLASSES, tmp_path, labels=LABELS)
+ENCODER_TENSOR, HEAD_TENSOR = "electra.encoder.layer.1.output.dense.weight", "classifier.out_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("tuned", "removed", "added", "message"),
+    [
+        (True, HEAD_TENSOR, None, f"lacks tensors: {HEAD_TENSOR}"),
+        (False, ENCODER_TENSOR, None, f"lacks tensors: {ENCODER_TENSOR}"),
+        (False, None, "electra.encoder.layer.2.x", "ElectraForSequenceClassification: electra.encoder.layer.2.x"),
+    ],
+)
+def test_missing_and_foreign_tensors_are_refused(tuned, removed, added, message, tmp_path, discriminator):
+    directory = saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path) if tuned else discriminator
+    tensors = safetensors.torch.load_file(directory / "model.safetensors")
+    tensors.pop(removed, None)
+    tensors |= {added: torch.ones(2)} if added else {}
+    safetensors.torch.save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        load_with_head(CLASSES, directory, labels=LABELS)
 
 
 @settings(max_examples=10, deadline=None)
@@ -287,24 +300,11 @@ def test_the_layers_for_questions_are_glorot_uniform_and_all_are_trained(tmp_pat
 
 def test_a_model_for_questions_keeps_its_head(tmp_path):
     model = answerable_model(tmp_path / "tower")
-    again = load_with_head(ANSWERS, saved(model, tmp_path / "tuned"), unanswerable=True)
+    again = load_fine_tuned(ANSWERS, saved(model, tmp_path / "tuned"), ())
     assert type(again) is ElectraForAnswerableQuestionAnswering
     assert same_tensors(again, model)
     always = load_with_head(ANSWERS, tmp_path / "tower", "paper")
     assert type(always) is ElectraForQuestionAnswering  # every question has an answer
-
-
-def test_missing_and_foreign_tensors_of_the_encoder_are_refused(discriminator):
-    path = discriminator / "model.safetensors"
-    whole = safetensors.torch.load_file(path)
-    name = "electra.encoder.layer.1.output.dense.weight"
-    safetensors.torch.save_file({key: whole[key] for key in whole if key != name}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"lacks tensors: {name}"):
-        load_with_head(CLASSES, discriminator, labels=LABELS)
-    foreign = name.replace("layer.1", "layer.2")
-    safetensors.torch.save_file({**whole, foreign: whole[name].clone()}, path, {"format": "pt"})
-    with pytest.raises(ValueError, match=f"ElectraForSequenceClassification: {foreign}"):
-        load_with_head(CLASSES, discriminator, labels=LABELS)
 
 
 def test_an_encoder_of_another_shape_than_its_configuration_is_refused(discriminator):

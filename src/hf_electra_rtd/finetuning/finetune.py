@@ -7,33 +7,111 @@ seed's model; at the end stands a table beside published scores. If interrupted,
 missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
 """
 
+# ruff: noqa: RUF009  # `flag` makes a field
+
 from __future__ import annotations
 
 import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import datasets
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import INTERRUPTED, parse_arguments, run
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
 from hf_electra_rtd.finetuning.submission import zip_submission
+from hf_electra_rtd.finetuning.trainer import FineTuningArguments
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Background, Published, check, publish, read_publication, remember
-from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_repositories, known_card, report
+from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
+from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_repositories, report
 from hf_electra_rtd.publishing.tables import print_results, write_results
+from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, public_command
 from hf_electra_rtd.tasks import Task
 
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class TaskArguments:
+    """Which model, which tasks, how often."""
+
+    model_name_or_path: str = field(metadata={"help": "Directory or Hub id of an encoder, or a pre-training run."})
+    benchmark: str = flag("glue", "glue, clue, more, or own (--train_file, ...).")
+    task_name: list[str] = flag(["all"], "One or more tasks, or all.")
+    data_dir: str | None = flag(None, "The benchmark in its official layout; by default it comes from the Hub.")
+    seeds: int = flag(1, "Runs of each task, with the seeds seed, seed + 1, ...")
+    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
+    from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
+    head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
+    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}; by default guessed from the model.")
+    layerwise_lr_decay: float | None = flag(None, "Of the learning rate from a layer to the one below; 1: none.")
+    layerwise_lr_decay_off_by_one: bool = flag(False, "Decay the top layer twice, as the original's code does.")
+    max_seq_length: int | None = flag(None, "Tokens of an example; by default the task's number.")
+    doc_stride: int = flag(128, "Tokens that two windows of a context share.")
+    max_query_length: int = flag(64, "Tokens of a question; the rest is cut off.")
+    dropout: float | None = flag(None, "In the encoder and before its head; by default the paper's 0.1.")
+    select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
+    evaluate_only: bool = flag(False, "Evaluate a fine-tuned model without training.")
+    predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
+    keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
+    overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class OwnTaskArguments:
+    """Your own task, in place of a benchmark's."""
+
+    train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet or .conll.")
+    validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
+    test_file: str | None = flag(None, "Examples to predict, labeled or not.")
+    validation_share: float = flag(0.1, "Share of the training examples held out where there is no validation_file.")
+    dataset: str | None = flag(None, "A dataset of the Hub, in place of files.")
+    dataset_config: str | None = flag(None, "Its configuration.")
+    dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
+    dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
+    task_kind: Literal["classification", "regression", "tagging"] = flag("classification", "What a label is.")
+    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
+    second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
+    label_column_name: str = flag("label", "Column of the label, number or tags.")
+    id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
+    labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
+    metrics: list[str] | None = flag(None, "By default accuracy, macro_f1; pearson, spearman; or f1 of entities.")
+    language: str = flag("", "en or zh, for the record.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass
+class LoraArguments:
+    """Fine-tuning with adapters."""
+
+    lora: bool = flag(False, "Train low-rank adapters and the head only.")
+    lora_r: int = flag(8, "Rank of the adapters.")
+    lora_alpha: int = flag(16, "Scale of the adapters, times their rank.")
+    lora_dropout: float = flag(0.1, "Before the adapters.")
+    lora_target_modules: list[str] = flag(["query", "key", "value", "dense"], "Linear layers that get an adapter.")
+    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.merge_adapter and not self.lora:
+            raise ValueError("--merge_adapter needs --lora.")
+
+
+# ---- The command ----
 
 
 def make_publisher(
@@ -43,13 +121,11 @@ def make_publisher(
     models of `output_dir` or of one of its tasks."""
     directory, private = str(args.output_dir), args.hub_private_repo is not False
     check([f"{args.hub_model_id}-{task.name}" for task in tasks], directory, private, publication.force)
-    given = {"base_model": publication.base_model, "eval_results": publication.eval_results or None}
-    remember(directory, hub_model_id=args.hub_model_id, private=private, **asdict(card), **given)
-    flags = read_publication(directory)["flags"]  # what an earlier publication showed stays
-    shown: dict[str, Any] = {name: flags[name] for name in given if name in flags}
+    given = {"base_model": publication.base_model, "eval_results": publication.eval_results or None, **asdict(card)}
+    known = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)
 
     def publish_models(path: Path) -> list[Published]:
-        repositories = fine_tuned_repositories(path, str(args.hub_model_id), known_card(flags), **shown)
+        repositories = fine_tuned_repositories(path, known["flags"])  # what an earlier publication showed stays
         return publish(repositories, directory, private, publication.force)
 
     return publish_models
@@ -63,8 +139,6 @@ def main(argv: list[str]) -> int:
     Raises:
         ValueError: if nothing can be run, or the only task fails.
     """
-    import datasets
-
     task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
         (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
@@ -84,20 +158,17 @@ def main(argv: list[str]) -> int:
     if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
         raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
     if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
-        raise ValueError(
-            "--push_to_hub with --lora needs the Hub id of the model that the adapters belong to, and "
-            f"{fine_tuning.name} is a directory. Publish it first, and pass its id with --base_model."
-        )
-    failures: dict[str, Exception] = {}
-    jobs = []
+        raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
+    jobs: list[Job] = []
+    failed: list[str] = []
     for task in fine_tuning.tasks:
         try:
             jobs.append(fine_tuning.prepare(task))
         except ValueError as error:
             if len(fine_tuning.tasks) == 1:
                 raise
-            failures[task.title] = error
-            logger.error(f"{task.title} is left out: {error}")
+            failed.append(f"{task.title} failed: {error}")
+            logger.error(failed[-1])
     directory, publish_models, background = Path(str(args.output_dir)), None, Background()
     if push_to_hub and is_main and jobs:
         publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
@@ -115,16 +186,16 @@ def main(argv: list[str]) -> int:
         except Exception as error:
             if args.world_size > 1 or len(fine_tuning.tasks) == 1:
                 raise  # the other processes would wait for this one
-            failures[job.task.title] = error
-            logger.error(f"{job.task.title} is given up.", exc_info=not isinstance(error, ValueError))
+            failed.append(f"{job.task.title} failed: {error}")
+            logger.error(failed[-1], exc_info=not isinstance(error, ValueError))
     if is_main and records:
         print_results(records)
         write_results(records, directory)
         logger.info(f"Records, predictions and tables: {directory}")
         if fine_tuning.predicts:
             _collect_submissions(jobs, records, directory)
-    for title, reason in failures.items():
-        logger.error(f"{title} failed: {reason}")
+    for message in failed:  # again, where it is seen
+        logger.error(message)
     if publish_models is not None and records and status == 0:
         background.wait()
         try:
@@ -132,7 +203,7 @@ def main(argv: list[str]) -> int:
         except (OSError, ValueError) as error:
             logger.error(f"Not published: {error}")
             status = 1
-    return status or int(bool(failures))
+    return status or int(bool(failed))
 
 
 def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], directory: Path) -> None:

@@ -1,25 +1,26 @@
-"""From any encoder to a model with the head of a task.
+"""From any encoder to a model with the head of a task, and with low-rank adapters (LoRA, by `peft`).
 
 B examples, L tokens of an example, H width of the encoder.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
+    AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     ElectraForMultipleChoice,
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
@@ -28,6 +29,7 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.files import reading
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.towers import CONFIG_FILE, load_tower, load_whole, read_config
 
@@ -57,10 +59,8 @@ class PaperClassificationHead(nn.Module):
 
 
 class PaperElectraForSequenceClassification(ElectraForSequenceClassification):
-    """ELECTRA with the classification head of the paper, for classes or a number.
-
-    Load its checkpoints by this class or by `load_with_head`: the stock class would initialize its own head.
-    """
+    """ELECTRA with the classification head of the paper, for classes or a number. Load its checkpoints by this class:
+    the stock class would initialize its own head."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -115,6 +115,9 @@ _PAPER_CLASSES: dict[Any, Any] = {
 }
 
 
+# ---- Loading ----
+
+
 def load_with_head(
     auto_class: Any,
     source: str | os.PathLike[str],
@@ -127,89 +130,77 @@ def load_with_head(
 ) -> PreTrainedModel:
     """Loads an encoder under the head of a task, in float32 and in training mode.
 
-    The head is initialized anew, unless the source was fine-tuned for this class of model: then its head is kept. The
-    paper's head is initialized as the original's `tf.layers.dense`: a Glorot-uniform kernel and a bias of 0; the stock
-    head as `transformers` does. The poolers of BERT and its like count as part of the head, as masked language models
-    lack them.
+    A source that was fine-tuned with this head for these labels keeps it. Else the head is new, and the paper's is
+    initialized as by `tf.layers.dense`: a Glorot-uniform kernel and a bias of 0. The poolers of BERT and its like
+    count as part of the head, as masked language models lack them.
 
     Args:
-        auto_class: `AutoModelForSequenceClassification`, `...TokenClassification`, `...QuestionAnswering` or
-            `...MultipleChoice`.
         source: a directory or a Hub id of an encoder (ELECTRA, BERT, a fine-tuned model, ...), the directory of a
             pre-training run, or a saved pair: of the last two the discriminator is taken.
         head: `"transformers"`, or `"paper"`, which ELECTRA alone has, and not for tagging.
-        labels: names of the classes in the order of the outputs, for classification and tagging.
+        labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         unanswerable: the paper's head for questions gets a logit for whether there is an answer.
         from_scratch: take the configuration alone, and initialize all weights.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
 
     Raises:
-        ValueError: for a source that cannot be loaded or lacks tensors of the encoder, that was fine-tuned for other
-            labels or with another head, and for a head that it cannot have.
+        ValueError: for a source that cannot be loaded or lacks tensors, and for a head that it cannot have.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
     if type(config) not in auto_class._model_mapping:
-        raise ValueError(
-            f"{name} is a model of type {config.model_type!r}, for which transformers has no "
-            f"{auto_class.__name__.removeprefix('Auto')}."
-        )
+        raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
+    model_class = stock = auto_class._model_mapping[type(config)]
+    if head == PAPER_HEAD:
+        if stock not in _PAPER_CLASSES:
+            raise ValueError(f"There is no --head paper for {stock.__name__} ({name}). Use --head {STOCK_HEAD}.")
+        # Without answerability, the stock class for questions has the same two dense layers.
+        if unanswerable or stock is not ElectraForQuestionAnswering:
+            model_class = _PAPER_CLASSES[stock]
+    is_kept = (
+        not from_scratch
+        and model_class.__name__ in (config.architectures or ())
+        and head_of(config) == head
+        and _has_outputs(config, auto_class, labels)
+    )
     for option, value in config_options.items():
         setattr(config, option, value)
-    stock = auto_class._model_mapping[type(config)]
-    paper = _PAPER_CLASSES.get(stock, stock)
-    if head == PAPER_HEAD and stock not in _PAPER_CLASSES:
-        raise ValueError(
-            f"--head paper is for ELECTRA's classification, regression, multiple choice and question answering, not "
-            f"for {stock.__name__} ({name}). Use --head {STOCK_HEAD}."
-        )
-    saved_as = config.architectures or ()
-    kept = not from_scratch and bool({stock.__name__, paper.__name__} & {*saved_as})
-    if kept:
-        check_labels(auto_class, name, config, labels)
-        if head == PAPER_HEAD and head_of(config) != PAPER_HEAD:
-            raise ValueError(
-                f"{name} was fine-tuned with the stock head, which cannot become the paper's. Use --head "
-                f"{STOCK_HEAD}, or the model that it was fine-tuned from."
-            )
-        model_class = paper if paper.__name__ in saved_as else stock
-    else:
-        _configure_head(config, head, stock)
-        # Without answerability, the stock class for questions has the same two dense layers.
-        is_stock = head == STOCK_HEAD or (stock is ElectraForQuestionAnswering and not unanswerable)
-        model_class = stock if is_stock else paper
-    _describe_outputs(auto_class, config, labels)
+    if not is_kept:
+        _configure_head(config, head, auto_class, labels)
     if from_scratch:
         model = model_class(config).float()
     else:
-        load = _of_encoder(model_class) if not kept else model_class.from_pretrained
-        origin = name if tensors is None else None
+        load = model_class.from_pretrained if is_kept else _of_encoder(model_class)
         options = {"config": config, "dtype": torch.float32, "state_dict": tensors}
-        model, _ = load_whole(load, model_class, origin, **options)
-    if head == PAPER_HEAD and not kept:
+        model, _ = load_whole(load, model_class, name if tensors is None else None, **options)
+    if head == PAPER_HEAD and not is_kept:
         _initialize_as_the_original(model)
-    weights = "random weights" if from_scratch else f"saved as {', '.join(saved_as)}"
-    logger.info(f"{name} ({weights}) as {model_class.__name__}: the head is {'kept' if kept else 'new'}.")
-    loaded: PreTrainedModel = model.train()
-    return loaded
+    logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
+    return model.train()
+
+
+def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
+    """Loads a fine-tuned model with its head, or a directory of adapters with the model that they belong to. Raises a
+    ValueError if it was fine-tuned for something else, or not at all."""
+    _, config, _ = open_encoder(source, weights=False)
+    base, (saved_as, *_) = adapter_base(source), config.architectures or [""]
+    unanswerable = saved_as == ElectraForAnswerableQuestionAnswering.__name__
+    model = load_with_head(auto_class, base or source, head_of(config), labels, unanswerable=unanswerable)
+    if type(model).__name__ != saved_as or not _has_outputs(config, auto_class, labels):
+        raise ValueError(
+            f"{source} was not fine-tuned for this task: it is {saved_as} with the labels "
+            f"{', '.join(labels_of(config))}, but {type(model).__name__} with {', '.join(labels) or 'none'} is wanted."
+        )
+    if base is None:
+        return model
+    from peft import PeftModel
+
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # of peft's use
+    return PeftModel.from_pretrained(model, source)
 
 
 def head_of(config: Any) -> str:
     """The head that a fine-tuned model has, `"transformers"` or `"paper"`, by its configuration."""
     return str(getattr(config, "classification_head", STOCK_HEAD))
-
-
-def check_labels(auto_class: Any, name: str, config: Any, labels: Sequence[str]) -> None:
-    """Makes sure that a fine-tuned model has the labels of a task; raises a ValueError with both lists."""
-    if auto_class not in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
-        return
-    names = labels_of(config)
-    if not labels and config.num_labels != 1:
-        raise ValueError(f"{name} was fine-tuned for the classes {', '.join(names)}, not for a number.")
-    if labels and names != tuple(labels):
-        raise ValueError(
-            f"{name} was fine-tuned for other labels than the task's, or in another order: it has "
-            f"{', '.join(names)} (id2label in its {CONFIG_FILE}), the task {', '.join(labels)}."
-        )
 
 
 def labels_of(config: Any) -> tuple[str, ...]:
@@ -224,15 +215,19 @@ def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[
     if Path(name, "discriminator", CONFIG_FILE).is_file():
         name = str(Path(name, "discriminator"))
     if read_config(name).get("model_type") != ElectraRTDConfig.model_type:
-        try:
+        with reading(f"The configuration of {name}"):
             return name, AutoConfig.from_pretrained(name), None
-        except (ValueError, OSError, StrictDataclassError) as error:
-            raise ValueError(f"The configuration of {name} cannot be read: {error}") from None
     if not weights:
         return name, ElectraRTDConfig.from_pretrained(name).discriminator_config, None
     tower = load_tower(ElectraForRTDPretraining, name).native_discriminator()
-    config = type(tower.config).from_dict({**tower.config.to_dict(), "architectures": [type(tower).__name__]})
-    return name, config, tower.state_dict()
+    return name, tower.config, tower.state_dict()
+
+
+def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
+    """Whether a model has outputs for these labels (none: a number, answers or choices)."""
+    if labels:
+        return labels_of(config) == tuple(labels)
+    return auto_class is not AutoModelForSequenceClassification or config.num_labels == 1
 
 
 def _of_encoder(model_class: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -249,27 +244,21 @@ def _of_encoder(model_class: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
     return load
 
 
-def _describe_outputs(auto_class: Any, config: Any, labels: Sequence[str]) -> None:
-    config.problem_type = None
-    if labels:
-        config.id2label = dict(enumerate(labels))
-        config.label2id = {label: index for index, label in enumerate(labels)}
-    elif auto_class is AutoModelForSequenceClassification:
-        config.num_labels = 1
-        config.problem_type = "regression"
-    else:
-        config.num_labels = 2  # question answering: start and end; multiple choice does not read it
-
-
-def _configure_head(config: Any, head: str, stock: Any) -> None:
+def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[str]) -> None:
     if head_of(config) == PAPER_HEAD:
         del config.classification_head
         config.summary_use_proj, config.summary_activation = True, "gelu"
     if head == PAPER_HEAD:
         config.classification_head = PAPER_HEAD
-        if stock is ElectraForMultipleChoice:
-            config.summary_type, config.summary_use_proj, config.summary_activation = "first", False, "linear"
+        if auto_class is AutoModelForMultipleChoice:
+            config.summary_use_proj, config.summary_activation = False, "linear"
             config.summary_last_dropout = _head_dropout(config)
+    # Question answering has two outputs, start and end; multiple choice does not read the number.
+    config.num_labels = len(labels) or (1 if auto_class is AutoModelForSequenceClassification else 2)
+    config.problem_type = "regression" if config.num_labels == 1 else None
+    if labels:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
 
 
 def _head_dropout(config: Any) -> float:
@@ -284,3 +273,46 @@ def _initialize_as_the_original(model: PreTrainedModel) -> None:
             for weight in module.weight.split(1) if name == "qa_outputs" else [module.weight]:
                 nn.init.xavier_uniform_(weight)
             nn.init.zeros_(module.bias)
+
+
+# ---- Adapters ----
+
+
+def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str], **options: Any) -> Any:
+    """Freezes the encoder and gives its linear layers of these names adapters; the head is trained and saved whole.
+    Returns a `peft.PeftModel`.
+
+    `source` is the directory or Hub id of the encoder, for whoever loads the adapters; `options` are those of
+    `peft.LoraConfig`. An encoder without such layers is a `ValueError`.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    prefix = model.base_model_prefix
+    children = {name: child for name, child in model.named_children() if name != prefix}
+    children |= {name: child for name, child in model.base_model.named_children() if name == "pooler"}
+    config = LoraConfig(
+        **options,
+        # The head and the pooler have layers of the same names; they are trained whole.
+        target_modules=rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({'|'.join(map(re.escape, names))})",
+        modules_to_save=[name for name, child in children.items() if list(child.parameters())],
+    )
+    warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # of peft's use
+    adapted = get_peft_model(model, config)
+    base = str(Path(source).resolve()) if Path(source).is_dir() else source
+    adapted.peft_config["default"].base_model_name_or_path = base
+    return adapted
+
+
+def adapter_base(directory: str) -> str | None:
+    """The model that a directory's adapters belong to; None for a directory without adapters."""
+    path = Path(directory, "adapter_config.json")
+    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.is_file() else None
+
+
+def save_adapters(model: Any, directory: Path) -> None:
+    """Writes adapters and head, and the `config.json` of the whole model, which names head and labels."""
+    model.save_pretrained(directory)
+    core = model.get_base_model()
+    core.config.architectures = [type(core).__name__]
+    core.config.save_pretrained(directory)
+    (directory / "README.md").unlink(missing_ok=True)  # peft's empty template of a card

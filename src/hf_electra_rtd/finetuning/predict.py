@@ -20,19 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import datasets
+from scipy.special import softmax
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import flag, parse_arguments, run
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import write_text
-from hf_electra_rtd.finetuning.adapters import load_fine_tuned
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments
+from hf_electra_rtd.files import check_output, reading, write_text
 from hf_electra_rtd.finetuning.data import Split, predict
-from hf_electra_rtd.finetuning.heads import labels_of, open_encoder
+from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
 from hf_electra_rtd.finetuning.kinds import make_kind
-from hf_electra_rtd.finetuning.reading import example_features, read_rows
-from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.finetuning.reading import Rows, example_features, make_examples, read_rows
+from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
 from hf_electra_rtd.tasks import Task
 
 
@@ -52,53 +51,54 @@ class PredictArguments:
     batch_size: int = flag(64, "Batch size.")
     use_cpu: bool = flag(False, "Do not use a GPU.")
 
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
 
 def main(argv: list[str]) -> int:
-    """Predicts a file.
-
-    Raises:
-        ValueError: for a model that `finetune` did not write, and for a file without the columns.
-    """
-    import datasets
-
+    """Predicts a file. Raises a ValueError for a model that `finetune` did not write, and for a file without the
+    columns."""
     (args,) = parse_arguments((PredictArguments,), argv, description=__doc__)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
     name = _find_model(args.model_name_or_path)
+    if args.output_file is not None:
+        check_output(args.output_file, args.file, name)
     _, config, _ = open_encoder(name, weights=False)
     facts = getattr(config, "fine_tuned_for", None)
     if facts is None:
         raise ValueError(f"--model_name_or_path {name} was not fine-tuned by hf-electra-rtd finetune.")
     labels = labels_of(config) if facts["task"]["kind"] in ("classification", "tagging") else ()
-    task = Task("prediction", name, labels=labels, **facts["task"])
+    columns = (args.text_column_name or "text", *filter(None, [args.second_text_column_name]))
+    task = Task("prediction", name, labels=labels, columns=columns, label_column="", **facts["task"])
     kind = make_kind(task, load_tokenizer(name), **facts["lengths"])
     rows = _read(args.file, task)
-    examples = _examples(task.kind, rows, args, facts["characters"])
+    with reading(args.file or "Standard input"):
+        found = list(make_examples(task, "test", _prepare(rows, task, args, facts["characters"])))
+    examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
     answers: list[dict[str, Any]] = [{} for _ in rows]
     with tempfile.TemporaryDirectory() as directory:
         options = {"disable_tqdm": True, "report_to": "none", "use_cpu": args.use_cpu}
         training_args = FineTuningArguments(directory, per_device_eval_batch_size=args.batch_size, **options)
-        trainer = FineTuner(load_fine_tuned(kind.auto_class, name, labels, task.unanswerable), training_args, kind)
+        trainer = FineTuner(load_fine_tuned(kind.auto_class, name, labels), training_args, kind)
 
         def outputs_of(features: Any) -> Any:
             outputs: Any = trainer.predict(features).predictions
             if task.kind == "classification":
-                powers = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-                shares = (powers / powers.sum(axis=-1, keepdims=True)).tolist()
-                for index, share in zip(features["example"], shares, strict=True):
+                for index, share in zip(features["example"], softmax(outputs, axis=-1).tolist(), strict=True):
                     answers[index] = {"score": max(share), "probabilities": dict(zip(labels, share, strict=True))}
             return outputs
 
         predictions = predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), outputs_of)
     lines = []
-    for row, prediction, more in zip(rows, predictions, answers, strict=True):
+    for (_, row), prediction, more in zip(rows, predictions, answers, strict=True):
         if task.kind == "question_answering":
-            found = {"answer": prediction["text"], "nbest": prediction["nbest"]}
+            answer = {"answer": prediction["text"], "nbest": prediction["nbest"]}
         else:
-            found = {_NAMES[task.kind]: prediction, **more}
-        given = {f"input_{name}" if name in found else name: value for name, value in row.items()}
-        lines.append(json.dumps({**given, **found}, ensure_ascii=False) + "\n")
+            answer = {_NAMES[task.kind]: prediction, **more}
+        given = {f"input_{name}" if name in answer else name: value for name, value in row.items()}
+        lines.append(json.dumps({**given, **answer}, ensure_ascii=False) + "\n")
     if args.output_file is None:
         sys.stdout.write("".join(lines))
     else:
@@ -116,40 +116,27 @@ def _find_model(name: str) -> str:
     return models[0]
 
 
-def _read(path: str | None, task: Task) -> list[dict[str, Any]]:
-    if path is None or path.endswith(".txt"):
-        with nullcontext(sys.stdin) if path is None else open(path, encoding="utf-8-sig") as file:
-            return [{"text": line.rstrip("\r\n")} for line in file]
-    return [dict(row) for _, row in read_rows(task, "test", path) if row is not None]
+def _read(path: str | None, task: Task) -> list[tuple[str, Any]]:
+    """Rows, each after its place."""
+    if path is not None and not path.endswith(".txt"):
+        return list(read_rows(task, "test", path))
+    with nullcontext(sys.stdin) if path is None else open(path, encoding="utf-8-sig") as file:
+        return [(f"line {number}", {"text": line.rstrip("\r\n")}) for number, line in enumerate(file, 1)]
 
 
-def _examples(kind: str, rows: list[dict[str, Any]], args: PredictArguments, characters: bool) -> Any:
-    """The rows as examples without labels."""
-    from datasets import Dataset
-
-    def column(name: str) -> list[Any]:
-        for number, row in enumerate(rows, start=1):
-            if row.get(name) is None:
-                raise ValueError(
-                    f"{args.file}, example {number} has no column {name!r}. It has {', '.join(map(str, row))}."
-                )
-        return [row[name] for row in rows]
-
-    has_words = kind == "tagging" and "words" in [*rows, {}][0]
-    text_column = args.text_column_name or ("words" if has_words else "text")
-    features = example_features(kind)
-    columns: dict[str, list[Any]] = {name: [None] * len(rows) for name in features}
-    columns["id"] = list(map(str, range(len(rows))))
-    if kind in ("classification", "regression"):
-        texts = [column(name) for name in (text_column, args.second_text_column_name) if name is not None]
-        columns["texts"] = [list(pair) for pair in zip(*texts, strict=True)]
-    elif kind == "tagging":
-        split = list if characters else str.split
-        columns["words"] = [split(text) if isinstance(text, str) else text for text in column(text_column)]
-    else:
-        names = ["question", "context", "choices"][: 2 if kind == "question_answering" else 3]
-        columns |= {name: column(name) for name in names}
-    return Dataset.from_dict(columns, features=features)
+def _prepare(rows: Any, task: Task, args: PredictArguments, characters: bool) -> Rows:
+    """The rows with the columns that `make_examples` reads, and without labels."""
+    for place, row in rows:
+        row, column = dict(row), task.columns[0]
+        if task.kind == "tagging" and args.text_column_name is None and "words" in row:
+            row[column] = row["words"]
+        if task.kind == "tagging" and characters and isinstance(row.get(column), str):
+            row[column] = list(row[column])
+        if task.kind == "question_answering":
+            row["answers"] = None
+        if task.kind == "multiple_choice" and {"context", "choices"} <= row.keys():
+            row |= {"context": [row["context"]], "choice": row["choices"], "answer": None}
+        yield place, row
 
 
 if __name__ == "__main__":

@@ -1,40 +1,85 @@
-"""`transformers.Trainer` for a task: its loss, scores, optimizer and batches of examples of similar length."""
+"""`transformers.Trainer` for a task: its flags, loss, scores, batches of similar length and rates by depth."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments
+from hf_electra_rtd.cli import check_ranges, flag
 from hf_electra_rtd.finetuning.data import Split, predict
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
-from hf_electra_rtd.finetuning.optimization import layerwise_groups
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule
+from hf_electra_rtd.recipes import FINETUNING
+from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
+from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
 
 
-_ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
 LAYERWISE_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
+_ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
+# Flags of the Trainer that fine-tuning would ignore, undo or break on, and what to do instead.
+_REFUSED = {
+    "load_best_model_at_end": "Use --select best.",
+    "resume_from_checkpoint": "The same command goes on with what is missing.",
+    "data_seed": "The order of the examples follows --seed.",
+    "label_smoothing_factor": "The task decides the loss.",
+    "prediction_loss_only": "Scores need predictions.",
+    "dataloader_drop_last": "Every example is trained on and evaluated.",
+    "fsdp": _ONE_GPU_EACH,
+    "deepspeed": _ONE_GPU_EACH,
+}
+
+
+@dataclass
+class FineTuningArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the paper's recipe.
+
+    What depends on the size (learning rate) or the task (epochs) is None until it is known. Batches hold examples of
+    similar length, padded to the longest. Nothing is evaluated or saved before the end by default.
+    """
+
+    learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
+    num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
+    per_device_train_batch_size: int = flag(FINETUNING["per_device_train_batch_size"], "Batch size of one process.")
+    per_device_eval_batch_size: int = flag(64, "Batch size of one process in evaluation.")
+    warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
+    weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
+    adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
+    bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
+    train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
+    save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
+    save_total_limit: int | None = flag(1, "Checkpoints to keep.")
+    logging_steps: float = flag(50, "Steps between two lines of the log.")
+    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
+    dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
+    remove_unused_columns: bool = flag(False, "Leave off: there are none.")
+    logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
+    ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        for name, remedy in _REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"--{name} cannot be used in fine-tuning. {remedy}")
+        check_hub_options(self)
+        settle_by_device(self)
+        super().__post_init__()
 
 
 class FineTuner(Trainer):
-    """Fine-tunes a model on a task.
+    """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
 
     The loss of an optimizer step is the mean over all its labels, whatever batches and processes they fall into. (The
     stock heads take the mean of each batch, which the Trainer then averages over accumulated batches and processes.)
-
-    `layerwise_lr_decay` and `off_by_one` are those of `layerwise_groups`; `dev` chooses the best model.
-
-    Raises:
-        ValueError: if one process is to drive several GPUs, or weights are to be sharded.
     """
 
     args: FineTuningArguments
@@ -50,8 +95,6 @@ class FineTuner(Trainer):
         train: Split | None = None,
         dev: Split | None = None,
     ) -> None:
-        if args.n_gpu > 1:
-            raise ValueError(f"One process drives {args.n_gpu} GPUs. {_ONE_GPU_EACH}")
         args.label_names = ["labels"]
         self.kind, self.dev = kind, dev
         self.layerwise_lr_decay, self.off_by_one = layerwise_lr_decay, off_by_one
@@ -64,8 +107,8 @@ class FineTuner(Trainer):
             data_collator=kind.collate,
             processing_class=kind.tokenizer,
         )
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError(f"Fine-tuning cannot shard weights. {_ONE_GPU_EACH}")
+        if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError(f"Fine-tuning needs the whole model in each process. {_ONE_GPU_EACH}")
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -80,22 +123,21 @@ class FineTuner(Trainer):
         return SequentialSampler(eval_dataset)  # predictions go back to their examples by place
 
     def create_optimizer(self, model: Any = None) -> Optimizer:
-        args = self.args
+        args: Any = self.args
+        trained: Any = model or self.model
         if self.optimizer is None and args.optim in LAYERWISE_OPTIMIZERS:
-            assert args.learning_rate is not None
-            trained: Any = self.model if model is None else model
             rates = (args.learning_rate, self.layerwise_lr_decay)
             self.optimizer = ElectraAdamW(
                 layerwise_groups(trained, *rates, args.weight_decay, self.off_by_one),
-                lr=args.learning_rate,
-                betas=(args.adam_beta1, args.adam_beta2),
-                eps=args.adam_epsilon,
+                args.learning_rate,
+                (args.adam_beta1, args.adam_beta2),
+                args.adam_epsilon,
                 bias_correction=args.bias_correction,
             )
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        optimizer = self.optimizer if optimizer is None else optimizer
+        optimizer = optimizer or self.optimizer
         if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
             assert optimizer is not None
             warmup = self.args.get_warmup_steps(num_training_steps)
@@ -126,10 +168,65 @@ class FineTuner(Trainer):
     ) -> dict[str, float]:
         """The scores on `dev`, or on the `Split` in its place, under `eval_<metric>`."""
         began = time.perf_counter()
-        split = self.dev if eval_dataset is None else eval_dataset
-        assert split is not None
+        split: Any = eval_dataset or self.dev
         metrics = {f"{metric_key_prefix}_{name}": score for name, score in self.answer(split)[1].items()}
         self.evaluation_seconds += time.perf_counter() - began
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
+
+
+# ---- Learning rates by depth ----
+
+
+def layerwise_groups(
+    model: PreTrainedModel, learning_rate: float, decay: float, weight_decay: float, off_by_one: bool = False
+) -> list[dict[str, Any]]:
+    """Groups of parameters with a learning rate for each depth, those of the head first.
+
+    The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, so that the top layer is
+    decayed once, and the embeddings with their projection n + 1 times. This is how we read the layer-wise
+    learning-rate decay of the paper (Table 7). The original's code decays everything below the head once more
+    (google-research/electra model/optimization.py, `_get_layer_lrs`); so does `off_by_one`.
+
+    For each depth there is a group with weight decay and one without (biases and LayerNorm). Every parameter that is
+    trained is in one of them. A `decay` of 1 needs no layers.
+    """
+    groups = get_parameter_groups(model, weight_decay)
+    if decay == 1:
+        return [{**group, "lr": learning_rate} for group in groups]
+    heights = layer_heights(model)
+    result = []
+    for height in sorted(set(heights.values())):
+        rate = learning_rate * decay ** (height + 1 if off_by_one and height else height)
+        for group in groups:
+            parameters = [parameter for parameter in group["params"] if heights[id(parameter)] == height]
+            if parameters:
+                result.append({**group, "params": parameters, "lr": rate})
+    return result
+
+
+def layer_heights(model: PreTrainedModel) -> dict[int, int]:
+    """How far below the head each parameter is, by its id: 0 for the head's, 1 for those of the top layer.
+
+    The layers are the list of modules with the most parameters, and lists beside it that are as long (XLM has one for
+    each part of a layer). Children of the encoder that come after them (a pooler, a last LayerNorm) are part of the
+    head, and all else (embeddings, relative positions) is below the lowest layer. A model without a list of layers is
+    a `ValueError`.
+    """
+    encoder: Any = model.base_model
+    lists = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList)}
+    if not lists:
+        raise ValueError(f"A {type(model).__name__} has no list of layers. Pass --layerwise_lr_decay 1.")
+    name = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
+    num_layers = len(lists[name])
+    children = [child for child, _ in encoder.named_children()]
+    above = children[children.index(name.partition(".")[0]) + 1 :]
+    heights = {id(parameter): 0 for parameter in model.parameters()}
+    heights |= {id(parameter): num_layers + 1 for parameter in encoder.parameters()}
+    heights |= {id(parameter): 0 for child in above for parameter in encoder.get_submodule(child).parameters()}
+    for other, layers in lists.items():
+        if other.rpartition(".")[0] == name.rpartition(".")[0] and len(layers) == num_layers:
+            for index, layer in enumerate(layers):
+                heights |= {id(parameter): num_layers - index for parameter in layer.parameters()}
+    return heights

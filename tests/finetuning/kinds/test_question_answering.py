@@ -90,7 +90,7 @@ def test_windows_cover_every_token_in_order_and_overlap_by_the_stride(example, d
         tokens = feature["input_ids"]
         first, end = feature["first"], feature["first"] + len(feature["offsets"])
         assert len(tokens) == feature["length"] <= 16
-        assert (tokens[0], feature["null"]) == (TOKENIZER.cls_token_id, 0)
+        assert tokens[0] == TOKENIZER.cls_token_id
         assert TOKENIZER.decode(tokens[1:3]) == QUESTION
         assert tokens[3] == tokens[end] == TOKENIZER.sep_token_id
         assert feature["token_type_ids"] == [0] * 4 + [1] * (len(tokens) - 4)

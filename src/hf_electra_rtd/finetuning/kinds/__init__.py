@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.finetuning.kinds.base import Kind
-from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind, RegressionKind
-from hf_electra_rtd.finetuning.kinds.multiple_choice import MultipleChoiceKind
+from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind, MultipleChoiceKind, RegressionKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
 from hf_electra_rtd.tasks import Task

@@ -8,10 +8,11 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
+from datasets import Dataset, Features, List, Value
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.tokenization import tokenizer_hash
@@ -21,9 +22,6 @@ from hf_electra_rtd.ops import IGNORED, LossSum
 from hf_electra_rtd.tasks import Task
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 Prediction = Any  # JSON: a label, a number, the index of a choice, a list of tags, or an answer with its n-best list
 Batch = Mapping[str, Sequence[Any]]  # columns of examples
 Feature = dict[str, Any]
@@ -32,21 +30,16 @@ Feature = dict[str, Any]
 class Kind(ABC):
     """A kind of task, for one task and tokenizer. A new kind is a module with a subclass, and an entry in `KINDS`.
 
-    Args:
-        tokenizer: of the model; a fast one. It is set to pad on the right.
-        max_seq_length: tokens of a feature, special tokens included.
-        doc_stride: question answering: tokens that two windows of a context share.
-        max_query_length: question answering: tokens of a question; longer ones are truncated.
-
-    Raises:
-        ValueError: for lengths that leave no room for text.
+    Lengths are in tokens: of a feature with its special tokens; in question answering, of what two windows of a
+    context share, and of a question. Lengths that leave no room for text are a `ValueError`.
     """
 
     auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
+    make_collator: ClassVar[Any] = DataCollatorWithPadding
     label_column: ClassVar[str] = "label"  # of examples: null where the label is not known
-    # Of features, beside those that all kinds have: `labels`, and what `decode` needs. Each with the type and the
-    # depth of its lists.
-    columns: ClassVar[Mapping[str, tuple[str, int]]] = {"labels": ("int64", 0)}
+    # Columns of features, beside those that all kinds have: `labels`, and what `decode` needs.
+    columns: ClassVar[Mapping[str, Any]] = {"labels": Value("int64")}
+    input_type: ClassVar[Any] = List(Value("int32"))  # of `input_ids` and `token_type_ids`
 
     def __init__(
         self,
@@ -56,11 +49,8 @@ class Kind(ABC):
         doc_stride: int = 128,
         max_query_length: int = 64,
     ) -> None:
-        self.task = task
-        self.tokenizer = tokenizer
-        self.max_seq_length = max_seq_length
-        self.doc_stride = doc_stride
-        self.max_query_length = max_query_length
+        self.task, self.tokenizer = task, tokenizer
+        self.max_seq_length, self.doc_stride, self.max_query_length = max_seq_length, doc_stride, max_query_length
         self.num_special = tokenizer.num_special_tokens_to_add(pair=True)
         if max_seq_length <= self.num_special:
             raise ValueError(f"--max_seq_length {max_seq_length} leaves no room for text. Raise it.")
@@ -68,24 +58,14 @@ class Kind(ABC):
         self.input_names = ["input_ids", *({"token_type_ids"} & set(tokenizer.model_input_names))]
 
     def encode(self, examples: Dataset, training: bool) -> Dataset:
-        """The features of examples, cached by `datasets`.
+        """The features of examples (as `data.load_split` gives them), cached by `datasets`: `input_ids`;
+        `token_type_ids` where the tokenizer gives them; `labels`, unless an example has none; `length` in tokens;
+        `example`, the index of its example; `truncated`, whether that lost text; and what `decode` needs.
 
-        Args:
-            examples: as `data.load_split` gives them.
-            training: adds what only training sees (both orders of a pair), and leaves out what cannot be learned.
-
-        Returns:
-            `input_ids`; `token_type_ids` where the tokenizer gives them; `labels`, unless an example has none;
-            `length` in tokens; `example`, the index of its example; `truncated`, whether that lost text; and the
-            columns that `decode` needs.
+        `training` adds what only training sees (both orders of a pair), and leaves out what cannot be learned.
         """
-        from datasets import Features, List, Value
-
-        types: dict[str, Any] = {}
-        for name, (type_, depth) in self._columns().items():
-            types[name] = Value(type_)
-            for _ in range(depth):
-                types[name] = List(types[name])
+        common = {"length": Value("int32"), "example": Value("int64"), "truncated": Value("bool")}
+        types = {**dict.fromkeys(self.input_names, self.input_type), **common, **self.columns}
 
         def as_columns(batch: Batch, indices: Sequence[int]) -> dict[str, list[Any]]:
             features = self.encode_batch(batch, indices, training)
@@ -93,9 +73,8 @@ class Kind(ABC):
 
         code = hash_files([inspect.getfile(type(self)), __file__])
         lengths = (self.max_seq_length, self.doc_stride, self.max_query_length)
-        task = dataclasses.asdict(self.task)
         tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names]
-        identity = [examples._fingerprint, tokenizer, task, lengths, training, code]
+        identity = [examples._fingerprint, tokenizer, dataclasses.asdict(self.task), lengths, training, code]
         features = examples.map(
             as_columns,
             batched=True,
@@ -105,10 +84,6 @@ class Kind(ABC):
             new_fingerprint=hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16],
         )
         return features.remove_columns("labels") if features.data.column("labels").null_count else features
-
-    def _columns(self) -> dict[str, tuple[str, int]]:
-        common = {"length": ("int32", 0), "example": ("int64", 0), "truncated": ("bool", 0)}
-        return {**dict.fromkeys(self.input_names, ("int32", 1)), **common, **self.columns}
 
     @abstractmethod
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
@@ -125,8 +100,6 @@ class Kind(ABC):
         collator = self.make_collator(self.tokenizer)
         return dict(collator([{name: feature[name] for name in names} for feature in features]))
 
-    make_collator: ClassVar[Any] = DataCollatorWithPadding
-
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         """The loss of a batch as a sum over its labels other than -100, so that batches of different sizes add up:
         by default cross-entropy in float32. `outputs` are of the model, called with the batch without its labels."""
@@ -134,18 +107,14 @@ class Kind(ABC):
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> LossSum:
         """`logits` is (B, classes) or (B, classes, L)."""
-        losses = torch.nn.functional.cross_entropy(precise(logits), labels, ignore_index=IGNORED, reduction="none")
+        losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.ne(IGNORED).sum())
 
     @abstractmethod
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """A prediction for each example, those without a feature included.
-
-        Args:
-            outputs: of the model for all features in order, as NumPy arrays, padded with -100 where features differ in
-                length: one array, or a tuple where the model gives several.
-            features: of the examples, as `encode` makes them with `training` off.
-        """
+        """A prediction for each example, those without a feature included. `outputs` are the model's for all features
+        (encoded with `training` off) in order, as NumPy arrays, padded with -100 where features differ in length: one
+        array, or a tuple where the model gives several."""
 
     def score(self, predictions: Sequence[Prediction], examples: Dataset) -> dict[str, float]:
         """The task's metrics over the labeled examples, as fractions or correlations; empty where none is labeled."""
@@ -159,8 +128,3 @@ class Kind(ABC):
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         """The metrics of examples whose labels are known."""
         return score_labels(self.task.metrics, predictions, references, self.task.labels)
-
-
-def precise(logits: Tensor) -> Tensor:
-    """Logits in float32 at least: losses and probabilities need it."""
-    return logits if logits.dtype.itemsize >= 4 else logits.float()

@@ -1,21 +1,19 @@
-"""Classification and regression: a label or a number for a text or a pair of texts."""
+"""A label or a number for a text or a pair of texts, and the right one of several answers to a question."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from datasets import Dataset, List, Value
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification
+from torch.nn import functional as F  # noqa: N812
+from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, DataCollatorForMultipleChoice
 
-from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction, precise
-from hf_electra_rtd.ops import LossSum
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
+from hf_electra_rtd.ops import IGNORED, LossSum
 
 
 class ClassificationKind(Kind):
@@ -33,10 +31,9 @@ class ClassificationKind(Kind):
         rows: list[tuple[int, list[str], Any]] = []
         for index, texts, label in zip(indices, batch["texts"], batch["label"], strict=True):
             texts = [text.strip() for text in texts]
-            if training and (label is None or not all(texts)):
-                continue
-            orders = [texts, texts[::-1]] if training and self.task.double_unordered else [texts]
-            rows += [(index, order, label) for order in orders]
+            if not training or (label is not None and all(texts)):
+                orders = [texts, texts[::-1]] if training and self.task.double_unordered else [texts]
+                rows += [(index, order, label) for order in orders]
         if not rows:
             return []
         # One token more than there is room for: the tokenizer shortens the second of two texts that are as long, or
@@ -45,8 +42,8 @@ class ClassificationKind(Kind):
         tokens = self.tokenizer(*map(list, columns), truncation=True, max_length=self.max_seq_length + 1)
         features = []
         for row, (index, _, label) in enumerate(rows):
-            target = None if label is None else self._target(label)
-            feature = self._inputs(tokens, row) | {"labels": target, "example": index}
+            feature = self._inputs(tokens, row) | {"example": index}
+            feature["labels"] = None if label is None else self._target(label)
             feature["truncated"] = feature["length"] > self.max_seq_length
             if feature["truncated"]:
                 parts = tokens.sequence_ids(row)
@@ -73,11 +70,11 @@ class RegressionKind(ClassificationKind):
     """A number for a text or a pair of texts: learned in units of the task's `label_scale`, by the squared error, and
     predicted without bounds."""
 
-    columns: ClassVar = {"labels": ("float64", 0)}
+    columns: ClassVar = {"labels": Value("float64")}
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         labels = batch["labels"]
-        losses = torch.nn.functional.mse_loss(precise(outputs.logits).squeeze(-1), labels, reduction="none")
+        losses = F.mse_loss(outputs.logits.float().squeeze(-1), labels, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
 
     def _target(self, label: float) -> float:
@@ -85,3 +82,63 @@ class RegressionKind(ClassificationKind):
 
     def _prediction(self, logits: np.ndarray) -> float:
         return float(logits.item()) * self.task.label_scale
+
+
+class MultipleChoiceKind(Kind):
+    """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice:
+
+        [CLS] context [SEP] question [SEP] choice [SEP]
+
+    with segment 0 for the context and 1 for the rest, and without the question and its [SEP] where it is empty.
+    Source: CLUEbenchmark/CLUE baselines/models_pytorch/mrc_pytorch/run_c3.py (`convert_examples_to_features`).
+
+    The baseline shortens the longest part. Here the context is truncated, so that the choices keep what tells them
+    apart; where question and choice are too long without it, the question is left out.
+    """
+
+    auto_class = AutoModelForMultipleChoice
+    input_type: ClassVar = List(Kind.input_type)
+
+    def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        features = []
+        columns = (batch[name] for name in ("context", "question", "choices", "label"))
+        for index, context, question, choices, label in zip(indices, *columns, strict=True):
+            if training and label is None:
+                continue
+            asked = question + str(self.tokenizer.sep_token) if question.strip() else ""
+            for seconds in ([asked + choice for choice in choices], choices):
+                longest = max(map(len, self.tokenizer(seconds, add_special_tokens=False, verbose=False)["input_ids"]))
+                if fits := longest < self.max_seq_length - self.num_special:
+                    break
+            truncation = "only_first" if fits else "longest_first"
+            contexts = [context] * len(choices)
+            tokens = self.tokenizer(contexts, seconds, truncation=truncation, max_length=self.max_seq_length)
+            feature = {name: tokens[name] for name in self.input_names} | {"labels": label, "example": index}
+            feature["length"] = max(map(len, tokens["input_ids"]))
+            feature["truncated"] = any(encoding.overflowing for encoding in tokens.encodings)
+            features.append(feature)
+        return features
+
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Questions with fewer choices than the
+        others get choices of one padding token, which is attended to: attention over nothing is not a number on some
+        devices."""
+        num_choices = max(len(feature["input_ids"]) for feature in features)
+        filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
+        filled: list[dict[str, Any]] = [
+            {name: feature[name] + [filling[name]] * (num_choices - len(feature[name])) for name in self.input_names}
+            | {"labels": feature.get("labels", IGNORED)}
+            for feature in features
+        ]
+        return dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
+
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """Cross-entropy in float32 over the choices that a question really has."""
+        logits = outputs.logits.float()
+        real = batch["attention_mask"].sum(-1) > 1  # a real choice has the special tokens at least
+        return self._cross_entropy(logits.masked_fill(~real, torch.finfo(logits.dtype).min), batch["labels"])
+
+    def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        """The index of the choice with the largest logit."""
+        choices = map(len, examples["choices"])
+        return [int(logits[:number].argmax()) for logits, number in zip(outputs, choices, strict=True)]

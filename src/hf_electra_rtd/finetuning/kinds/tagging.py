@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from datasets import Dataset, List, Value
 from torch import Tensor
-from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification, PreTrainedTokenizerBase
+from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import score_tags
 from hf_electra_rtd.ops import IGNORED, LossSum
-from hf_electra_rtd.tasks import Task
-
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 
 class TaggingKind(Kind):
@@ -25,20 +21,13 @@ class TaggingKind(Kind):
     Every word gets one tag: one that leaves no token (a control character, a space, an accent alone) is read as the
     unknown token. A sentence that is too long goes on in further features, each filled with as many whole words as
     fit, in training too; the original drops it. Of a word that is too long by itself, the first tokens are kept.
-
-    Raises:
-        ValueError: for a tokenizer without an unknown token.
     """
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
     label_column = "tags"
-    columns: ClassVar = {"labels": ("int64", 1), "places": ("int32", 1)}  # `places`: of the first tokens of words
-
-    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, *args: Any, **kwargs: Any) -> None:
-        super().__init__(task, tokenizer, *args, **kwargs)
-        if tokenizer.unk_token is None:
-            raise ValueError("The tokenizer has no unk_token: tagging needs one for words that leave no token.")
+    # `places`: of the first tokens of words
+    columns: ClassVar = {"labels": List(Value("int64")), "places": List(Value("int32"))}
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         kept = [

@@ -67,6 +67,7 @@ class FakeHub:
             "auth": {"accessToken": {"role": "write"}},
         }
         self.repositories: dict[str, FakeRepository] = {}
+        self.collections: dict[str, dict[str, Any]] = {}
         self.objects: dict[str, bytes] = {}
         self.failures: list[dict[str, Any]] = []
         self.requests: list[str] = []
@@ -83,7 +84,7 @@ class FakeHub:
 
     def fail(self, pattern: str, **how: Any) -> None:
         """What goes wrong with the requests (`METHOD /path`) of a pattern, `times` times: a status, an answer
-        that is lost after everything was done, a broken request, or seconds of silence."""
+        that is lost after everything was done, a broken request, or seconds of silence or of slow reading."""
         self.failures.append({"pattern": pattern, "times": float("inf"), **how})
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
@@ -104,8 +105,8 @@ class FakeHub:
 
 
 class _AnswerError(Exception):
-    def __init__(self, status: int, said: str, code: str = "") -> None:
-        self.status, self.said = status, said
+    def __init__(self, status: int, said: str, code: str = "", **more: str) -> None:
+        self.status, self.body = status, {"error": said, **more}
         self.headers = {"X-Error-Code": code} if code else {}
 
 
@@ -133,7 +134,11 @@ class _Handler(BaseHTTPRequestHandler):
                 if not failure and each["times"] > 0 and re.search(each["pattern"], request):
                     each["times"] -= 1
                     failure = each
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length, pieces = int(self.headers.get("Content-Length") or 0), 20 if "slow" in failure else 1
+        self.body = b""
+        for piece in range(pieces):
+            time.sleep(failure.get("slow", 0) / pieces)
+            self.body += self.rfile.read(length * (piece + 1) // pieces - len(self.body))
         time.sleep(failure.get("silent", 0))
         if "status" in failure:
             return self._answer(failure["status"], {"error": failure.get("said", "")}, {})
@@ -143,7 +148,7 @@ class _Handler(BaseHTTPRequestHandler):
                 with self.hub.lock:
                     status, body = 200, self._route([unquote(part) for part in address.path.strip("/").split("/")])
             except _AnswerError as error:
-                status, body, headers = error.status, {"error": error.said}, error.headers
+                status, body, headers = error.status, error.body, error.headers
         if "broken" in failure or "lost" in failure:
             self.close_connection = True
             return self.connection.shutdown(socket.SHUT_RDWR)
@@ -186,6 +191,26 @@ class _Handler(BaseHTTPRequestHandler):
             case "PUT", ["objects", oid]:
                 self.hub.objects[oid] = self.body
                 return {}
+            case "POST", ["api", "collections"]:
+                asked = json.loads(self.body)
+                slug = f"{asked['namespace']}/{asked['title']}-0a1b"
+                if slug in self.hub.collections:
+                    raise _AnswerError(409, "This collection exists", slug=slug)
+                more = {"lastUpdated": "2020-01-01T00:00:00.000Z", "position": 0, "theme": "blue", "upvotes": 0}
+                owner = {"name": asked.pop("namespace")}
+                self.hub.collections[slug] = {"slug": slug, "items": [], "owner": owner, **more, **asked}
+                return self.hub.collections[slug]
+            case "GET", ["api", "collections", owner, name]:
+                return self.hub.collections[f"{owner}/{name}"]
+            case "POST", ["api", "collections", owner, name, "items"]:
+                item, items = json.loads(self.body)["item"], self.hub.collections[f"{owner}/{name}"]["items"]
+                self._find(item["id"])
+                items.append({"_id": item["id"], "position": len(items), **item})
+                return self.hub.collections[f"{owner}/{name}"]
+            case "POST", ["cas", "v1", "xorbs", *_]:
+                return {"was_inserted": True}
+            case "POST", ["cas", "v1", "shards"]:
+                return {"result": 1}
             case method, ["api", "models", owner, name, *rest]:
                 return self._repository(method, f"{owner}/{name}", rest)
             case "GET" | "HEAD", [owner, name, "resolve", revision, *path]:
@@ -208,6 +233,8 @@ class _Handler(BaseHTTPRequestHandler):
                 commit = repository.find(rest[1] if rest else "main")
                 files = [{"rfilename": path} for path in commit.tree]
                 return {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": files}
+            case "GET", ["xet-write-token", _]:
+                return {"casUrl": f"{self.hub.endpoint}/cas", "exp": int(time.time()) + 3600, "accessToken": "xet"}
             case "GET", ["commits", revision]:
                 more = {"message": "", "authors": [], "date": "2020-01-01T00:00:00.000Z"}
                 history = reversed(repository.branches[revision])
@@ -244,7 +271,9 @@ class _Handler(BaseHTTPRequestHandler):
                 del tree[value["path"]]
             else:
                 large = operation["key"] == "lfsFile"
-                tree[value["path"]] = self.hub.objects[value["oid"]] if large else base64.b64decode(value["content"])
+                tree[value["path"]] = (
+                    self.hub.objects.get(value["oid"], b"by Xet") if large else base64.b64decode(value["content"])
+                )
         return repository.commit(branch, header["value"]["summary"], tree).oid
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_electra_rtd.publishing.card import (
+    PROJECT_URL,
     CardArguments,
     Evaluations,
     eval_results_files,
@@ -253,6 +254,26 @@ def test_weak_scores_are_called_weak():
 def test_values_of_a_card_are_those_of_the_record(change, shown):
     assert shown not in discriminator_card()
     assert shown in discriminator_card(run_record(**change))
+
+
+def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated():
+    bundled = "abfa53989e694d57a6078c6a6ea84e7f72b613d9162e25e130b1037b4df574e9"
+    for stated, sources, shown in (
+        ("MIT", [bundled], "| MIT |"),
+        (None, [bundled], "| CC BY 4.0: excerpts of the English Novel Corpus"),
+        (None, [bundled, "0" * 64], "CA16204; not stated |"),
+        (None, [], "| not stated |"),
+    ):
+        record = run_record(data={"train": {"sources": [{"name": "a.txt", "sha256": digest} for digest in sources]}})
+        record.arguments["data"]["data_license"] = stated
+        (line,) = re.findall(r"\| license and source of the text .*", discriminator_card(record))
+        assert shown in line
+
+
+def test_no_card_asks_for_the_package_from_an_index():
+    for card in every_card():
+        assert not re.search(r"pip install (?!-e \.)", card)
+        assert PROJECT_URL in card
 
 
 def settings_of(card):

@@ -1,5 +1,7 @@
 import json
+import random
 import re
+import socket
 import threading
 import time
 
@@ -195,20 +197,60 @@ def test_the_first_unreachable_answer_ends_the_delivery(run, hub):
     assert hub.asked("commit/main") == 1 + 3
 
 
-def test_a_silent_hub_is_given_up(run, hub, monkeypatch):
-    monkeypatch.setattr(way, "SILENCE", (0.2, 0.2, 0.2, 0.2))
-    hub.fail("GET /api/models", silent=1.0)
+@pytest.mark.parametrize(
+    ("pattern", "xet"),
+    [
+        (".", True),
+        ("objects/batch", False),
+        ("PUT", False),
+        ("xet-write-token", True),
+        ("POST /cas", True),
+        (COMMIT, False),
+    ],
+)
+def test_a_silent_hub_is_given_up_within_90_seconds(pattern, xet, run, hub, monkeypatch):
+    monkeypatch.setattr(way, "SILENCE", tuple(limit / 50 for limit in way.SILENCE))
+    monkeypatch.setattr(way, "PATIENCE", way.PATIENCE / 50)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
+    hub.fail(pattern, silent=5.0)
     begun = time.monotonic()
     assert "cannot be reached" in send(run)[0].error
-    assert time.monotonic() - begun < 0.9
-    assert hub.asked("GET /api/models") == 3
+    assert time.monotonic() - begun + sum(way.PAUSES) / 50 < 90 / 50
+    assert hub.asked(pattern) >= 2
 
 
-def test_a_refusal_of_the_xet_client_is_not_told_as_the_networks(run, hub, monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
-    hub.fail("xet-write-token", status=403, said="Storage limit reached")
-    assert "the storage of its owner is full, or the token may not write there" in send(run)[0].error
-    assert hub.asked("xet-write-token") == 1
+@pytest.mark.parametrize("xet", [False, True], ids=["http", "xet"])
+def test_a_large_upload_that_moves_is_not_cut(xet, run, hub, monkeypatch):
+    monkeypatch.setattr(way, "SILENCE", (1.0, 1.0, 1.0, 1.0))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
+    hub.server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+    (run / "model.safetensors").write_bytes(random.Random(0).randbytes(24_000_000))
+    hub.fail("PUT|POST /cas/v1/xorbs", slow=2.5)
+    begun = time.monotonic()
+    assert send(run)[0].error is None
+    assert time.monotonic() - begun > 2.5
+    assert hub.asked("PUT|POST /cas/v1/xorbs") == 1
+
+
+@pytest.mark.parametrize(("pattern", "xet"), [("objects/batch", False), ("xet-write-token", True), (COMMIT, True)])
+@pytest.mark.parametrize(
+    ("status", "said", "message", "tries"),
+    [
+        (403, "Private repository storage limit reached", "the storage of its owner is full", 1),
+        (403, "You need the role write", "the token may not write there", 1),
+        (401, "Invalid credentials", "does not accept the token", 1),
+        (429, "Slow down", "too many requests.*publish --resume", 3),
+        (503, "Out of order", "answers with status 503.*publish --resume", 3),
+    ],
+)
+def test_limits_quota_rights_and_outage_are_told_apart(
+    status, said, message, tries, pattern, xet, run, hub, monkeypatch
+):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", not xet)
+    hub.fail(pattern, status=status, said=said)
+    error = send(run)[0].error
+    assert re.search(f"{message}.*It says: {said}", error), error
+    assert min(hub.asked(pattern), 3) == tries
 
 
 def test_a_mistake_of_this_package_is_not_told_as_the_hubs(run, hub):

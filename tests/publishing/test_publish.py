@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 
 from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.publishing import publish
-from hf_electra_rtd.records import EvaluationRecord
+from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, pretraining_card
+from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
+from hf_electra_rtd.training import pretrain
 from tests.finetuning.conftest import write_examples
 from tests.publishing.fake_hub import COMMIT, TOKEN
 
@@ -89,6 +92,7 @@ def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
     parts = ["--parts", "discriminator", "generator", "pair"]
     assert send(runs / "run", "--dry_run", *parts) == 0
     assert hub.requests == []
+    hub.fail("collections", status=403)  # its address would be in the cards that are sent
     told = capsys.readouterr().out
     lists = re.split(r"^(\S+/\S+), branch (\S+):", told, flags=re.MULTILINE)[1:]
     listed = {
@@ -140,6 +144,60 @@ def test_evaluations_of_another_model_are_refused_and_can_be_compared(runs, hub)
     )
     (runs / "run/publish.json").unlink()  # else --compared would count again
     assert send(runs / "run", *results[:1], results[2], "--force") == 0  # of the repository itself, by its id
+
+
+def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, monkeypatch):
+    record, card_args = PretrainingRecord.load(finished_run), CardArguments()
+    text = pretraining_card(record, "generator", GENERATOR, card_args)
+    command = re.search(rf"git clone {PROJECT_URL}\ncd \S+\npip install -e .\n(.*?)```", text, re.DOTALL)[1]
+    for path in (corpus, finished_run.parent / "vocab.txt", finished_run.parent / "config"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[:2] == ["hf-electra-rtd", "pretrain"]
+    assert pretrain.main([*words[2:], "--use_cpu", "True", "--disable_tqdm", "True", "--output_dir", "again"]) == 0
+    for path in ("model.safetensors", "fractions/50/generator/model.safetensors"):
+        assert (tmp_path / "again" / path).read_bytes() == (finished_run / path).read_bytes()
+
+
+def test_results_that_are_published_are_removed_with_force_alone(runs, hub):
+    results = [str(runs / "tuned"), str(runs / "halfway")]
+    assert send(runs / "run", "--evaluations", *results) == 0
+    before = hub.everything()
+    with pytest.raises(ValueError, match=r"halfway are published and would be gone.*--force"):
+        send(runs / "run", "--evaluations", results[0])
+    assert hub.everything() == before
+    assert send(runs / "run", "--evaluations", results[0], "--force") == 0
+    assert hub.everything() != before
+
+
+def test_card_only_uploads_cards_and_results_and_leaves_every_other_file(runs, hub):
+    results = ["--evaluations", str(runs / "tuned"), "--card_only"]
+    assert send(runs / "run", *results) == 1
+    assert hub.everything() == {}
+    assert send(runs / "run") == 0
+    before, sent = hub.everything(), hub.asked("PUT")
+    assert send(runs / "run", *results, "--license", "apache-2.0") == 0
+    assert hub.asked("PUT") == sent
+    for key, files in hub.everything().items():
+        assert {path for path in files if files[path] != before[key].get(path)} == {"README.md"}
+        assert files.keys() == before[key].keys()
+        assert card(hub, *key).data.license == "apache-2.0"
+
+
+def test_cards_name_branches_and_link_one_private_collection_of_the_run(runs, hub, caplog):
+    hub.fail("collections", status=500, times=1)
+    assert send(runs / "run") == 0
+    assert "the collection tiny" in caplog.text
+    for _ in range(2):
+        assert send(runs / "run") == 0
+    ((slug, collection),) = hub.collections.items()
+    assert collection["private"]
+    assert [item["id"] for item in collection["items"]] == [DISCRIMINATOR, GENERATOR]
+    text = card(hub, DISCRIMINATOR).text
+    assert f"(https://huggingface.co/collections/{slug})" in text
+    assert f'from_pretrained("{DISCRIMINATOR}", revision="step-2")' in text
+    assert hub.asked(COMMIT) == 12
 
 
 @pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}])
@@ -208,6 +266,15 @@ def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found,
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("damage", [b"{", b'"\xff"'])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_damaged_file_is_named_and_not_published(name, damage, runs, hub):
+    (runs / "run/generator" / name).write_bytes(damage)
+    with pytest.raises(ValueError, match=f"generator/{name} cannot be read"):
+        send(runs / "run")
+    assert hub.requests == []
+
+
 def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
     directory = runs / "run/generator"
     tokens = {**json.loads((directory / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
@@ -232,6 +299,12 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from_checkpoint"),
         (["--run", "{run}", "--resume"], "never published"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--base_model", "a/b"], "--base_model has no meaning"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--eval_results", "True"], "--eval_results has no meaning"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--compared", "{run}/../tuned"], "--compared has no meaning"),
+        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--revisions", "False"], "--revisions has no meaning"),
+        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--evaluations", "{run}"], "--evaluations has no mean"),
+        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--parts", "pair"], "--parts has no meaning"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors.*Save.*--parts"),

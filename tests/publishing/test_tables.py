@@ -62,6 +62,50 @@ def test_runs_are_grouped_by_model_and_task_and_ordered_by_seed():
     ]
 
 
+FIRST = evaluation_record("rte", 42, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("difference", "change"),
+    [
+        ("learning_rate 1e-05", {"arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
+        ("max_seq_length 64", {"arguments": {**FIRST.arguments, "max_seq_length": 64}}),
+        ("lora_r 4", {"arguments": {**FIRST.arguments, "lora": {"lora_r": 4}}}),
+        ("weights 00000000", {"model": {"sha256": "0" * 64}}),
+        ("tokenizer 11111111", {"model": {"tokenizer": "1" * 64}}),
+        ("training data", {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
+    ],
+)
+def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_differs(difference, change):
+    others = [evaluation_record("rte", seed, score, **change) for seed, score in ((42, 0.6), (43, 0.7))]
+    first, second = summarize([FIRST, *others])
+    assert (first.main, second.main) == ([0.5], [0.6, 0.7])
+    assert difference in second.model
+    assert second.model.replace(difference, "") != first.model != second.model
+
+
+def test_a_setting_that_differs_on_one_task_names_the_row_of_all_tasks():
+    slow = [evaluation_record(task, 42, 0.5) for task in ("rte", "mrpc")]
+    fast = evaluation_record("rte", 42, 0.6, arguments={**slow[0].arguments, "learning_rate": 0.001})
+    rows, _ = cells([*slow, fast])
+    named = [f"tiny (transformers head, learning_rate {rate})" for rate in ("0.0003", "0.001")]
+    assert [row[0] for row in rows[1:]] == named
+    assert rows[1][2:4] == ["50.0", "50.0"]
+    assert rows[2][2:4] == ["", "60.0"]
+
+
+def test_own_tasks_of_one_name_are_told_apart_by_their_data():
+    data = {"train": {"files": {"t.csv": "1" * 64}}, "dev": {"files": {"d.csv": "2" * 64}}}
+    others = data | {"dev": {"files": {"d.csv": "3" * 64}}}
+    records = [evaluation_record("own", 42, 0.5, benchmark="own", data=one) for one in (data, others, data, others)]
+    records[2].seed = records[3].seed = 43
+    results = summarize(records)
+    assert [result.seeds for result in results] == [(42, 43), (42, 43)]
+    assert len({result.task for result in results}) == 2
+    assert {result.model for result in results} == {MODEL}
+    assert [result.task for result in summarize(records[::2])] == ["own"]
+
+
 @pytest.mark.parametrize(
     ("second", "message"),
     [
@@ -197,6 +241,38 @@ def test_compare_prints_a_table_and_draws_checkpoints(tmp_path, capsys, monkeypa
     assert "66.7" in capsys.readouterr().out
     main(["--along", "10=runs", "20=runs", "--random_weights", "runs", "--tokens_per_step", "8"])
     assert (tmp_path / "along_pretraining.png").read_bytes().startswith(b"\x89PNG")
+
+
+def report(right, samples, data="a"):
+    return {"score": right, "resampled": samples, "data": data}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ([report(0.8, [0.7, 0.8, 0.9])], [report(0.5, [0.5, 0.5, 0.5])], "+30.0 (95 % interval +20.5 to +39.5)"),
+        (  # medians of seeds, sample by sample
+            [report(0.5, [0.1, 0.9, 0.5]), report(0.6, [0.3, 0.7, 0.5]), report(0.7, [0.2, 0.8, 0.5])],
+            [report(0.5, [0.2, 0.8, 0.5])],
+            "+10.0 (95 % interval +0.0 to +0.0)",
+        ),
+        ([report(0.5, [0.5])], [report(0.5, [0.5], data="b")], "no interval, because"),
+        ([report(0.5, [0.5]), None], [report(0.5, [0.5])], "no interval, because"),
+    ],
+)
+def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, second, said):
+    for name, reports in (("first", first), ("second", second)):
+        for seed, written in enumerate(reports):
+            directory = tmp_path / name / f"seed_{seed}"
+            directory.mkdir(parents=True)
+            evaluation_record("rte", seed, 0.5, model={"name_or_path": name}).save(directory)
+            if written is not None:
+                (directory / "report_dev.json").write_text(json.dumps(written))
+    main([str(tmp_path)])
+    heads = " (transformers head)"
+    assert f"rte, first{heads} minus second{heads}: {said}" in capsys.readouterr().out
+    main([str(tmp_path / "first")])
+    assert "minus" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

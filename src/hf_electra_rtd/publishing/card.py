@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -22,6 +23,7 @@ from hf_electra_rtd.records import EvaluationRecord, FractionRecord, Pretraining
 from hf_electra_rtd.tasks import BENCHMARKS
 
 
+PROJECT_URL = "https://example.org/hf-electra-rtd"  # a placeholder until the project has an address
 PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
 _TAGS = ["electra", PACKAGE, "pretraining"]
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
@@ -53,6 +55,15 @@ _PAPER = {
     **{"initializer_range": 0.02, "vocab_size": 30522},
 }
 _PAPER_PAIR = {"sharing": "embeddings", "temperature": 1, "discriminator_weight": 50}
+# Training arguments that the command of a card has, beyond `_SETTINGS`.
+_FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
+# Where the bundled corpus lies in a clone and whom it is from, by its SHA-256.
+_BUNDLED = {
+    "abfa53989e694d57a6078c6a6ea84e7f72b613d9162e25e130b1037b4df574e9": (
+        "examples/data/eltec_eng_excerpts.txt.gz",
+        "CC BY 4.0: excerpts of the English Novel Corpus (ELTeC-eng), collected by Lou Burnard, COST Action CA16204",
+    )
+}
 
 
 @dataclass
@@ -135,6 +146,8 @@ def pretraining_card(
         cautions=list(_cautions(own, others)),
         settings=_settings(record, reference, planned),
         reference=f"ELECTRA-{reference.capitalize()}",
+        license_of_text=_license_of_text(record),
+        command=_command(record),
         their_tokens=recipe["per_device_train_batch_size"] * recipe["max_steps"] * recipe["max_seq_length"],
     )
 
@@ -170,14 +183,13 @@ def fine_tuned_card(
         library_name=PACKAGE if own_head else "peft" if adapter else "transformers",
         pipeline_tag=None if own_head else task,
         tags=[*(["electra"] if is_electra else []), PACKAGE, *(["lora"] if adapter else [])],
-        datasets=[run.dataset["id"]] if run.dataset.get("id") else None,
+        datasets=list(dict.fromkeys(filter(None, [run.dataset.get("id"), *(card.corpora or ())]))),
         base_model=derived,
         base_model_relation=derived and ("adapter" if adapter else "finetune"),
     )
     cautions = list(_cautions(records, ()))
     if len(set(results[0].main)) > 1 and run.score == max(results[0].main):
         cautions.append("This seed has the best score on the examples that chose it: on others, expect the median.")
-    scales = [task.label_scale for task in BENCHMARKS.get(run.benchmark, ()) if task.name == run.task]
     return _render(
         "fine_tuned.md",
         data,
@@ -186,7 +198,6 @@ def fine_tuned_card(
         runs=sorted(records, key=lambda other: other.seed),
         model_class=run.model["architecture"] if own_head else f"AutoModelFor{auto_class}",
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
-        label_scale=scales[0] if scales else 1,
         results=results_table([_named(r, repo_id) for r in records], published=False) if len(records) > 1 else "",
     )
 
@@ -232,6 +243,7 @@ def _environment() -> Any:
 
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.globals["project_url"] = PROJECT_URL
     environment.filters |= {
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
@@ -325,6 +337,32 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
         paper |= {**_PAPER_PAIR, "generator_hidden_size": size.generator_hidden_size}
     other = {name: paper[name] for name in paper if name in here and here[name] != paper[name]}
     return [(f"`{name}`", here[name], other.get(name, "")) for name in _SETTINGS if name in here]
+
+
+def _license_of_text(record: PretrainingRecord) -> str:
+    stated = record.arguments.get("data", {}).get("data_license")
+    known = [_BUNDLED.get(source.get("sha256")) for source in record.data.get("train", {}).get("sources", [])]
+    return (
+        stated or "; ".join(corpus[1] if corpus else "not stated" for corpus in dict.fromkeys(known)) or "not stated"
+    )
+
+
+def _command(record: PretrainingRecord) -> str:
+    """What repeats a run from a clone: the command with every flag that matters, those of a YAML file among them."""
+    words = record.command.split()
+    if words[:2] != [PACKAGE, "pretrain"]:
+        return record.command
+    training = record.arguments["training"]
+    flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
+    flags |= {name: training[name] for name in _FLAGS if name in training}
+    sources = record.data.get("train", {}).get("sources", [])
+    places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
+    words = words[:2]
+    for name, value in flags.items():
+        values = [str(places.get(item, item)) for item in (value if isinstance(value, list) else [value])]
+        if value not in (None, "", []) and name not in ("overwrite_output_dir", "num_proc"):
+            words += [f"--{name}", *values]
+    return shlex.join(words)
 
 
 def _named(run: EvaluationRecord, name: str) -> EvaluationRecord:

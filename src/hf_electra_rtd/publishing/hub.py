@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import get_session
+from huggingface_hub.utils import _xet as xet
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+from huggingface_hub.utils._runtime import is_xet_available
 
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -58,9 +60,10 @@ MODEL_FILES = (
 EVAL_RESULTS = ".eval_results/"
 ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE)
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
-SILENCE = (10.0, 60.0, 60.0, 60.0)  # seconds without a byte while connecting, reading, writing, queueing
-# The Xet client would try five times, each for 300 seconds. 120 is above the 90 that it calls healthy for a transfer.
-_XET_LIMITS = {"HF_XET_CLIENT_READ_TIMEOUT": "120s", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"}
+SILENCE = (10.0, 30.0, 30.0, 30.0)  # seconds without a byte while connecting, reading, writing, queueing
+PATIENCE = 60.0  # seconds that a delivery waits in vain, over all requests and tries
+# The Xet client's own limit for reading also counts the sending of up to 64 MB, so `_WatchedXet` takes its place.
+_XET_LIMITS = {"HF_XET_CLIENT_CONNECT_TIMEOUT": "10s", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"}
 _TITLE = "hf-electra-rtd run"  # in the title of every commit
 _UNUSED = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # what the website puts into a new repository
 
@@ -72,6 +75,7 @@ class Repository:
     repo_id: str
     files: dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
     revision: str | None = None  # the branch; None is `main`
+    is_whole: bool = True  # else other files of ours stay, too
 
     @property
     def url(self) -> str:
@@ -109,7 +113,7 @@ def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, 
     reached, it only warns."""
     api, key = HfApi(), remember(directory)["run"]
     try:
-        with _limited_silence():
+        with _Patience().limits():
             for repo_id in repo_ids:
                 _look(api, repo_id, None, key, private, force)
     except _HubError as error:
@@ -132,17 +136,23 @@ def publish(
     Raises:
         ValueError: before anything is sent, for what this run may not do. Failures are in `Published.error`.
     """
-    api, key = HfApi(), remember(directory)["run"]
+    api, publication, patience = HfApi(), remember(directory), _Patience()
+    key, name, collection = publication["run"], publication["flags"].get("hub_model_id"), None
     unchecked = list(dict.fromkeys(each.repo_id for each in repositories))
     results: list[Published] = []
     for pause in (*PAUSES, None):
         try:
-            with _limited_silence():
+            with patience.limits():
                 while unchecked:
                     _look(api, unchecked[0], None, key, private, force)
                     unchecked.pop(0)
+                if name and collection is None:
+                    collection = _collect(api, name, private)
                 for repository in repositories[len(results) :]:
-                    results.append(_push(api, repository, key, private, force))
+                    results.append(_push(api, _linked(repository, collection), key, private, force))
+                if collection is not None:
+                    done = zip(repositories, results, strict=True)
+                    _collect(api, name, private, [each.repo_id for each, result in done if result.error is None])
             break
         except _HubError as error:
             if not error.transient:
@@ -161,7 +171,7 @@ def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: boo
     with _explained(repo_id):
         _refuse_outsider(api.whoami(cache=True), repo_id)
         try:
-            info = api.model_info(repo_id, revision=revision, timeout=SILENCE[1])
+            info = api.model_info(repo_id, revision=revision)
             api.auth_check(repo_id, write=True)
             commits = api.list_repo_commits(repo_id, revision=revision)
         except (RevisionNotFoundError, RepositoryNotFoundError):
@@ -187,6 +197,8 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
     try:
         with _explained(repo_id):
             there = _look(api, repo_id, revision, key, private, force)
+            if there is None and not repository.is_whole:
+                raise _HubError(f"{repository.url} does not exist yet. Publish the model, without --card_only.")
             if there is None:
                 api.create_repo(repo_id, private=private, exist_ok=True)
                 if revision is not None:  # begins at the first commit, so that it holds this export alone
@@ -197,8 +209,12 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
                 raise RuntimeError("it was created but is not found")
             info, (last, *_) = there
             ours = {file.rfilename for file in info.siblings} if _TITLE in last.title else set()
-            gone = sorted(path for path in ours - files.keys() if path in ALLOWED or path.startswith(EVAL_RESULTS))
+            may_go = ALLOWED if repository.is_whole else ()
+            gone = sorted(path for path in ours - files.keys() if path in may_go or path.startswith(EVAL_RESULTS))
             operations = [CommitOperationDelete(path, is_folder=False) for path in gone]
+            if is_xet_available():  # a refusal by the Hub has words here, and only a number from the Xet client
+                address = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{revision or 'main'}"
+                hf_raise_for_status(get_session().get(address, headers=build_hf_headers()))
             commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
                 repo_id,
                 [*operations, *(CommitOperationAdd(path, content) for path, content in files.items())],
@@ -213,6 +229,30 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
     return Published(repository.url, changed=commit.oid != last.commit_id)
 
 
+def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ()) -> Any:
+    """The collection of a run's repositories, which is made where there is none; None where that fails."""
+    owner, _, title = name.partition("/")
+    try:
+        with _explained(f"the collection {title}"):
+            collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
+            for repo_id in dict.fromkeys(repo_ids):
+                if repo_id not in [item.item_id for item in collection.items]:
+                    collection = api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
+            return collection
+    except _HubError as error:
+        logger.warning(str(error))
+    return None
+
+
+def _linked(repository: Repository, collection: Any) -> Repository:
+    """With the address of the collection in the card, in place of the owner's."""
+    if collection is None:
+        return repository
+    owner = f"/collections/{repository.repo_id.partition('/')[0]})"
+    card = bytes(repository.files[CARD_FILE]).replace(owner.encode(), f"/collections/{collection.slug})".encode())
+    return replace(repository, files={**repository.files, CARD_FILE: card})
+
+
 def _refuse_outsider(identity: dict[str, Any], repo_id: str) -> None:
     """The Hub itself refuses only when the repository is created, after the training."""
     roles = {identity["name"]: "admin", **{org["name"]: org.get("roleInOrg") for org in identity.get("orgs", ())}}
@@ -224,17 +264,73 @@ def _refuse_outsider(identity: dict[str, Any], repo_id: str) -> None:
         )
 
 
-@contextmanager
-def _limited_silence() -> Iterator[None]:
-    """Ends requests that are not answered; the library itself would wait for ever."""
-    session = get_session()
-    before, session.timeout = session.timeout, SILENCE
-    for name, value in _XET_LIMITS.items():
-        os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        session.timeout = before
+class _Patience:
+    """Bounds the time that a delivery waits in vain; the library itself would wait for ever. What moves is not cut."""
+
+    def __init__(self) -> None:
+        self.left = PATIENCE
+        self._asked: float | None = None  # when, until there is an answer
+
+    @contextmanager
+    def limits(self) -> Iterator[None]:
+        """Sets them for all that `huggingface_hub` does."""
+        session, get_xet_session = get_session(), xet.get_xet_session
+        before = session.event_hooks
+        more: dict[str, Callable[[Any], None]] = {"request": self._ask, "response": self._hear}
+        session.event_hooks = {name: [*before[name], hook] for name, hook in more.items()}
+        xet.get_xet_session = lambda: _WatchedXet(get_xet_session(), self)
+        for name, value in _XET_LIMITS.items():
+            os.environ.setdefault(name, value)
+        try:
+            yield
+        finally:
+            session.event_hooks, xet.get_xet_session = before, get_xet_session
+
+    def _ask(self, request: Any) -> None:
+        now = time.monotonic()
+        if self._asked is not None:
+            self.left -= min(now - self._asked, SILENCE[1])
+        self._asked = now
+        if self.left <= 0:  # no error of httpx, after which the library would try again
+            raise TimeoutError(f"No answer in {PATIENCE:g} seconds")
+        limits = (min(limit, self.left) for limit in SILENCE)
+        request.extensions["timeout"] = dict(zip(("connect", "read", "write", "pool"), limits, strict=True))
+
+    def _hear(self, response: Any) -> None:
+        self._asked = None
+
+
+class _WatchedXet:
+    """A session of the Xet client that ends an upload in which nothing moves."""
+
+    def __init__(self, session: Any, patience: _Patience) -> None:
+        self._session, self._patience = session, patience
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def new_upload_commit(self, **options: Any) -> Any:
+        """As the session's own."""
+        commit = self._session.new_upload_commit(**options)
+        threading.Thread(target=self._watch, args=(commit,), daemon=True).start()
+        return commit
+
+    def _watch(self, commit: Any) -> None:
+        seen, since, limit = [None], time.monotonic(), min(SILENCE[1], self._patience.left)
+        while str(commit.status()).endswith(("Running", "Finalizing")):
+            threading.Event().wait(limit / 30)
+            now = _moved(commit.progress())
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > limit:
+                self._patience.left -= limit
+                commit.abort()
+
+
+def _moved(report: Any) -> list[Any]:
+    """The counts in a progress report of the Xet client."""
+    both = (report, getattr(report, "shard", None))
+    return [getattr(each, name) for each in both for name in dir(each) if re.fullmatch("total.*(?<!rate)", name)]
 
 
 class Background:
@@ -273,17 +369,24 @@ class Background:
 # ---- What went wrong ----
 
 _LATER = f"Publish it later: {RESUME}."
-_OFFLINE, _NO_ANSWER, _REFUSED = "offline", "no answer", "refused"
+_OFFLINE, _NO_ANSWER, _REFUSED, _FULL, _RIGHTS = "offline", "no answer", "refused", "full", "rights"
 _EXPLANATIONS: dict[str | int, str] = {  # by what is wrong, or by the status that the Hub answers with
     _OFFLINE: f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
     _NO_ANSWER: f"the Hub cannot be reached, or the upload broke off. Check the network. {_LATER}",
     _REFUSED: "the Hub refuses this, so correct it.",
     401: "nobody is logged in to the Hub, or it does not accept the token. Log in (hf auth login) or set HF_TOKEN.",
+    _FULL: "the storage of its owner is full. Free some, or let the owner get more.",
+    _RIGHTS: "the token may not write there. Ask for write access, or log in with another token (hf auth login).",
     403: "the storage of its owner is full, or the token may not write there. Free some, or ask for write access.",
     **dict.fromkeys((409, 412), "it was changed by somebody else at the same time. Look at it, then publish again."),
     429: f"the Hub counts too many requests. {_LATER}",
 }
 _PASSING = (_OFFLINE, _NO_ANSWER, 408, 425, 429, *range(500, 600))  # may succeed later as it is
+# The Hub has one status for a full storage and for missing rights.
+_OF_STORAGE, _OF_RIGHTS = (
+    re.compile(r"storage|quota", re.I),
+    re.compile(r"role|permission|rights|authori|access", re.I),
+)
 # The Xet client raises built-in errors, `ConnectionError` for a refusal too; the status stands in the text alone.
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 
@@ -311,7 +414,12 @@ def _explained(repo_id: str) -> Iterator[None]:
         if cause is None:
             raise
         answer = origin.server_message or "" if isinstance(origin, HfHubHTTPError) else str(error)
+        if cause in (402, 403, 413, _REFUSED) and _OF_STORAGE.search(answer):
+            cause = _FULL
+        elif cause == 403 and _OF_RIGHTS.search(answer):
+            cause = _RIGHTS
         said = " ".join((str(error) if cause == _REFUSED else answer).split())
+        said = "" if "cancelled by user" in said else said  # by `_WatchedXet`
         said = f" It says: {public(said)[:300].rstrip('.')}." if said else ""
         message = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}")
         raise _HubError(f"{repo_id}: {message}{said}", cause in _PASSING) from error

@@ -17,7 +17,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 
 from hf_electra_rtd.cli import flag, parse_arguments, run
-from hf_electra_rtd.files import hash_model, known_names
+from hf_electra_rtd.files import hash_model, known_names, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments, Evaluations
@@ -70,6 +70,7 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")  # noqa: RUF009
     revisions: bool = flag(True, "Publish the exports at fractions of the run as branches step-N.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
+    card_only: bool = flag(False, "Upload the cards alone (and .eval_results), to repositories of this run.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
     resume: bool = flag(False, "Repeat the run's last publication, with its flags.")
 
@@ -228,7 +229,10 @@ def _refuse_private(path: Path, content: Path | bytes) -> None:
     tokens of the Hub count there."""
     if path.suffix not in (".json", ".txt", ".md", ".yaml"):
         return
-    text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+    with reading(path):
+        text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            json.loads(text)
     found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     if path.name not in hub.VOCABULARIES:
         text = text.replace(r"\\", "\\") if path.suffix == ".json" else text
@@ -257,11 +261,21 @@ def main(argv: list[str]) -> int:
     if args.hub_model_id is None:
         raise ValueError("Pass where to publish: --hub_model_id ORG/NAME.")
     flags = {**asdict(args), **asdict(card)}
-    for name in ("run", "dry_run", "resume", "force"):
+    for name in ("run", "card_only", "dry_run", "resume", "force"):
         del flags[name]
     for name in ("evaluations", "compared"):
         flags[name] = [os.path.abspath(path) for path in flags[name] or ()]
+    unnamed = sorted({*known.get("evaluations", ())} - {*flags["evaluations"]})
+    if unnamed and not args.force:
+        raise ValueError(
+            f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone. Name them, too, or "
+            "remove them with --force."
+        )
     repositories = _repositories(directory, flags)
+    if args.card_only:
+        kept = (hub.CARD_FILE, hub.EVAL_RESULTS)
+        files = [{path: file for path, file in each.files.items() if path.startswith(kept)} for each in repositories]
+        repositories = [replace(r, files=f, is_whole=False) for r, f in zip(repositories, files, strict=True)]
     if args.dry_run:
         show(repositories, directory)
         return 0
@@ -279,13 +293,23 @@ def _publication_directory(directory: Path) -> Path:
 
 def _repositories(directory: Path, flags: Flags) -> list[Repository]:
     if (directory / PretrainingRecord.FILE).is_file():
+        _refuse_unused(flags, ["base_model"], "a pre-training")
+        if not flags["evaluations"]:
+            _refuse_unused(flags, ["compared", "eval_results"], "a pre-training without --evaluations")
         return pretraining_repositories(directory, flags)
     if any(directory.rglob(EvaluationRecord.FILE)):
+        _refuse_unused(flags, ["parts", "revisions", "evaluations", "compared"], "a fine-tuning")
         return fine_tuned_repositories(directory, flags)
     raise ValueError(
         f"{directory} holds no {PretrainingRecord.FILE} of a finished pre-training and no {EvaluationRecord.FILE} of "
         "a fine-tuning. Continue an interrupted run with --resume_from_checkpoint latest."
     )
+
+
+def _refuse_unused(flags: Flags, names: Sequence[str], kind: str) -> None:
+    for name in names:
+        if (flags[name] or None) != (getattr(PublishArguments(), name) or None):
+            raise ValueError(f"--{name} has no meaning for {kind}. Leave it out.")
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import os
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from hf_electra_rtd.cli import run
+import numpy as np
+
+from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.publishing.pictures import plot_along_pretraining
 from hf_electra_rtd.records import EvaluationRecord
@@ -37,6 +41,9 @@ _STATISTICS: Mapping[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "best": max,
 }
+_DIGITS = 8  # of hashes, in names
+_HASHES = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
+_SOURCE = ("files", "dataset", "config", "split", "revision", "columns", "validation_share")
 Published = dict[str, Any]  # a published model: `size`, `name`, `source`, `scores` x 100 by task
 
 
@@ -49,7 +56,7 @@ class TaskResult:
 
     benchmark: str
     task: str
-    model: str  # its name, and what else tells models apart: random weights, head, adapters
+    model: str  # its name, and what else tells models apart: random weights, head, adapters, settings that differ
     main_metric: str
     seeds: tuple[int, ...]  # of the runs, in order
     selections: tuple[str, ...]  # how the model of a run was chosen
@@ -68,45 +75,114 @@ class TaskResult:
 
 def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> list[EvaluationRecord]:
     """The evaluation records of all runs below some directories, by path."""
-    records = []
+    return list(_read(directories).values())
+
+
+def _read(directories: Iterable[str | os.PathLike[str]]) -> dict[Path, EvaluationRecord]:
+    records: dict[Path, EvaluationRecord] = {}
     for directory in directories:
         paths = sorted(Path(directory).rglob(EvaluationRecord.FILE))
         if not paths:
             raise ValueError(f"{directory} holds no results. Pass the --output_dir of a fine-tuning.")
-        records += [EvaluationRecord.load(path) for path in paths]
+        records |= {path: EvaluationRecord.load(path) for path in paths}
     return records
 
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
-    """The results of each model on each task, in the order of their first records. A ValueError for two runs of one
-    model, task and seed, or with different main metrics."""
-    groups: dict[tuple[str, str, str], list[EvaluationRecord]] = {}
-    for record in records:
-        groups.setdefault((record.benchmark, record.task, _model_name(record)), []).append(record)
-    results = []
-    for (benchmark, task, model), runs in groups.items():
+    """The results of each model on each task, in the order of their first records; see `_group`. A ValueError for two
+    runs of one group with the same seed, and for a task whose runs have different main metrics."""
+    results: list[TaskResult] = []
+    for (benchmark, task, model), runs in _group(records).items():
         runs.sort(key=lambda run: run.seed)
-        seeds = tuple(run.seed for run in runs)
+        seeds, metric = tuple(run.seed for run in runs), runs[0].main_metric
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"{task}: {model} has several runs with seed {statistics.mode(seeds)}. Pass one of them.")
-        if len({run.main_metric for run in runs}) > 1:
-            raise ValueError(f"{task}: the runs of {model} have different main metrics. Compare them separately.")
+        others = {result.main_metric for result in results if (result.benchmark, result.task) == (benchmark, task)}
+        if {run.main_metric for run in runs} | others != {metric}:
+            raise ValueError(f"{task}: the runs have different main metrics. Compare them separately.")
         scores: dict[str, dict[str, list[float]]] = {}
         for record in runs:
             for split, metrics in record.metrics.items():
                 of_split = scores.setdefault(split, {})
-                for metric, score in metrics.items():
+                for name, score in metrics.items():
                     if score is not None:
-                        of_split.setdefault(metric, []).append(score)
+                        of_split.setdefault(name, []).append(score)
         selections = tuple(dict.fromkeys(run.selection for run in runs))
-        results.append(TaskResult(benchmark, task, model, runs[0].main_metric, seeds, selections, scores))
+        results.append(TaskResult(benchmark, task, model, metric, seeds, selections, scores))
     return results
 
 
-def _model_name(record: EvaluationRecord) -> str:
+def _group(records: Iterable[EvaluationRecord]) -> dict[tuple[str, str, str], list[EvaluationRecord]]:
+    """The runs by benchmark, task and model. Runs of other weights, settings or training data are other models: what
+    differs on one of the tasks is part of their names. Own tasks of one name are apart if their data are."""
+    described = [(record, _model_name(record), _settings(record)) for record in records]
+    own = {(record.task, _evaluated_data(record)) for record, _, _ in described if record.benchmark == "own"}
+    ambiguous = {name for name, count in Counter(name for name, _ in own).items() if count > 1}
+    alike: dict[tuple[str, str], dict[str, list[dict[str, str]]]] = {}  # settings, by model and by task
+    for record, model, settings in described:
+        task = record.task + _evaluated_data(record)
+        alike.setdefault((record.benchmark, model), {}).setdefault(task, []).append(settings)
+    groups: dict[tuple[str, str, str], list[EvaluationRecord]] = {}
+    for record, model, settings in described:
+        of_tasks = alike[record.benchmark, model].values()
+        different = (name for name in settings if any(len({s.get(name) for s in same}) > 1 for same in of_tasks))
+        name = _model_name(record, *(f"{name} {settings[name]}" for name in different))
+        task = f"{record.task} (data {_evaluated_data(record)})" if record.task in ambiguous else record.task
+        groups.setdefault((record.benchmark, task, name), []).append(record)
+    return groups
+
+
+def _model_name(record: EvaluationRecord, *more: str) -> str:
     model = record.model
     details = [*(["random weights"] if model["from_scratch"] else []), f"{model['head']} head", model.get("peft")]
-    return f"{model['name_or_path']} ({', '.join(filter(None, details))})"
+    return f"{model['name_or_path']} ({', '.join(filter(None, [*details, *more]))})"
+
+
+def _settings(record: EvaluationRecord) -> dict[str, str]:
+    """What decides a run's result beside its task and seed."""
+    settings: dict[str, Any] = {}
+    for name, value in record.arguments.items():
+        settings |= value if isinstance(value, dict) else {name: value}
+    settings |= {name: str(record.model.get(key))[:_DIGITS] for name, key in _HASHES.items()}
+    settings["training data"] = _hash(record.data.get("train", {}))
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+
+
+def _evaluated_data(record: EvaluationRecord) -> str:
+    """Of an own task; those of benchmarks are known by their names."""
+    evaluated = (split for name, split in record.data.items() if name != "train")
+    return _hash(next(evaluated, {})) if record.benchmark == "own" else ""
+
+
+def _hash(described: Mapping[str, Any]) -> str:
+    """Of a split's source; not of what reading it gave on one machine."""
+    source = {name: described.get(name) for name in _SOURCE}
+    return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
+    """For each task of a benchmark on which exactly two models are compared: the difference of their medians over
+    seeds, with a 95 % interval. It is taken over the same samples of the examples for both (paired bootstrap), whose
+    scores stand in the reports beside the records."""
+    directories = {id(record): path.parent for path, record in records.items()}
+    for benchmark in dict.fromkeys(record.benchmark for record in records.values()):
+        groups = _group(record for record in records.values() if record.benchmark == benchmark)
+        models, tasks = (list(dict.fromkeys(key[place] for key in groups)) for place in (2, 1))
+        for task in tasks if len(models) == 2 else ():
+            medians, scores, data = [], [], set()
+            for of_model in (groups.get((benchmark, task, model), []) for model in models):
+                paths = [directories[id(run)] / f"report_{next(iter(run.metrics), '')}.json" for run in of_model]
+                reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+                if reports and len(reports) == len(of_model):
+                    medians.append(np.median([report["resampled"] for report in reports], axis=0))
+                    scores.append(statistics.median(report["score"] for report in reports))
+                    data |= {report["data"] for report in reports}
+            if len(medians) == 2 and len(data) == 1:
+                low, high = 100 * np.quantile(medians[0] - medians[1], (0.025, 0.975))
+                shown = f"{100 * (scores[0] - scores[1]):+.1f} (95 % interval {low:+.1f} to {high:+.1f})"
+            else:
+                shown = "no interval, because the runs have no reports of the same examples"
+            yield f"{task}, {models[0]} minus {models[1]}: {shown}."
 
 
 def published_for(benchmark: str, size: str, metrics: Mapping[str, str] | None = None) -> list[Published]:
@@ -271,13 +347,17 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--random_weights", nargs=1, default=[], metavar="DIRECTORY", help="of --along, untrained")
     parser.add_argument("--tokens_per_step", type=float, help="of pre-training: the axis counts tokens")
     arguments = parser.parse_args(argv)
+    check_ranges(arguments)
     if not arguments.directories and not arguments.along:
         parser.error("pass directories to compare, or checkpoints with --along")
-    records = read_evaluations(arguments.directories)
+    runs = _read(arguments.directories)
+    records = list(runs.values())
     if arguments.markdown and records:
         print(results_table(records))
     elif records:
         print_results(records)
+    for line in differences(runs):
+        print(line)
     towers = {}
     for text in arguments.along:
         step, _, directory = text.partition("=")

@@ -394,15 +394,48 @@ def test_own_files_need_nothing_but_their_names(tmp_path, weather, monkeypatch):
         ([10, 9, 100], ("9", "10", "100")),
         ([True, False], ("false", "true")),
         ([" b", "a ", "b"], ("a", "b")),
-        (["10", "9", "x"], ("10", "9", "x")),
-        (["/person/artist", "NA"], ("/person/artist", "NA")),
+        (["/person/artist", "place"], ("/person/artist", "place")),
+        (list(range(20)), tuple(map(str, range(20)))),
     ],
 )
 def test_labels_are_those_of_the_training_examples_in_order(tmp_path, values, labels):
-    train = write(tmp_path, "t.jsonl", [{"text": "x", "label": value} for value in values])
+    train = write(tmp_path, "t.jsonl", [{"text": "x", "label": value} for value in values * 5])
     task = own_task("t", flags(train_file=train))
     assert task.labels == labels
     assert set(load_split(task, "train").examples["label"]) == set(labels)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["0.5", "1.25", "2"], "labels are numbers with decimals, such as '0.5'.*--task_kind regression"),
+        (list(range(21)), "21 different numbers.*--labels A B .*--task_kind regression"),
+        (["1", "1.0"], "2 different numbers"),
+        (["a", "b", "nan"], "6 examples have the label 'nan'.*--labels"),
+        (["a", "b", "None"], "6 examples have the label 'None'"),
+        (["1", "2", "NA"], "6 examples have the label 'NA'"),
+        (["a", "b", ""], "6 examples have no label.*--labels"),
+        (["a", "b", None], "6 examples have no label"),
+        (["10", "9", "x"], "the label '10' is a number, and 'x' is not"),
+        ([True, 1], "the label '1' is a number, and 'true' is not"),
+        ([0.5, 1.5], "label 0.5 is not text.*--task_kind regression"),
+    ],
+)
+def test_labels_that_may_not_be_classes_are_a_question(tmp_path, values, message):
+    train = write(tmp_path, "t.jsonl", [{"text": "x", "label": value} for value in values * 6])
+    with pytest.raises(ValueError, match=message) as caught:
+        own_task("t", flags(train_file=train))
+    assert train in str(caught.value)
+    if not isinstance(values[0], float):
+        classes = [str(value).lower() if value is True else str(value) for value in values if value not in ("", None)]
+        assert own_task("t", flags(train_file=train, labels=classes)).labels == tuple(classes)
+
+
+def test_more_classes_than_a_fifth_of_the_rows_are_a_question(tmp_path):
+    rows = [{"text": "x", "label": f"c{number % 5}"} for number in range(25)]
+    assert len(own_task("t", flags(train_file=write(tmp_path, "t.jsonl", rows))).labels) == 5
+    with pytest.raises(ValueError, match="5 different labels for 24 examples"):
+        own_task("t", flags(train_file=write(tmp_path, "t.jsonl", rows[1:])))
 
 
 def test_an_unknown_number_is_an_index_only_where_no_label_is_a_number(tmp_path):
@@ -451,9 +484,41 @@ def test_the_share_for_validation_is_drawn_by_text_and_keeps_rare_labels(tmp_pat
     assert not set(texts["train"]) & set(texts["dev"])
     assert len(texts["train"]) + len(texts["dev"]) == 601
     assert 0.1 < len(texts["dev"]) / 601 < 0.3
-    assert "rare" in task.labels
+    assert {"rare", "no", "yes"} == set(task.labels) == set(parts["train"].examples["label"])
     assert parts["train"].skipped == parts["dev"].skipped == 0
     assert parts["train"].source != load_split(own_task("t", flags(train_file=train)), "train").source
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.sampled_from("abcd"), min_size=2, max_size=60), st.floats(0.01, 0.9), st.randoms())
+def test_each_class_is_in_both_parts_as_often_as_its_share_and_in_any_order(tmp_path_factory, labels, share, draw):
+    rows, order = [{"text": f"text {index}", "label": label} for index, label in enumerate(labels)], []
+    for _ in range(2):
+        file = write(tmp_path_factory.mktemp("t"), "t.jsonl", rows)
+        task = own_task("t", flags(train_file=file, validation_share=share, labels=list("abcd")))
+        parts = {"train": [], "dev": []}
+        for split, part in parts.items():
+            if split == "train" or max(map(labels.count, labels)) > 1:
+                part += load_split(task, split).examples.select_columns(["texts", "label"]).to_list()
+        order.append(sorted(row["texts"][0] for row in parts["dev"]))
+        draw.shuffle(rows)
+    assert order[0] == order[1]
+    for label in set(labels):
+        number, held = labels.count(label), sum(row["label"] == label for row in parts["dev"])
+        assert held == 0 if number == 1 else 0 < held < number
+        assert abs(held - share * number) < 1 or held in (1, number - 1)
+
+
+@pytest.mark.parametrize(("kind", "value"), [("regression", 0.5), ("tagging", ["O"]), ("classification", None)])
+@pytest.mark.parametrize("number", [2, 16, 100])
+def test_the_smallest_share_is_a_row_of_any_kind(tmp_path, kind, value, number):
+    rows = [{"text": f"w{n}".split(), "label": value or "ab"[n % 2 * (number > 2)]} for n in range(number)]
+    file = write(tmp_path, "t.jsonl", rows if kind == "tagging" else [{**row, "text": row["text"][0]} for row in rows])
+    labels = {"classification": ["a", "b"], "tagging": ["O", "B-x"], "regression": None}[kind]
+    task = own_task("t", flags(train_file=file, task_kind=kind, validation_share=1e-9, labels=labels))
+    sizes = [len(load_split(task, split).examples) for split in ("train", "dev")]
+    held = 2 if kind == "classification" and number > 2 else 1
+    assert sizes == [number - held, held]
 
 
 def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
@@ -483,7 +548,11 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 needs two labels, but there are 3"),
         ({"validation_share": 1.0}, "--validation_share is 1"),
-        ({"validation_share": 1e-9}, "no row for the split 'dev' of t with --validation_share 1e-09"),
+        ({"label_column_name": "text"}, "15 different labels for 15 examples"),
+        (
+            {"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5},
+            "no row for the split 'dev' of t with --validation_share 0.5",
+        ),
         ({"train_file": "none.csv"}, "no file for its split 'train'. Looked for /.*none.csv"),
         ({"train_file": "t.xlsx"}, "t.xlsx must have a name that ends in .tsv, .txt, .csv"),
         ({"text_column_name": "txt"}, "line 2: there is no column 'txt'. Did you mean 'text'"),
@@ -499,7 +568,9 @@ def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options,
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "long.csv", ["text,label", "a,b,c"])
     write(tmp_path, "open.csv", ["text,label", '"a,b'])
-    file = write_csv(tmp_path / "w.csv", ("text", "label", "same"), ("a", "A", "x"), ("b", "B", "x"), ("c", "C", "x"))
+    write(tmp_path, "single.csv", ["text,label", "a,A", "b,B"])
+    rows = [(text * n, text.upper(), "x") for text in "abc" for n in range(1, 6)]
+    file = write_csv(tmp_path / "w.csv", ("text", "label", "same"), *rows)
     options = {"train_file": file} | {key: file if value == "{w}" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
         load_task(own_task("t", flags(**options)), None)

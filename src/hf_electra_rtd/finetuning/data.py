@@ -7,12 +7,15 @@ import hashlib
 import json
 import logging
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import softmax
 
 from hf_electra_rtd import files
 from hf_electra_rtd.files import hash_files, known_names
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OWN_METRICS = {"classification": ("accuracy", "macro_f1"), "regression": ("pearson", "spearman"), "tagging": ("f1",)}
+# Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
+_ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
+_MANY_NUMBERS = 20
 _NO_HUB = "Check its name and the connection, or give files instead (--data_dir, or your own)."
 
 
@@ -42,6 +49,7 @@ class Split:
     # `files`, from names without directories to SHA-256; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
     source: dict[str, Any]
     features: Dataset | None = None  # what the model takes, once `encode_task` has made it
+    probabilities: Any = None  # (examples, labels), of the last predictions in classification
 
     def describe(self) -> dict[str, Any]:
         """What an `EvaluationRecord` holds of an encoded split."""
@@ -173,18 +181,36 @@ def predict(kind: Kind, split: Split, run: Callable[[Dataset], Any]) -> list[Pre
         if not all(np.isfinite(array).all() for array in arrays):
             raise ValueError(f"{kind.task.title}: outputs are not finite: training diverged. Lower --learning_rate.")
         outputs = tuple(array[back] for array in arrays) if isinstance(given, tuple) else given[back]
+        split.probabilities = softmax(outputs, axis=-1) if kind.task.kind == "classification" else None
     return kind.decode(outputs, features, split.examples)
 
 
 def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:
-    """The examples of the training file that are held out, or the others. Each is drawn by the hash of its texts, so
-    that equal texts stay together."""
+    """The examples of the training file that are held out, or the others. The hashes of texts draw them, so that equal
+    texts stay together, and the order of the file does not matter.
 
-    def belongs(texts: list[str]) -> bool:
-        drawn = hashlib.sha256("\n".join(texts).encode()).digest()[:8]
-        return (int.from_bytes(drawn, "big") < task.validation_share * 2**64) == dev
-
-    return examples.filter(belongs, input_columns="words" if task.kind == "tagging" else "texts")
+    The share is drawn from each class (largest remainders): of two or more texts one at least, and never all. A text
+    with several labels counts for the rarest. Regression and tagging draw from all texts. What has no label is kept
+    for training.
+    """
+    tags = task.kind == "tagging"
+    labels = list(examples["tags" if tags else "label"])
+    texts = [hashlib.sha256("\n".join(of_one).encode()).digest() for of_one in examples["words" if tags else "texts"]]
+    classes = [label if label is None or task.kind == "classification" else "" for label in labels]
+    counts = Counter(classes)
+    labeled = [pair for pair in zip(texts, classes, strict=True) if pair[1] is not None]
+    rarest = dict(sorted(labeled, key=lambda pair: (-counts[pair[1]], pair[1])))  # the last one stays
+    strata: dict[str, list[bytes]] = {}
+    for text in sorted(rarest):
+        strata.setdefault(rarest[text], []).append(text)
+    exact = {label: task.validation_share * len(strata[label]) for label in sorted(strata)}
+    missing = round(sum(exact.values())) - sum(map(int, exact.values()))
+    raised = sorted(exact, key=lambda label: int(exact[label]) - exact[label])[:missing]
+    held: set[bytes] = set()
+    for label, share in exact.items():
+        of_class = strata[label]
+        held.update(of_class[: min(max(int(share) + (label in raised), 1), len(of_class) - 1)])
+    return examples.select([index for index, text in enumerate(texts) if (text in held) == dev])
 
 
 # ---- The user's own task ----
@@ -271,10 +297,33 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
         tags = {tag for tags in examples["tags"] for tag in tags or ()}
         # Other splits may have a rare type inside of which no training sentence goes on (`I-LST` of CoNLL-2000).
         return tuple(sorted(tags | {position + tag[1:] for tag in tags if tag[1:2] == "-" for position in "BI"}))
-    labels = sorted(set(examples["label"]) - {None})
-    if len(labels) < 2:
-        raise ValueError(f"{task.title}: all training examples have the same label, {labels[0]!r}.")
-    try:
-        return tuple(sorted(labels, key=float))
-    except ValueError:
-        return tuple(labels)
+    pairs = zip(examples["label"], examples["texts"], strict=True)
+    unlabeled = sum(label is None and any(texts) for label, texts in pairs)
+    counts = Counter(examples["label"])
+    del counts[None]
+    if len(counts) < 2:
+        raise ValueError(f"{task.title}: all training examples have the same label, {next(iter(counts))!r}.")
+    _ask_about_labels("".join(task.files.get("train", ())) or str(task.dataset), counts, unlabeled)
+    return tuple(sorted(counts, key=float if all(map(_NUMBER.fullmatch, counts)) else str))
+
+
+def _ask_about_labels(place: str, counts: Counter[str], unlabeled: int) -> None:
+    """Raises a ValueError, with the flags that decide, where it is not certain that the labels are classes."""
+    numbers = [label for label in sorted(counts) if _NUMBER.fullmatch(label)]
+    words = sorted(counts.keys() - set(numbers))
+    if unlabeled:
+        doubt = f"{unlabeled:,} examples have no label"
+    elif absent := [word for word in words if word.lower() in _ABSENT]:
+        doubt = f"{counts[absent[0]]:,} examples have the label {absent[0]!r}"
+    elif numbers and words:
+        doubt = f"the label {numbers[0]!r} is a number, and {words[0]!r} is not"
+    elif decimals := [number for number in numbers if float(number) % 1]:
+        doubt = f"labels are numbers with decimals, such as {decimals[0]!r}"
+    elif len(set(map(float, numbers))) < len(numbers) or len(numbers) > _MANY_NUMBERS:
+        doubt = f"labels are {len(numbers):,} different numbers, such as {numbers[-1]!r}"
+    elif len(counts) > max(2, counts.total() / 5):
+        doubt = f"there are {len(counts):,} different labels for {counts.total():,} examples"
+    else:
+        return
+    other = "pass --task_kind regression to predict numbers" if numbers and not words else "correct the column"
+    raise ValueError(f"{place}: {doubt}. If the labels are classes, name them all (--labels A B ...), else {other}.")

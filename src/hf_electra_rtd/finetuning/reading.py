@@ -290,7 +290,7 @@ def _label(task: Task, value: Any) -> str | float:
             raise ValueError(f"the label {value!r} is not a finite number.")
         return number
     if not isinstance(value, (str, int)):
-        raise ValueError(f"the label {value!r} is not text or a whole number. Is this regression?")
+        raise ValueError(f"the label {value!r} is not text or a whole number. Is this --task_kind regression?")
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
     if task.labels and label not in task.labels:

@@ -26,7 +26,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "question_answering": ("exact_match", "f1"),
     "tagging": ("f1", "precision", "recall", "macro_f1", "accuracy"),
 }
-_CORRELATIONS = ("matthews", "pearson", "spearman")
+CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 # ---- Labels and numbers ----
@@ -70,13 +70,20 @@ def score_labels(
     scores = {}
     for name in metrics:
         scores[name] = 0.0
-        if name in _CORRELATIONS and any(len(set(column)) == 1 for column in columns):
+        if name in CORRELATIONS and any(len(set(column)) == 1 for column in columns):
             logger.warning(f"All predictions or all references are the same, so {name} is given as 0.")
             continue
         with warnings.catch_warnings(), contextlib.suppress(stats.NearConstantInputWarning):
             warnings.simplefilter("error", stats.NearConstantInputWarning)  # numbers that differ by rounding only
             scores[name] = float(functions[name](*columns))
     return scores
+
+
+def number_errors(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
+    """`mae`, the mean absolute error, and `rmse`, the root of the mean squared one, in the unit of the labels."""
+    _check_lengths(predictions, references)
+    errors = np.subtract(predictions, references)
+    return {"mae": float(np.abs(errors).mean()), "rmse": float(np.sqrt(np.square(errors).mean()))}
 
 
 # ---- Tags ----

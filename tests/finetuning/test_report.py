@@ -1,0 +1,171 @@
+"""What a report says of predictions, against scikit-learn and a bootstrap with loops."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from sklearn.metrics import classification_report, confusion_matrix
+
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.report import INTERVAL, RESAMPLES, resampled_scores, write_report
+from hf_electra_rtd.tasks import Task
+
+
+LABELS = ("no", "yes", "$\\frac 可$")  # the last one is no formula, and has a character that few fonts have
+TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
+
+
+@pytest.fixture
+def make(tokenizer):
+    def make(kind, *metrics, **facts):
+        return make_kind(Task("t", "T", kind=kind, metrics=metrics, **facts), tokenizer, doc_stride=16)
+
+    return make
+
+
+def cases():
+    draw = random.Random(7)
+    labels = [(draw.choice(LABELS[:2]), draw.choice(LABELS[:2])) for _ in range(25)]
+    yield from (
+        ("classification", metric, LABELS[:2], labels) for metric in ("accuracy", "f1", "matthews", "macro_f1")
+    )
+    three = [(draw.choice(LABELS), draw.choice(LABELS)) for _ in range(25)]
+    yield from (("classification", metric, LABELS, three) for metric in ("matthews", "macro_f1"))
+    numbers = [(draw.gauss(0, 1), float(draw.randint(0, 3))) for _ in range(25)]
+    yield from (("regression", metric, (), numbers) for metric in ("pearson", "spearman"))
+    tags = [([draw.choice(TAGS) for _ in range(4)], [draw.choice(TAGS) for _ in range(4)]) for _ in range(25)]
+    yield from (("tagging", metric, TAGS, tags) for metric in ("f1", "precision", "recall", "macro_f1", "accuracy"))
+    yield "multiple_choice", "accuracy", (), [(draw.randint(0, 2), draw.randint(0, 2)) for _ in range(25)]
+    answers = [({"text": draw.choice("abc"), "nbest": []}, ["a x", "b"]) for _ in range(25)]
+    yield from (("question_answering", metric, (), answers) for metric in ("f1", "exact_match"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of scikit-learn, about classes that a sample lacks
+@pytest.mark.parametrize(("kind", "metric", "labels", "pairs"), list(cases()))
+def test_the_bootstrap_scores_each_sample_as_the_task_is_scored(make, kind, metric, labels, pairs):
+    made = make(kind, metric, labels=labels)
+    predicted, right = map(list, zip(*pairs, strict=True))
+    found = resampled_scores(made, metric, predicted, right)
+    drawn = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    for sample, score in zip(drawn[:100], found[:100], strict=True):
+        expected = made.score_labeled([predicted[row] for row in sample], [right[row] for row in sample])[metric]
+        assert score == pytest.approx(expected, abs=1e-12)
+    assert found.shape == (RESAMPLES,)
+
+
+def test_samples_are_the_same_however_many_are_scored_at_once(make, monkeypatch):
+    arguments = (make("regression", "pearson"), "pearson", [0.1, 0.5, 0.2, 0.9], [1.0, 2.0, 4.0, 3.0])
+    whole = resampled_scores(*arguments)
+    monkeypatch.setattr("hf_electra_rtd.finetuning.report._AT_ONCE", 28)
+    assert np.array_equal(resampled_scores(*arguments), whole)
+
+
+def test_the_difference_of_two_models_is_that_of_paired_samples(make):
+    draw = np.random.default_rng(5)
+    right, first, second = (draw.choice(LABELS, 40).tolist() for _ in range(3))
+    kind = make("classification", "accuracy", labels=LABELS)
+    found = np.subtract(*(resampled_scores(kind, "accuracy", predicted, right) for predicted in (first, second)))
+    generator, expected = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        sample = generator.integers(40, size=40)
+        hits = [sum(predicted[row] == right[row] for row in sample) for predicted in (first, second)]
+        expected.append((hits[0] - hits[1]) / 40)
+    assert found.tolist() == pytest.approx(expected)
+
+
+def split_of(labels, **more):
+    rows = [{"id": f"id{row}", "texts": [f"text {row}"], "label": label} for row, label in enumerate(labels)]
+    return Split(Dataset.from_list(rows), 0, {}, **more)
+
+
+def written(directory, *arguments):
+    write_report(directory, "dev", *arguments)
+    return json.loads((directory / "report_dev.json").read_text()), (directory / "report_dev.txt").read_text()
+
+
+def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_errors(make, tmp_path):
+    draw = np.random.default_rng(3)
+    right = [str(one) for one in draw.choice(LABELS, 30, p=(0.6, 0.3, 0.1))] + [None]
+    probabilities = draw.dirichlet([1, 1, 1], 31)
+    predicted = [LABELS[place] for place in probabilities.argmax(-1)]
+    kind = make("classification", "accuracy", "macro_f1", labels=LABELS)
+    split = split_of(right, probabilities=probabilities)
+    report, text = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    known, given = right[:30], predicted[:30]
+    expected = classification_report(known, given, labels=LABELS, output_dict=True)
+    assert report["classes"] == {label: expected[label] for label in LABELS}
+    assert report["confusion"] == confusion_matrix(known, given, labels=LABELS).tolist()
+    assert report["score"] == expected["accuracy"]
+    low, high = report["interval"]
+    assert [low, high] == pytest.approx(np.quantile(report["resampled"], INTERVAL).tolist(), abs=1e-6)
+    assert low < report["score"] < high
+    assert report["baseline"] == {"prediction": "no", "score": known.count("no") / 30}
+    wrong = sorted((row for row in range(30) if known[row] != given[row]), key=lambda row: -max(probabilities[row]))
+    assert [error["id"] for error in report["errors"]] == [f"id{row}" for row in wrong[:10]]
+    first = report["errors"][0]
+    assert (first["text"], first["label"], first["prediction"]) == (
+        f"text {wrong[0]}",
+        known[wrong[0]],
+        given[wrong[0]],
+    )
+    assert first["probability"] == pytest.approx(max(probabilities[wrong[0]]))
+    for shown in (f"95 % interval {100 * low:.1f} to {100 * high:.1f}", "always 'no'", first["text"]):
+        assert shown in text
+    assert (tmp_path / "confusion_dev.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
+    predicted, right = [1.0, 2.0, 9.0], [1.0, 4.0, 8.0]
+    kind, split = make("regression", "pearson"), split_of(right)
+    report, text = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    assert (report["mae"], report["rmse"]) == (1.0, pytest.approx((5 / 3) ** 0.5))
+    assert report["baseline"]["prediction"] == pytest.approx(13 / 3)
+    assert report["baseline"]["rmse"] == pytest.approx(np.std(right))
+    assert [error["id"] for error in report["errors"]] == ["id1", "id2"]
+    assert "mae 1, always the mean: 2.444" in text
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "predicted", "right", "said"),
+    [
+        ("classification", ["no"] * 4, ["no", "yes", "no", "no"], "nothing but 'no'"),
+        ("classification", ["no"] * 4, ["no"] * 4, None),
+        ("classification", ["no", "yes", "no", "no"], ["no"] * 4, None),
+        ("regression", [29.0, 29.1, 29.0, 28.9], [0.0, 100.0, 500.0, 300.0], "nothing but 29"),
+        ("regression", [29.0, 90.0, 400.0, 290.0], [0.0, 100.0, 500.0, 300.0], None),
+    ],
+)
+def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, caplog, kind, predicted, right, said):
+    metric = "accuracy" if kind == "classification" else "pearson"
+    made, split = make(kind, metric, labels=LABELS[:2] if kind == "classification" else ()), split_of(right)
+    written(tmp_path, made, predicted, made.score(predicted, split.examples), split)
+    assert (said in caplog.text) if said else ("nothing but" not in caplog.text)
+
+
+def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
+    kind = make("tagging", "f1", labels=TAGS)
+    rows = [{"id": "a", "words": ["It", "rains"], "tags": ["O", "B-x"]}, {"id": "b", "words": ["So"], "tags": ["O"]}]
+    split, predicted = Split(Dataset.from_list(rows), 0, {}), [["B-y", "B-x"], ["O"]]
+    report, _ = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    assert report["classes"]["x"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1}
+    assert (sum(map(sum, report["confusion"])), report["confusion"][0][3]) == (3, 1)
+    assert report["baseline"] == {"prediction": "O", "score": 0.0}
+    wrong = {"id": "a", "text": "It rains", "label": ["O", "B-x"], "prediction": ["B-y", "B-x"]}
+    assert report["errors"] == [wrong]
+
+
+def test_where_nothing_is_labeled_there_is_no_report(make, tmp_path):
+    write_report(tmp_path, "test", make("classification", "accuracy", labels=LABELS), ["no"], {}, split_of([None]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_leaves_a_report_of_what_is_labeled_beside_its_predictions(finished):
+    run = finished[0] / "run/reviews/seed_42"
+    assert {path.name for path in run.glob("report_*")} == {"report_dev.json", "report_dev.txt"}
+    report = json.loads((run / "report_dev.json").read_text())
+    assert (report["examples"], report["metric"]) == (60, "accuracy")
+    assert (run / "confusion_dev.png").exists()

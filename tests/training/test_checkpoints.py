@@ -1,9 +1,9 @@
 """No half of a checkpoint is ever taken for whole, and no foreign one for one's own."""
 
-import errno
 import json
 import os
 import re
+import resource
 import shutil
 import subprocess
 import sys
@@ -45,6 +45,13 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-5])
 
 
+def flip(path):
+    """Turns a bit over."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
     whole = make_checkpoint(tmp_path, 9)
     damage = {
@@ -53,6 +60,8 @@ def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
         300: lambda path: cut(path / "model.safetensors"),
         400: lambda path: (path / "checkpoint.json").unlink(),
         500: lambda path: cut(path / "checkpoint.json"),
+        600: lambda path: flip(path / "optimizer.pt"),
+        700: lambda path: (path / "scheduler.pt").write_bytes(b"st\0\0\0"),  # of the right size
     }
     for step, harm in damage.items():
         harm(make_checkpoint(tmp_path, step))
@@ -75,17 +84,78 @@ def test_a_run_resumes_only_from_what_it_could_have_left(tmp_path, blocks, token
         trainer.train(resume_from_checkpoint=str(path))
 
 
-def test_a_full_disk_while_training_keeps_the_checkpoints_before(tmp_path, blocks, tokenizer, monkeypatch):
-    trainer, real = make_trainer(tmp_path, blocks, tokenizer), torch.save
+def spoil(name, value):
+    """Puts something else into the optimizer's state of the first parameter."""
+    return lambda state: state["state"][0].update({name: value(state["state"][0]["exp_avg"])})
 
-    def full_disk(content, file, *args, **kwargs):
-        if "checkpoint-6" in str(file):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return real(content, file, *args, **kwargs)
 
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match=r"No space left to write .*checkpoint-6"):
-        trainer.train()
+FORGED = {
+    "moments of another shape": ("optimizer.pt", spoil("exp_avg", lambda _: torch.ones(3)), "exp_avg .*shape"),
+    "moments of another type": ("optimizer.pt", spoil("exp_avg_sq", lambda old: old.long()), "exp_avg_sq .*type"),
+    "moments that are not finite": ("optimizer.pt", spoil("exp_avg", lambda old: old / 0), "not finite"),
+    "another step": ("optimizer.pt", spoil("step", lambda _: torch.tensor(77.0)), "of step 77"),
+    "no state": ("optimizer.pt", lambda state: state["state"].clear(), "parameter 0 is missing"),
+    "other parameters": ("optimizer.pt", lambda state: state["param_groups"].pop(), "cannot be read"),
+    "no schedule": ("scheduler.pt", lambda state: state.clear(), "last_epoch"),
+    "a schedule of another step": ("scheduler.pt", lambda state: state.update(last_epoch=[1, 2]), "of step"),
+    "random numbers of another shape": ("rng_state.pth", lambda state: state.update(cpu=torch.zeros(3)), "cannot be"),
+    "code": ("scheduler.pt", lambda state: state.update(code=os.system), "is no checkpoint of ours"),
+    "NaN": ("model.safetensors", lambda state: next(iter(state.values())).fill_(torch.nan), "not finite"),
+    "no fractions": ("model.safetensors", lambda state: state.update({min(state): state[min(state)].long()}), ""),
+}
+
+
+@pytest.fixture(scope="module")
+def three_steps(blocks, tokenizer, tmp_path_factory):
+    trainer = make_trainer(tmp_path_factory.mktemp("run"), blocks, tokenizer, max_steps=3)
+    trainer.train()
+    return Path(trainer.args.output_dir)
+
+
+def forge(checkpoint, name, change):
+    """Changes a state, and the hash with it."""
+    file, is_weights = checkpoint / name, name.endswith("safetensors")
+    state = load_file(file) if is_weights else torch.load(file, weights_only=False)
+    change(state)
+    (save_file if is_weights else torch.save)(state, file)
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    manifest["files"][name] = files.hash_files([file])
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("kind", FORGED)
+def test_a_state_that_the_run_cannot_have_left_is_refused_before_a_step(
+    three_steps, tmp_path, blocks, tokenizer, kind
+):
+    name, change, message = FORGED[kind]
+    checkpoint = shutil.copytree(three_steps / "checkpoint-3", tmp_path / "checkpoint-3")
+    forge(checkpoint, name, change)
+    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[At(3, pytest.fail, "on_step_begin")])
+    with pytest.raises(ValueError, match=f"checkpoint-3/{name} .*{message}") as refused:
+        trainer.train(resume_from_checkpoint=True)
+    assert "weights_only" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking", "message"),
+    [
+        ("model.safetensors", 1000, "cannot be written: File too large"),
+        ("optimizer.pt", 1000, "No space left to write"),
+        ("optimizer.pt", 90_000, "No space left to write"),  # in the middle, torch raises another error
+    ],
+)
+def test_a_full_disk_while_training_keeps_the_checkpoints_before(tmp_path, blocks, tokenizer, name, lacking, message):
+    def limit(_):  # what the libraries make of an error of the system in the middle of a file
+        size = (tmp_path / "checkpoint-3" / name).stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size - lacking, before[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[At(5, limit, "on_step_begin")])
+    try:
+        with pytest.raises(OSError, match=f"{message}.*another directory"):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-3"]
 
 

@@ -1,6 +1,5 @@
 """The loop in bare `accelerate` gives what `RTDTrainer` gives, and ignores no flag."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from hf_electra_rtd import PretrainingRecord
 from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.training import pretrain
 from tests.conftest import pretraining_flags
+from tests.training.test_checkpoints import flip, forge
 
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
@@ -46,10 +46,15 @@ def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train):
     assert records[1].metrics.items() <= records[0].metrics.items()
     for name, main in mains.items():
         directory = one.parent / name
-        shutil.rmtree(directory / "checkpoint-6")
+        flip(next((directory / "checkpoint-6").glob("r*_state*")))  # one bit of the random numbers
+        with pytest.raises(ValueError, match=r"checkpoint-6 cannot be read: r\w*_states?\w*\.p\w+ missing or altered"):
+            train(main, name, "--resume_from_checkpoint", str(directory / "checkpoint-6"))
         (directory / "run_record.json").unlink()
         train(main, name, "--resume_from_checkpoint", "latest")
         assert [(directory / part).read_bytes() for part in names] == weights
+    forge(one.parent / "loop" / "checkpoint-6", "random_states_0.pkl", lambda state: state.pop("torch_manual_seed"))
+    with pytest.raises(ValueError, match=r"random_states_0\.pkl cannot be read"):  # accelerate would go on without
+        train(pretrain_no_trainer.main, "loop", "--resume_from_checkpoint", "latest")
     load_for_detection(str(one.parent / "loop" / "checkpoint-6"))
     with pytest.raises(ValueError, match=r"written by RTDTrainer, so pretrain_no_trainer\.py cannot resume"):
         train(pretrain_no_trainer.main, "trainer", "--resume_from_checkpoint", "latest")

@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections import namedtuple
@@ -20,10 +21,12 @@ from transformers import (
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.cli import parse_arguments
+from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.prepare import DataArguments
 from hf_electra_rtd.files import lock_directory
 from hf_electra_rtd.publishing.hub import remember
 from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import find_checkpoint, main, print_resume_command
 from tests.conftest import pretraining_flags, tiny_config
@@ -102,6 +105,80 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
     assert "step 2/4" not in shown
     for expected in ("HELD-OUT", "discriminator, held out", "from_pretrained"):
         assert expected in shown
+
+
+def test_a_run_goes_on_in_another_directory_and_ends_the_same(pretrain, finished_run, tmp_path):
+    pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-2"))
+    assert weights(tmp_path / "run") == weights(finished_run)
+    with pytest.raises(ValueError, match="holds another run than"):
+        pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-4"))
+
+
+@pytest.mark.parametrize("flags", [(), ("--overwrite_output_dir",), ("--resume_from_checkpoint", "auto")])
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors", "vocab.txt", "generator/mine", "fractions/mine", "config.json/mine", "checkpoint-2/mine"],
+)
+def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypatch, name, flags):
+    monkeypatch.setattr("hf_electra_rtd.training.pretrain.get_tokenizer", lambda *_: pytest.fail("work was done"))
+    (tmp_path / "run" / name).parent.mkdir(parents=True)
+    (tmp_path / "run" / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"run/{name.removesuffix('/mine')} is there, and no.*Move it away"):
+        pretrain(*flags)
+    assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
+
+
+@pytest.mark.parametrize("name", ["checkpoint-3/mine", "generator/mine", "training_curves.png/mine"])
+def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run, name):
+    shutil.rmtree(copied_run / "generator")
+    (copied_run / "training_curves.png").unlink()
+    (copied_run / name).parent.mkdir()
+    (copied_run / name).touch()
+    with pytest.raises(ValueError, match=f"{name.removesuffix('/mine')} is there, and no"):
+        pretrain("--overwrite_output_dir")
+
+
+@pytest.mark.parametrize(
+    ("flag", "part"),
+    [("two_stage_from", ""), ("generator", "generator"), ("discriminator", "fractions/50/discriminator")],
+)
+def test_a_run_does_not_replace_the_model_that_it_starts_from(pretrain, copied_run, flag, part):
+    with pytest.raises(ValueError, match=f"--{flag} .* lies where this run writes"):
+        pretrain("--overwrite_output_dir", **{"model_config": None, flag: copied_run / part})
+    assert (copied_run / "run_record.json").exists()
+
+
+# Where a signal comes, and a function that is called there.
+PHASES = {
+    "text": "data.prepare.train_wordpiece",
+    "model": "training.pretrain.build_model",
+    "trainer": "training.pretrain.RTDTrainer",
+    "loop": "training.meters.check_loss",
+    "outputs": "training.checkpoints.plot_curves",
+    "publication": "training.pretrain.print_summary",
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_signal_at_any_time_ends_the_command_with_its_status(pretrain, monkeypatch, capsys, tmp_path, phase, number):
+    def sign(*_, **__):
+        os.kill(os.getpid(), number)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(f"hf_electra_rtd.{PHASES[phase]}", sign)
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+    own = {"tokenizer": None, "model_config": None, "vocab_size": 120} if phase == "text" else {}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_command(lambda _: pretrain(**own)[0])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    shown, said = capsys.readouterr()
+    assert ended.value.code == 128 + number
+    assert ("--resume_from_checkpoint latest" in shown) == (phase == "loop") == ("Interrupted." not in said)
+    assert latest_checkpoint(tmp_path / "run") or phase in ("text", "model", "trainer")
+    assert not list((tmp_path / "run").glob(".*partial*"))
 
 
 def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_run, copied_run, tmp_path):

@@ -9,21 +9,28 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast_object_list
+from accelerate.utils.other import load
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.files import reading, remove_directory, remove_partial, writing
+from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, remove_partial, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
@@ -36,6 +43,14 @@ CHECKPOINT_PREFIX = "checkpoint-"
 FRACTIONS_DIRECTORY = "fractions"
 MANIFEST_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
+OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written
+# What a run replaces at its end, directories with a file by which we know our own.
+_REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
+_REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: ".", "generator": "config.json", "discriminator": "config.json"}
+_STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
+# What is in the file of random numbers: of the Trainer, and of accelerate.
+_RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
+SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
 
 # ---- Reading ----
@@ -64,24 +79,49 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     return None
 
 
+def holds_run(output_dir: str | os.PathLike[str]) -> bool:
+    """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
+    would replace, and that none of ours has left."""
+    directory, own = Path(output_dir), list_checkpoints(output_dir)
+    if has_record := os.path.lexists(directory / PretrainingRecord.FILE):
+        PretrainingRecord.load(directory)
+    exports = any(directory.glob(f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}"))
+    is_run = has_record or bool(own) or exports or (directory / OUTPUTS).exists()
+    for name, known_by in ({path.name: MANIFEST_FILE for path in own} | _REPLACED).items():
+        check_output(directory / name, replaces=known_by)
+        if not is_run and os.path.lexists(directory / name):
+            place = f"{directory / name} is there, and no run of ours has left it"
+            raise ValueError(f"{place}. Move it away, or choose another --output_dir.")
+    return is_run
+
+
+def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
+    """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
+    for flag, source in sources.items():
+        place, directory = Path(os.path.realpath(source)), Path(os.path.realpath(output_dir))
+        first = place.relative_to(directory).parts[:1] if place.is_relative_to(directory) else ("elsewhere",)
+        if place.exists() and (not first or first[0] in _REPLACED or first[0].startswith(CHECKPOINT_PREFIX)):
+            raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
+
+
 def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
     """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], and `files`), and the state of the
     loop.
 
     Raises:
-        ValueError: if the checkpoint is not whole: a file is missing or has another size than when it was written.
+        ValueError: if the checkpoint is not whole: a file is missing or not as it was written.
     """
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         damaged = [name for name, known in manifest["files"].items() if not _is_whole(path / name, known)]
         if damaged:
-            raise ValueError(f"{', '.join(damaged)} missing or cut off")
+            raise ValueError(f"{', '.join(damaged)} missing or altered")
         return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
-def _is_whole(file: Path, known_size: int) -> bool:
-    return file.is_file() and file.stat().st_size == known_size
+def _is_whole(file: Path, known_hash: str) -> bool:
+    return file.is_file() and hash_files([file]) == known_hash
 
 
 def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
@@ -117,6 +157,8 @@ def check_resumable(
         raise ValueError(f"{checkpoint} was written by {manifest['loop']}, so {loop} cannot resume from it.")
     if not any(name.startswith("optimizer") for name in manifest["files"]):
         raise ValueError(f"{checkpoint} has no optimizer (--save_only_model), so a run cannot resume from it.")
+    if (pickled := Path(checkpoint, "pytorch_model.bin")).exists():
+        raise ValueError(f"{pickled} is no checkpoint of ours.")
     if (step := state.global_step) > max_steps:
         raise ValueError(f"{checkpoint} is of step {step:,}, but --max_steps is {max_steps:,}. Raise --max_steps.")
     if changed:
@@ -125,6 +167,61 @@ def check_resumable(
             "the run began with, or start a new run from its --generator and --discriminator."
         )
     return state
+
+
+def check_states(checkpoint: str | os.PathLike[str], optimizer: Any, schedule: Any) -> None:
+    """Raises ValueError, with the file's name, for weights, optimizer, schedule or random numbers that a run could not
+    have left at the checkpoint's step. What FSDP shards has other files, which it checks."""
+    path = Path(checkpoint)
+    step = TrainerState.load_from_json(str(path / STATE_FILE)).global_step
+    steps = range(step + 1) if any(path.glob("scaler.*")) else [step]  # in float16, steps are skipped
+    for file in path.iterdir():
+        is_weights = file.suffix == ".safetensors"
+        if file.is_dir() or not (is_weights or file.name.startswith(_STATES)):
+            continue
+        with reading(file, "It is no checkpoint of ours."):
+            try:
+                state: Any = load_file(file) if is_weights else load(file, map_location="cpu")
+            except Exception:  # torch would advise to run what the file holds
+                raise ValueError(f"{file} is no checkpoint of ours.") from None
+            if is_weights:
+                if not all(tensor.is_floating_point() and tensor.isfinite().all() for tensor in state.values()):
+                    raise ValueError("it holds numbers that are not finite, or whole")
+            elif file.stem == "optimizer":
+                _check_optimizer(state, optimizer, steps)
+            elif file.stem in ("scheduler", "custom_checkpoint_0"):
+                if isinstance(schedule, LambdaLR) and state["last_epoch"] not in steps:
+                    raise ValueError(f"it is of step {state['last_epoch']}")
+            else:  # random numbers: accelerate would leave out those that it cannot read
+                python, numpy, of_torch = (state[name] for name in _RANDOM[file.suffix])
+                random.Random().setstate(python)
+                np.random.RandomState().set_state(numpy)
+                torch.Generator().set_state(of_torch)
+
+
+def _check_optimizer(state: dict[str, Any], optimizer: Any, steps: range | list[int]) -> None:
+    groups, saved = optimizer.param_groups, state["param_groups"]
+    own = isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.AdamW)
+    if not own or isinstance(groups[0]["params"][0], DTensor):
+        return
+    for one, group in zip(saved, groups, strict=True):
+        expected = steps if one.get("bias_correction", True) else [math.inf]  # see `ElectraAdamW`
+        for index, parameter in zip(one["params"], group["params"], strict=True):
+            kept = state["state"].get(index, {})
+            for name in ("exp_avg", "exp_avg_sq"):
+                if name not in kept or (kept[name].shape, kept[name].dtype) != (parameter.shape, parameter.dtype):
+                    raise ValueError(f"{name} of parameter {index} is missing, or has another shape or type")
+                if not kept[name].isfinite().all():
+                    raise ValueError(f"{name} of parameter {index} is not finite")
+            if float(kept["step"]) not in expected:
+                raise ValueError(f"parameter {index} is of step {kept['step']:g}")
+
+
+def load_state(checkpoint: str, accelerator: Accelerator, optimizer: Any, schedule: Any) -> None:
+    """`accelerator.load_state`, for checkpoints of ours only."""
+    check_states(checkpoint, optimizer, schedule)
+    with reading(checkpoint, SAME_FLAGS):
+        accelerator.load_state(checkpoint)
 
 
 # ---- Writing ----
@@ -155,7 +252,7 @@ def writing_checkpoint(
         if is_main:
             state.save_to_json(str(checkpoint / STATE_FILE))
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-            files = {str(path.relative_to(checkpoint)): path.stat().st_size for path in paths}
+            files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
             manifest = {"loop": loop, "run": described, "files": files}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
@@ -197,21 +294,23 @@ def save_outputs(
         OSError: if anything could not be written; models are as before unless all of them could be written.
     """
     directory = Path(output_dir)
-    outputs = directory / ".outputs"
+    outputs = directory / OUTPUTS
     with writing(outputs, ".") as partial:
         model.save_pretrained(partial)
         model.save_towers(partial, tokenizer)
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         plot_curves(record, partial / CURVES_FILE)
+    for path in outputs.iterdir():
+        check_output(directory / path.name, replaces="config.json" if path.is_dir() else None)
     (directory / PretrainingRecord.FILE).unlink(missing_ok=True)  # it is not that of the models that come now
     for path in outputs.iterdir():
         target = directory / path.name
         if target.is_dir():
             remove_directory(target)
         path.replace(target)
-    outputs.rmdir()
     record.save(directory)
+    outputs.rmdir()  # until now it shows whose files these are
 
 
 # ---- Sharded training (FSDP2) ----

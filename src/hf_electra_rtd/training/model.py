@@ -36,6 +36,7 @@ _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     *("disallow_correct", "sampling_dropout", "freeze_generator"),
 )
+SOURCES = ("two_stage_from", "model_config", "generator", "discriminator")  # flags that name what is there
 # A flag that decides what others would decide.
 _EXCLUDED = {
     "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *DEFAULT_FRACTIONS),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -33,7 +34,7 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters
-from hf_electra_rtd.cli import INTERRUPTED, flag, parse_arguments
+from hf_electra_rtd.cli import flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -56,7 +57,7 @@ from hf_electra_rtd.training.console import (
     print_samples,
     print_summary,
 )
-from hf_electra_rtd.training.model import ModelArguments, build_model
+from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
 
@@ -116,7 +117,7 @@ def main(
     `default_text` is used where no flag names text.
 
     Returns:
-        The exit status: 0; 1 where the run is complete but could not be published; 130 after an interruption.
+        The exit status: 0; 1 where the run is complete but could not be published; 130 or 143 after Ctrl-C or SIGTERM.
     """
     with start(argv, description, defaults or {}, default_text) as run:
         if run.arguments.dry_run:
@@ -132,7 +133,7 @@ def main(
         if stop.stopped:
             if trainer.is_world_process_zero():
                 print_resume_command(run, trainer.state.global_step)
-            return INTERRUPTED
+            return stop.status
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
@@ -191,6 +192,7 @@ def start(
     with ExitStack() as until_the_end:
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
+            checkpoints.check_sources(output_dir, model_args.given(SOURCES))
             checkpoint = find_checkpoint(output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
             if is_main and not run_args.dry_run:
                 with naming(output_dir):
@@ -218,10 +220,10 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
 
     Raises:
         ValueError: if there is nothing to resume from, the checkpoint is incomplete or older than others there, or
-            another run lies there.
+            another run lies there, or something else that this run would replace.
         SystemExit: for `auto`, if a finished run without checkpoints lies there.
     """
-    latest = checkpoints.latest_checkpoint(output_dir)
+    is_run, latest = checkpoints.holds_run(output_dir), checkpoints.latest_checkpoint(output_dir)
     is_finished = (Path(output_dir) / PretrainingRecord.FILE).exists()
     if resume in ("latest", "auto") and latest is not None:
         return str(latest)
@@ -235,8 +237,10 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
         step, there = checkpoints.read_checkpoint(resume)[1].global_step, checkpoints.list_checkpoints(output_dir)
         if later := ", ".join(path.name for path in there if checkpoints.checkpoint_step(path) > step):
             raise ValueError(f"{output_dir} has checkpoints after step {step:,}: {later}. Remove them, {choose}")
+        if is_run and os.path.realpath(Path(resume).parent) != os.path.realpath(output_dir):
+            raise ValueError(f"{output_dir} holds another run than {resume}. Move it away, {choose}")
         return resume
-    if not overwrite and (latest is not None or is_finished):
+    if is_run and not (overwrite or resume):
         more = "" if latest is None else " To continue it, add --resume_from_checkpoint latest."
         raise ValueError(f"{output_dir} holds another run.{more} To delete it, add --overwrite_output_dir, {choose}")
     return None

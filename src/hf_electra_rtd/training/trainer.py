@@ -29,6 +29,7 @@ from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.cli import INTERRUPTED
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.files import reading, writing
@@ -299,8 +300,7 @@ class RTDTrainer(Trainer):
         return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        flags = "--size, --model_config, --sharing, --tokenizer"
-        with reading(resume_from_checkpoint, f"Give the flags that the run began with ({flags})."):
+        with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
@@ -308,6 +308,11 @@ class RTDTrainer(Trainer):
         missing = sorted(set(load_result.missing_keys) - set(self.model.all_tied_weights_keys))
         if missing or load_result.unexpected_keys:
             raise ValueError(f"missing tensors {missing}, unknown tensors {load_result.unexpected_keys}")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            checkpoints.check_states(checkpoint, self.optimizer, self.lr_scheduler)
+        super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -428,8 +433,9 @@ class _AlongTheRun(TrainerCallback):
 
 
 class StopSignal(TrainerCallback):
-    """Inside a `with`, ends a Trainer's run at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill), with
-    a log and a checkpoint; `stopped` says whether it did.
+    """Inside a `with`, ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill),
+    with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. Outside the loop,
+    signals do what they did before.
 
     with StopSignal() as stop:
         RTDTrainer(..., callbacks=[stop]).train()
@@ -437,22 +443,27 @@ class StopSignal(TrainerCallback):
 
     def __init__(self) -> None:
         self.stopped = self._noted = False
+        self.status = INTERRUPTED
+        self._before: dict[int, Any] = {}  # handlers, in the loop
 
     def __enter__(self) -> StopSignal:
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if not self._noted and PartialState().is_main_process:
             logger.warning("Stopping: this step is finished and saved first.")
-        self._noted = True
+        self._noted, self.status = True, 128 + number
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._agreed_at, self._next_agreement = (state.global_step, time.monotonic()), state.global_step + 1
+        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
+        self.__exit__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step < state.max_steps and self._should_stop(state.global_step):

@@ -1,5 +1,6 @@
 """Flags, YAML files and exit statuses of the commands."""
 
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -120,6 +121,21 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
     assert (ended.value.code, capsys.readouterr().err) == (status, message)
     with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
         run(lambda argv: 1 // 0)
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(sent, status):
+    script = f"import os\nfrom hf_electra_rtd.cli import run\nrun(lambda argv: os.kill(os.getpid(), {int(sent)}))"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "\nInterrupted.\n")
+
+
+@pytest.mark.parametrize(("word", "message"), [("", "'' (after --file) is empty"), ("\udcff", "is not UTF-8")])
+def test_an_empty_name_and_one_that_is_no_text_are_refused(monkeypatch, capsys, word, message):
+    monkeypatch.setattr(sys, "argv", ["command", "--file", word])
+    with pytest.raises(SystemExit):
+        run(lambda argv: None)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

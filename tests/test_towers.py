@@ -147,6 +147,16 @@ def hold_foreign_tensors(directory):
     change_weights(directory, lambda tensors: tensors.update(foreign))
 
 
+def spoil(change):
+    name = "electra.encoder.layer.1.output.dense.weight"
+    return lambda directory: change_weights(directory, lambda tensors: tensors.update({name: change(tensors[name])}))
+
+
+def be_endless(directory):
+    (directory / WEIGHTS).unlink()
+    (directory / WEIGHTS).symlink_to("/dev/zero")
+
+
 def be_cut_off(directory):
     (directory / WEIGHTS).write_bytes((directory / WEIGHTS).read_bytes()[:-100])
 
@@ -160,6 +170,11 @@ def be_cut_off(directory):
         (lambda path: change_config(path, model_type="bert"), "is a model of type 'bert', not 'electra'"),
         (be_cut_off, "damaged or are not safetensors"),
         (lambda path: (path / WEIGHTS).write_bytes(b"\x80\x04not safetensors"), "damaged or are not safetensors"),
+        (spoil(torch.Tensor.long), "whole numbers in place of weights: .*output.dense.weight"),
+        (spoil(lambda tensor: tensor.fill_(torch.nan)), "numbers that are not finite: .*output.dense.weight"),
+        (lambda path: change_config(path, vocab_size="x"), "discriminator cannot be read: .*vocab_size"),
+        (lambda path: change_config(path, hidden_size=0), "discriminator cannot be read: "),
+        (be_endless, "model.safetensors cannot be read: it is no ordinary file"),
         (lambda path: (path / WEIGHTS).unlink(), "no weights: it has no model.safetensors"),
         (lambda path: (path / CONFIG).write_text("{"), "config.json cannot be read"),
         (lambda path: (path / CONFIG).unlink(), "holds no model: there is no config.json"),

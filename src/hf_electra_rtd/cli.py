@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # The interval of each number that can ruin a run: our flags and those of `TrainingArguments`. `inf` excludes NaN, too.
 RANGES: dict[str, str] = {
     **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout", "tokens_per_step"), "(0, inf)"),
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
     **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
     **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
@@ -75,6 +76,11 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             sys.argv[0] = f"hf-electra-rtd {known}"
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        for before, word in pairwise(sys.argv):
+            if not word or word.encode(errors="replace") != word.encode(errors="surrogatepass"):
+                raise ValueError(
+                    f"{word!r} (after {before}) is {'not UTF-8' if word else 'empty'}. Give another name."
+                )
         sys.exit(command(sys.argv[1:]))
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"error: {_message(error)}", file=sys.stderr)

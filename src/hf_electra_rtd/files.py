@@ -6,6 +6,7 @@ import difflib
 import errno
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
+from safetensors import SafetensorError
 
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
@@ -87,9 +89,17 @@ def remove_partial(directory: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the path and the remedy to an `OSError` raised while `path` is written."""
+    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch or
+    safetensors raise as an error of their own."""
     try:
         yield
+    except (RuntimeError, SafetensorError) as error:
+        system = re.search(r"\(os error (\d+)\)", str(error))
+        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
+            raise
+        code = int(system[1]) if system else errno.ENOSPC
+        with naming(path):
+            raise OSError(code, os.strerror(code)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"No space left to write {os.fspath(path)}. Free some, or choose another directory."

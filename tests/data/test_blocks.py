@@ -1,3 +1,5 @@
+import hashlib
+import json
 import pickle
 from pathlib import Path
 
@@ -86,6 +88,42 @@ def test_arbitrary_bytes_and_an_altered_header_are_no_block_file(file, tmp_path,
         path.write_bytes(altered)
         with pytest.raises(ValueError, match=r"any\.blocks is no whole block file"):
             BlockFile(path)
+
+
+def sign(path, change):
+    """Gives a file another header with the right hashes."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[-40:-32], "little")
+    body = content[: -40 - length]
+    header = json.loads(content[-40 - length : -40]) | {"sha256": hashlib.sha256(body).hexdigest()} | change
+    text = json.dumps(header).encode()
+    path.write_bytes(body + text + len(text).to_bytes(8, "little") + hashlib.sha256(text).digest())
+
+
+NONSENSE = [
+    {"statistics": [1]},
+    {"vocab_size": "x"},
+    {"recipe": "x"},
+    {"sources": [{}]},
+    {"num_sequences": 19},
+    {"x": 1},
+]
+
+
+@pytest.mark.parametrize("change", [*NONSENSE, {"vocab_size": 40}])
+def test_a_header_that_is_nonsense_and_signed_and_ids_beyond_the_vocabulary_are_refused(file, change):
+    sign(Path(file.path), change)
+    problem = "holds ids beyond its vocabulary of 40" if change == {"vocab_size": 40} else "cannot be read"
+    with pytest.raises(ValueError, match=rf"x\.blocks {problem}.*Prepare it again"):
+        BlockFile(file.path, verify=True)
+
+
+def test_a_file_lives_on_when_its_name_is_replaced_and_no_worker_takes_the_other_one(file):
+    before, pickled = file.read(np.arange(20)).ids, pickle.dumps(file)
+    write(file.path, make_sequences(np.random.default_rng(1), 20, 16, 100, False), 16, 100)
+    np.testing.assert_array_equal(file.read(np.arange(20)).ids, before)
+    with pytest.raises(ValueError, match=r"x\.blocks was altered"):
+        pickle.loads(pickled)
 
 
 def test_a_missing_file_is_named(tmp_path):

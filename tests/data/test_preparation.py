@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hf_electra_rtd.data import preparation, text
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.preparation import draw, find_copies, held_out_threshold, normalize_line, prepare_blocks
-from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.tokenization import load_tokenizer, train_wordpiece
 from hf_electra_rtd.ops import randomness
 from tests.conftest import VOCABULARY, WORDS, make_text
 
@@ -146,6 +146,16 @@ def test_lines_without_known_characters_end_no_document(tmp_path, tokenizer):
         (tmp_path / name).write_text(f"{make_text(3)}\n{line}{make_text(2)}")
         made.append(prepare(tmp_path / name, tokenizer, tmp_path)[0].header.sha256)
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("packing", ["full", "original"])
+def test_special_tokens_in_a_corpus_are_text(tmp_path, tokenizer, packing):
+    lines = ["the [MASK] river [PAD] was [CLS] old\n"] * 20
+    (tmp_path / "a.txt").write_text("".join(lines))
+    for each in (tokenizer, train_wordpiece(lambda: lines, 60)):
+        for sequence in prepare(tmp_path / "a.txt", each, tmp_path, packing=packing)[0]:
+            assert not {each.pad_token_id, each.mask_token_id} & {*sequence["input_ids"]}
+            assert list(sequence["input_ids"]).count(each.cls_token_id) == 1
 
 
 def test_the_split_is_by_document_seeded_and_never_empty():

@@ -213,16 +213,38 @@ def test_a_directory_is_searched_and_what_is_no_text_left_out(tmp_path):
             find_files(str(tmp_path / pattern))
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("pattern", ["", "*"])
+def test_what_is_no_file_and_the_output_among_texts_are_passed_over_in_one_warning(tmp_path, caplog, pattern):
+    os.mkfifo(tmp_path / "fifo.txt")
+    for name, target in (("zero.txt", "/dev/zero"), ("self.txt", "self.txt"), ("gone.txt", "nowhere"), ("up", ".")):
+        (tmp_path / name).symlink_to(target)
+    for name in ("out/tokenizer/vocab.txt", "out/tokenizer/tokenizer_config.json", "a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert find_files(str(tmp_path / pattern)) == [str(tmp_path / "a.txt")]
+    passed = [
+        "fifo.txt",
+        "gone.txt",
+        *["out/tokenizer"] * (not pattern),
+        "self.txt",
+        *["up"] * (not pattern),
+        "zero.txt",
+    ]
+    listed = ", ".join(str(tmp_path / name) for name in passed)
+    assert [record.getMessage() for record in caplog.records] == [f"Passed over, for they are no texts: {listed}."]
+
+
 def test_a_directory_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
     (tmp_path / "deep").mkdir()
-    scandir = os.scandir
+    listdir = os.listdir
 
     def refuse(path):
         if str(path).endswith("deep"):
             raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+        return listdir(path)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
     with pytest.raises(OSError, match=r"Permission denied: .*deep"):
         find_files(str(tmp_path))
 
@@ -248,6 +270,7 @@ def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
         ("weight=two", "weight=two is not a number"),
         ("weight=0", "weight is 0: it must be above 0 and at most 1000"),
         ("weight=nan", "weight is nan"),
+        ("weight=1,weight=2", "weight is given twice"),
         ("weight=1001", "weight is 1001"),
         ("encoding=utf9", "unknown encoding: utf9.*utf-8"),
         ("encoding_errors=skip", "unknown error handler name 'skip'.*replace"),

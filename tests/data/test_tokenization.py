@@ -83,7 +83,8 @@ def test_what_changes_no_id_changes_no_hash(tokenizer):
         ("nowhere", None, "nowhere cannot be read.*vocab.txt"),
         ("no/such/vocab.txt", None, "no/such/vocab.txt cannot be read.*vocab.txt"),
         ("words.txt", ["[PAD]", "[CLS]", "word"], r"lacks \[UNK\], \[SEP\], \[MASK\]"),
-        ("vocab.txt", [*VOCABULARY, "mill", "more"], "names twice"),
+        ("vocab.txt", [*VOCABULARY, "mill", "more"], "vocab.txt .*names twice"),
+        ("vocab.txt", [*VOCABULARY, "\0"], "vocab.txt holds NUL"),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch, name, tokens, message):
@@ -92,6 +93,25 @@ def test_what_is_no_tokenizer_is_refused(tmp_path, monkeypatch, name, tokens, me
         (tmp_path / name).write_text("\n".join(tokens) + "\n")
     with pytest.raises(ValueError, match=message):
         load_tokenizer(name)
+
+
+def test_a_directory_without_a_usable_tokenizer_is_refused_by_name(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    whole = config.read_text()
+    config.write_text(json.dumps(json.loads(whole) | {"cls_token": "[UNK]"}))
+    with pytest.raises(ValueError, match=rf"{tmp_path} has no unk_token, no cls_token of its own: .* \[PAD\]"):
+        load_tokenizer(str(tmp_path))
+    for name in ("tokenizer.json", "vocab.txt"):  # `transformers` makes a tokenizer of the special tokens then
+        (tmp_path / name).unlink()
+    config.write_text(whole)
+    with pytest.raises(ValueError, match=f"{tmp_path} has no words"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_vocabulary(tokenizer, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY), encoding="utf-8-sig")
+    assert tokenizer_hash(load_tokenizer(str(tmp_path / "vocab.txt"))) == tokenizer_hash(tokenizer)
 
 
 def test_a_vocabulary_without_room_is_refused():

@@ -5,8 +5,6 @@ for each sequence where it ends among the ids (uint64) and where its second segm
 the SHA-256 of all this; its length (uint64) and SHA-256, which a file that was cut off does not end with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -35,7 +33,7 @@ _INDEX = np.dtype([("end", "<u8"), ("second_segment", "<u4")])
 
 
 @strict
-@dataclass(frozen=True)
+@dataclass
 class BlockHeader:
     """What a block file says about itself."""
 
@@ -83,7 +81,7 @@ class BlockWriter:
         self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
         self._digest = hashlib.sha256()
 
-    def __enter__(self) -> BlockWriter:
+    def __enter__(self) -> "BlockWriter":
         with ExitStack() as stack:
             partial = stack.enter_context(writing(self.path))
             self._file = stack.enter_context(open(partial, "wb"))
@@ -140,28 +138,26 @@ class BlockFile(Dataset):
             content = np.empty(0, np.uint8) if is_empty else np.asarray(np.memmap(self.path, np.uint8, "r"))
             footer = content[-_FOOTER.size :].tobytes()
             length, digest = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, b"")
-            text, content = content[-_FOOTER.size - length : -_FOOTER.size].tobytes(), content[: -_FOOTER.size - length]
+            end = len(content) - _FOOTER.size
+            text, content = content[end - length : end].tobytes(), content[: end - length]
             if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(text).digest() != digest:
                 raise ValueError(
                     f"{self.path} is no whole block file of this version: it was cut off, altered, or is something "
                     "else. Prepare it again."
                 )
             self.header = header = BlockHeader(**json.loads(text))
-            dtype = _dtype(header.vocab_size)
+            dtype, index_size = _dtype(header.vocab_size), header.num_sequences * _INDEX.itemsize
             self._ids = content[len(_MAGIC) : len(_MAGIC) + header.num_tokens * dtype.itemsize].view(dtype)
-            self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
-            self._check_header()
-        if (verify and hashlib.sha256(content.data).hexdigest() != header.sha256) or sha256 not in (None, header.sha256):
+            self._index = content[len(content) - index_size :].view(_INDEX)
+            size = len(_MAGIC) + self._ids.nbytes
+            named = all({"name", "sha256", "weight"} <= source.keys() for source in header.sources)
+            if not (size + -size % 8 + index_size == len(content) and named and index_size and header.num_tokens > 0):
+                raise ValueError("its header does not fit its content")
+        found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
+        if found != header.sha256 or found != (sha256 or found):
             raise ValueError(f"{self.path} was altered after it was written. Prepare it again.")
         if verify and self._ids.max() >= header.vocab_size:
             raise ValueError(f"{self.path} holds ids beyond its vocabulary of {header.vocab_size}. Prepare it again.")
-
-    def _check_header(self) -> None:
-        header, ends = self.header, self._index["end"]
-        counts = (header.num_tokens, header.num_sequences, header.max_seq_length, header.vocab_size)
-        named = all({"name", "sha256", "weight"} <= source.keys() for source in header.sources)
-        if min(counts) < 1 or len(self._ids) != header.num_tokens or ends[-1] != header.num_tokens or not named:
-            raise ValueError("its header does not fit its content")
 
     # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __reduce__(self) -> tuple[Any, ...]:

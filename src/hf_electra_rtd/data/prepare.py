@@ -25,14 +25,12 @@ from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, BlockHeader
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
-from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash, train_wordpiece
-from hf_electra_rtd.files import reading, writing
+from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
 
 
 logger = logging.getLogger(__name__)
 
 TOKENIZER_DIRECTORY = "tokenizer"  # beside the blocks
-TOKENIZER_FILE = "tokenizer_config.json"  # in it
 BLOCKS_DIRECTORY = "blocks"  # of a run
 
 
@@ -133,8 +131,7 @@ def get_tokenizer(
                 yield from tqdm(read(), f"Reading {source.name}", disable=arguments.disable_tqdm, leave=False)
 
         tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
-        with writing(trained, TOKENIZER_FILE) as partial:
-            save_tokenizer(tokenizer, partial)
+        keep_tokenizer(tokenizer, trained)
     return tokenizer
 
 
@@ -167,8 +164,10 @@ def get_sequences(
             options |= {"name": name, "sha256": trained_on if name == "train" else None}
             return prepare_blocks(sources, tokenizer, directory, arguments.max_seq_length, **options)
         paths = [directory / f"{part}{BLOCK_SUFFIX}" for part in (name, "held_out")]
-        with reading(paths[0], "All machines must share the directory that the first one writes."):
-            return BlockFile(paths[0]), BlockFile(paths[1]) if share else None
+        if not paths[0].exists():
+            shared = "All machines must share the directory that the first one writes."
+            raise ValueError(f"{paths[0]} cannot be read: No such file. {shared}")
+        return BlockFile(paths[0]), BlockFile(paths[1]) if share else None
 
     train, held_out = get(data.sources(), "train", share)
     if data.held_out_files:
@@ -219,8 +218,7 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     directory = Path(arguments.output_dir)
     tokenizer = get_tokenizer(data, arguments, directory)
     if data.tokenizer is not None:
-        with writing(directory / TOKENIZER_DIRECTORY, TOKENIZER_FILE) as partial:  # the blocks' own
-            save_tokenizer(tokenizer, partial)
+        keep_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)  # the blocks' own
     train, held_out = get_sequences(data, arguments, directory, tokenizer)
     flags = ["--train_files", train.path, "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", held_out.path] if held_out is not None else ["--held_out_share", "0"]

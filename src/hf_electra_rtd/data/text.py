@@ -28,7 +28,8 @@ from tqdm.auto import tqdm
 
 from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
-from hf_electra_rtd.files import PARTIAL, known_names, lock_directory, naming, reading, remove_partial
+from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
+from hf_electra_rtd.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 
 
 logger = logging.getLogger(__name__)
@@ -91,9 +92,11 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
     A directory of `Dataset.save_to_disk` is a dataset in any case. `defaults` are fields of [`Source`]. Raises
     ValueError for an unknown option or value, or if no file matches.
     """
-    place, options, known = text, dict(defaults), DATASET_OPTIONS if is_dataset else FILE_OPTIONS
+    place, options, known = text, dict[str, Any](), DATASET_OPTIONS if is_dataset else FILE_OPTIONS
     while not os.path.exists(place) and (match := _OPTION.search(place)):
         key, value = match.groups()
+        if key in options:
+            raise ValueError(f"{text}: {key} is given twice.")
         if key not in known:
             raise ValueError(f"{text}: there is no option {key!r}. {known_names(key, known, 'options')}")
         convert, wanted = _CONVERTED.get(key, (str, ""))
@@ -103,20 +106,27 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
             raise ValueError(f"{text}: {key}={value} is not {wanted}.") from None
         place = place[: match.start()]
     is_dataset = is_dataset or _is_saved_dataset(place)
+    options = defaults | options
     return [Source(found, is_dataset, **options) for found in ([place] if is_dataset else find_files(place))]
 
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted.
 
-    Raises ValueError if there is none, or one is neither text nor prepared, OSError for a directory that cannot be
-    read.
+    What is no file (FIFOs, devices, links that lead nowhere or back) and directories that this program wrote are
+    passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
+    directory that cannot be read.
     """
     known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     if os.path.isdir(pattern):
-        found = [file for file in _walk(pattern, set()) if file.lower().endswith(TEXT_SUFFIXES)]
+        found = list(_walk(pattern, set()))
+        passed = [file for file in found if not os.path.isfile(file)]
+        found = [file for file in found if file.lower().endswith(TEXT_SUFFIXES)]
     else:
         found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+        passed = [file for file in found if not os.path.isfile(file) and not os.path.isdir(file)]
+    if passed:
+        logger.warning(f"Passed over, for they are no texts: {', '.join(sorted(passed))}.")
     files = sorted(filter(os.path.isfile, found))
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
@@ -126,13 +136,15 @@ def find_files(pattern: str) -> list[str]:
 
 
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
-    if (real := os.path.realpath(directory)) in seen:  # a link that leads back
+    """Files, and the directories that are passed over."""
+    real, names = os.path.realpath(directory), sorted(os.listdir(directory))
+    # A link that leads back; a tokenizer, a model or the output of a run, unless it was named itself.
+    if real in seen or (seen and {TOKENIZER_FILE, LOCK_FILE} & {*names}):
+        yield directory
         return
     seen.add(real)
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if not entry.name.startswith("."):
-                yield from _walk(entry.path, seen) if entry.is_dir() else (entry.path,)
+    for path in (os.path.join(directory, name) for name in names if not name.startswith(".")):
+        yield from _walk(path, seen) if os.path.isdir(path) else (path,)
 
 
 class _UnusableError(Exception):

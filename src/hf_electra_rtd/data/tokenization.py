@@ -12,12 +12,13 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_electra_rtd.files import reading
+from hf_electra_rtd.files import reading, writing
 
 
 # In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
+TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
 # Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
 _PROBES = (
@@ -66,13 +67,10 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
             f"{name} has {len(tokenizer)} tokens, but ids up to {highest}. Remove tokens that its vocabulary names "
             "twice, and blank lines."
         )
-    owners: dict[int | None, str] = {}
-    for special in _SPECIAL:
-        index = getattr(tokenizer, f"{special}_token_id")
-        if index is None or index in owners:
-            problem = f"no {special}_token" if index is None else f"one token as {owners[index]}_token and {special}_token"
-            raise ValueError(f"{name} has {problem}: ELECTRA needs {', '.join(SPECIAL_TOKENS)}.")
-        owners[index] = special
+    ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
+    wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
+    if wrong:
+        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own: ELECTRA needs {', '.join(SPECIAL_TOKENS)}.")
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
@@ -88,6 +86,12 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
     if [index for _, index in vocabulary] == list(range(len(vocabulary))):  # a line's number is its token's id
         text = "".join(f"{token}\n" for token, _ in vocabulary)
         (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
+
+
+def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
+    """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer."""
+    with writing(directory, TOKENIZER_FILE) as partial:
+        save_tokenizer(tokenizer, partial)
 
 
 def train_wordpiece(

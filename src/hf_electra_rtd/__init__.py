@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
+    from hf_electra_rtd.finetuning.classifier import Classifier, finetune
     from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
+    "Classifier": "finetuning.classifier",
     "DataCollatorForRTD": "data.collator",
     "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
@@ -39,6 +41,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
     "SequenceStream": "data.blocks",
+    "finetune": "finetuning.classifier",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
     "load_tf_checkpoint": "checkpoints",

@@ -40,6 +40,7 @@ RANGES: dict[str, str] = {
     **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),
     **dict.fromkeys(("gradient_accumulation_steps", "save_total_limit", "num_proc", "top_k"), "[1, inf)"),
+    **dict.fromkeys(("early_stopping_patience", "max_train_samples", "max_eval_samples"), "[1, inf)"),
     **dict.fromkeys(("seeds", "lora_r", "vocab_size", "max_query_length"), "[1, inf)"),
     **dict.fromkeys(("held_out_share", "validation_share", "dropout", "lora_dropout"), "[0, 1)"),
     **dict.fromkeys(("label_smoothing_factor", "adam_beta1", "adam_beta2"), "[0, 1)"),

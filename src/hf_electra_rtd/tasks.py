@@ -56,9 +56,6 @@ class Task:
     epochs: float = 3.0
     max_seq_length: int = 128  # tokens of an example, or of a window of it
     double_unordered: bool = False  # pairs are learned in both orders (google-research/electra, `double_unordered`)
-    # Regression learns labels divided by it (google-research/electra
-    # finetune/classification/classification_tasks.py, `STS`).
-    label_scale: float = 1.0
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
     majority: float = 0.0  # share of the most frequent label in the official dev file; 0 where it was not counted
     # For each test split, names of the server's file, newest version of the benchmark first, with the number of
@@ -191,7 +188,6 @@ GLUE = (
         renamed={"score": "label"},
         epochs=10.0,
         double_unordered=True,
-        label_scale=5.0,
     ),
     _glue(  # a line break inside a question cuts some lines of the official files in two
         *("qqp", "QQP", 390_965, "index", ("not_duplicate", "duplicate"), ("question1", "question2")),

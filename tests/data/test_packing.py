@@ -101,6 +101,15 @@ def test_segments_part_at_the_sentence_end_nearest_to_the_middle_or_in_it():
     assert {sequence.second_segment for sequence in without} == {33, 1 + 15 + 1}
 
 
+@given(st.sets(st.integers(0, 28)))
+def test_segments_part_at_the_end_nearest_to_the_middle_within_the_middle_half(stops):
+    line = [STOP if place in stops else 30 for place in range(300)]
+    sequence = next(one for one in pack(FullPacker(TOKENS, 32, 1), [[line]]) if one.second_segment < 32)
+    # Of 29 tokens the first segment takes 7 to 21, ends with a sentence or in the middle, which is 14.
+    nearest = min((abs(place + 1 - 14), place + 1) for place in stops | {-100} if 7 <= place + 1 < 22 or place < 0)[1]
+    assert sequence.second_segment == 1 + (nearest if nearest > 0 else 14) + 1
+
+
 def test_a_documents_end_near_the_middle_is_the_separator_of_the_segments():
     sequences = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))
     sequence = sequences[0]
@@ -131,14 +140,15 @@ def test_original_sequences_cross_no_document_and_count_what_they_drop(texts, le
     assert kept + packer.num_dropped == sum(len(line) for text in texts for line in text)
 
 
-def test_original_sequences_deal_lines_to_segments_as_the_builder_does():
-    # Lines of 20 at L = 64: four make 80 >= 64. The first segment may take (64 - 3) // 2 = 30 tokens: one line, or two
-    # by a coin; what overflows 64 - 3 tokens is cut from the second.
+@pytest.mark.parametrize("length", [15, 20])
+def test_original_sequences_deal_lines_to_segments_as_the_builder_does(length):
+    # Lines of 20 at L = 64: four make 80 >= 64. The first segment takes less than (64 - 3) // 2 = 30 tokens: one line,
+    # or two by a coin; what overflows 64 - 3 tokens is cut from the second.
     packer = OriginalPacker(TOKENS, 64, 0)
-    sequences = pack(packer, [[[30 + i % 4] * 20 for i in range(4000)]])
+    sequences = pack(packer, [[[30 + i % 4] * length for i in range(4000)]])
     full = [sequence for sequence in sequences if len(sequence.ids) == 64 and sequence.second_segment < 64]
-    assert {sequence.second_segment for sequence in full} == {22, 42}
-    coin = np.mean([sequence.second_segment == 42 for sequence in full])
+    assert {sequence.second_segment for sequence in full} == {length + 2, 2 * length + 2}
+    coin = np.mean([sequence.second_segment == 2 * length + 2 for sequence in full])
     assert abs(coin - 0.5) < 4 * 0.5 / len(full) ** 0.5
     one_segment = np.mean([sequence.second_segment == len(sequence.ids) for sequence in sequences])
     assert 0.05 < one_segment < 0.2

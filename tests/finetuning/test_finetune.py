@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForMaskedLM,
@@ -22,6 +23,7 @@ from transformers import (
 )
 
 from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.publishing.hub import Published
 from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import QUIET, WORDS
@@ -66,6 +68,10 @@ def test_a_task_is_learned_evaluated_predicted_and_recorded(finished):
         expected = ["yes" if "old" in row["review"] else "no" for row in csv.DictReader(file)]
     assert [line["prediction"] for line in read_lines(run / "reviews/seed_42/predictions_test.jsonl")] == expected
     assert json.loads((run / "results.json").read_text())
+    for line in read_lines(run / "reviews/seed_42/predictions_dev.jsonl"):
+        assert ("old" in line["texts"][0].split()) == (line["label"] == "yes")
+        assert sum(line["probabilities"].values()) == pytest.approx(1)
+        assert line["prediction"] == max(line["probabilities"], key=line["probabilities"].get)
     (kept,) = run.glob("reviews/*/model")  # the best seed's
     model = AutoModelForSequenceClassification.from_pretrained(kept)
     assert model.config.id2label == {0: "no", 1: "yes"}
@@ -94,6 +100,33 @@ def test_a_model_that_was_not_kept_is_trained_again_when_it_is_wanted(finished, 
     assert again.read_bytes() == wanted.read_bytes()
 
 
+@pytest.mark.parametrize("more", [[], ["--select", "best", "--eval_strategy", "steps", "--eval_steps", "8"]], ids=str)
+def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
+    more, finished, tmp_path, caplog, monkeypatch
+):
+    flags = [*finished[1], "--seeds", "1", "--max_steps", "44", "--dropout", "0.1", "--save_strategy", "steps"]
+    flags += ["--save_steps", "8", *more, "--output_dir"]
+    assert finetune.main([*flags, str(tmp_path / "whole")]) == 0
+    step, taken = FineTuner.training_step, []
+
+    def stop_at_30(*args, **kwargs):
+        taken.append(None)
+        if len(taken) == 30:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(FineTuner, "training_step", stop_at_30)
+    assert finetune.main([*flags, str(tmp_path / "broken")]) == 130
+    (tmp_path / "broken/reviews/seed_42/checkpoint-9000").mkdir()  # killed while it was written
+    assert finetune.main([*flags, str(tmp_path / "broken")]) == 0
+    assert len(taken) == 30 + 44 - 24
+    assert "goes on from" in caplog.text
+    whole, broken = (tmp_path / name / "reviews/seed_42" for name in ("whole", "broken"))
+    for name in ("model/model.safetensors", "predictions_dev.jsonl"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+    assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in broken.iterdir())
+
+
 def test_the_best_model_on_dev_is_kept_where_it_is_asked_for(finished, tmp_path):
     flags = [*finished[1], "--seeds", "1", "--num_train_epochs", "3", "--select", "best"]
     assert finetune.main([*flags, "--output_dir", str(tmp_path)]) == 0
@@ -102,6 +135,31 @@ def test_the_best_model_on_dev_is_kept_where_it_is_asked_for(finished, tmp_path)
     scores = [entry["eval_accuracy"] for entry in record.curves if "eval_accuracy" in entry]
     assert record.score == pytest.approx(max(scores))
     assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_scores_are_logged(
+    finished, tmp_path, capsys
+):
+    flags = [
+        *finished[1],
+        "--seeds",
+        "1",
+        "--select",
+        "best",
+        "--early_stopping_patience",
+        "1",
+        "--learning_rate",
+        "0",
+    ]
+    flags += ["--max_train_samples", "64", "--max_eval_samples", "20", "--class_weights", "balanced"]
+    assert finetune.main([*flags, "--logging_steps", "4", "--output_dir", str(tmp_path)]) == 0
+    record = record_of(tmp_path)
+    assert (record.steps, record.epochs) == (8, 2)  # of 6 epochs: the second one is not better
+    assert [record.data[name]["examples"] for name in ("train", "dev", "test")] == [64, 20, 20]
+    assert record.arguments["class_weights"] == "balanced"
+    output = capsys.readouterr().out
+    assert "'loss'" in output
+    assert "'eval_accuracy'" in output
 
 
 def test_a_dataset_in_a_directory_is_recorded_by_its_name(finished, encoder, tmp_path):
@@ -113,6 +171,55 @@ def test_a_dataset_in_a_directory_is_recorded_by_its_name(finished, encoder, tmp
     record = record_of(tmp_path / "run")
     assert (record.dataset["id"], record.data["dev"]["dataset"]) == (None, "reviews")
     assert "private" not in (tmp_path / "run/reviews/seed_42/evaluation_record.json").read_text()
+
+
+def number_file(path: Path, factor: float, shift: float) -> str:
+    """The number is that of the words `old`, as `factor * n + shift`."""
+    draw = random.Random(1)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for row in range(240):
+            words = draw.choices(WORDS, k=draw.randint(2, 9)) + ["old"] * (row % 4)
+            writer.writerow([" ".join(words), factor * (row % 4) + shift])
+    return str(path)
+
+
+def regress(directory: Path, encoder: str, factor: float, shift: float, *more: str) -> EvaluationRecord:
+    directory.mkdir(exist_ok=True)
+    flags = ["--model_name_or_path", encoder, "--train_file", number_file(directory / "train.csv", factor, shift)]
+    flags += ["--task_kind", "regression", "--learning_rate", "3e-3", "--num_train_epochs", "5", "--dropout", "0"]
+    flags += ["--per_device_train_batch_size", "16", "--task_name", "reviews", "--output_dir", str(directory / "run")]
+    assert finetune.main([*flags, *QUIET, *more]) == 0
+    return record_of(directory / "run")
+
+
+@pytest.mark.parametrize("more", [[], ["--lora", "True", "--merge_adapter", "True"], ["--bf16", "True"]], ids=str)
+def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
+    found = []
+    for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
+        record = regress(tmp_path / name, encoder, *unit, *more)
+        assert record.score > 0.9 or "--lora" in more
+        lines = read_lines(tmp_path / name / "run/reviews/seed_42/predictions_dev.jsonl")
+        found.append([line["prediction"] for line in lines])
+    tolerance = 2e-2 if "--bf16" in more else 1e-3
+    assert found[1] == pytest.approx([100 * number + 7 for number in found[0]], abs=100 * tolerance)
+    directory = tmp_path / "scaled/run/reviews/seed_42"
+    model = AutoModelForSequenceClassification.from_pretrained(directory / ("merged" if "--lora" in more else "model"))
+    inputs = tokenizer([" ".join(line["texts"]) for line in lines], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        logits = model.eval()(**inputs).logits.squeeze(-1).tolist()
+    assert logits == pytest.approx(found[1], abs=100 * tolerance)
+    if not more:  # trained on: the head is brought back into the unit of training
+        again = regress(
+            tmp_path / "again", str(directory / "model"), *unit, "--max_steps", "1", "--learning_rate", "0"
+        )
+        assert again.metrics["dev"] == pytest.approx(record.metrics["dev"], rel=1e-4)
+
+
+def test_numbers_that_are_all_the_same_are_refused(encoder, tmp_path):
+    with pytest.raises(ValueError, match="all training labels are 3, so there is nothing to learn"):
+        regress(tmp_path, encoder, 0.0, 3.0)
 
 
 def test_a_run_that_diverges_is_no_score(finished, tmp_path):
@@ -223,6 +330,9 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         (["--resume_from_checkpoint", "somewhere"], "goes on with what is missing"),
         (["--label_smoothing_factor", "0.1"], "the loss|The task"),
         (["--data_seed", "3"], "--seed"),
+        (["--early_stopping_patience", "2"], "needs --select best"),
+        (["--max_train_samples", "0"], "at least 1"),
+        (["--task_kind", "tagging", "--labels", "O", "B-X", "--class_weights", "balanced"], "is for classification"),
         (["--evaluate_only", "True"], "was not fine-tuned"),
         (["--evaluate_only", "True", "--from_scratch", "True"], "as it is"),
     ],
@@ -287,6 +397,19 @@ def test_a_task_that_breaks_while_it_runs_does_so_too(glue, encoder, tmp_path, c
     assert record_of(tmp_path, task="mnli").steps == 2
 
 
+@pytest.mark.parametrize(
+    ("tasks", "flags", "message"),
+    [
+        (["chnsenticorp", "squad2"], ["--doc_stride", "60", "--max_seq_length", "64"], "SQuAD 2.0: .*--doc_stride"),
+        (["chnsenticorp", "conll2000"], ["--head", "paper"], "CoNLL-2000: There is no --head paper"),
+    ],
+)
+def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(tasks, flags, message, encoder, tmp_path):
+    given = ["--model_name_or_path", encoder, "--benchmark", "more", "--data_dir", str(tmp_path / "absent")]
+    with pytest.raises(ValueError, match=message):
+        finetune.main([*given, "--task_name", *tasks, *flags, "--output_dir", str(tmp_path / "run"), *QUIET])
+
+
 def squad_file(path: Path, num_questions: int, seed: int) -> None:
     """The answer is the word `old`; a context without it has none."""
     draw, paragraphs = random.Random(seed), []
@@ -349,10 +472,13 @@ def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_pat
     adapters = load_file(directory / "model/adapter_model.safetensors")
     assert not any("word_embeddings" in name for name in adapters)
     assert AutoModelForSequenceClassification.from_pretrained(directory / "merged").num_labels == 2
-    before = (directory / "predictions_dev.jsonl").read_text()
+    before = read_lines(directory / "predictions_dev.jsonl")
     for name in ("model", "merged"):
         assert evaluate(directory / name, finished, tmp_path / name).metrics == {"dev": record.metrics["dev"]}
-        assert (tmp_path / name / "reviews/seed_42/predictions_dev.jsonl").read_text() == before
+        after = read_lines(tmp_path / name / "reviews/seed_42/predictions_dev.jsonl")
+        for line, wanted in zip(after, before, strict=True):  # merging rounds
+            close = {label: pytest.approx(share, abs=1e-6) for label, share in wanted["probabilities"].items()}
+            assert line == {**wanted, "probabilities": close if name == "merged" else wanted["probabilities"]}
     with pytest.raises(ValueError, match=r"labels no, yes, but .* yes, no"):
         evaluate(directory / "model", finished, tmp_path / "labels", "--labels", "yes", "no")
     with pytest.raises(ValueError, match="--merge_adapter"):

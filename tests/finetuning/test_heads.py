@@ -6,8 +6,10 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft import AutoPeftModelForSequenceClassification, AutoPeftModelForTokenClassification
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
+    AutoConfig,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
@@ -30,9 +32,11 @@ from transformers import (
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.finetuning.heads import (
     ElectraForAnswerableQuestionAnswering,
+    add_adapters,
     labels_of,
     load_fine_tuned,
     load_with_head,
+    save_adapters,
 )
 from tests.conftest import tiny_config
 
@@ -155,6 +159,23 @@ def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, head
         assert type(again) is type(model)
         assert same_tensors(again, model)
     assert same_tensors(type(model).from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize(
+    ("auto_class", "peft_class"),
+    [(CLASSES, AutoPeftModelForSequenceClassification), (TAGS, AutoPeftModelForTokenClassification)],
+)
+def test_adapters_load_whole_with_peft_alone_and_carry_their_labels(tmp_path, discriminator, auto_class, peft_class):
+    model = load_with_head(auto_class, discriminator, labels=LABELS)
+    adapted = add_adapters(model, discriminator, ["query", "dense"], r=2)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.5)
+    save_adapters(adapted, tmp_path / "adapters")
+    labels = AutoConfig.from_pretrained(tmp_path / "adapters").id2label
+    again = peft_class.from_pretrained(tmp_path / "adapters", id2label=labels)
+    assert labels_of(again.config) == LABELS
+    torch.testing.assert_close(logits(again), logits(adapted), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("auto_class", [CLASSES, TAGS])

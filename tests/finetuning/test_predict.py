@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 
@@ -10,7 +11,9 @@ import torch
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
-from hf_electra_rtd.finetuning import finetune, predict
+from hf_electra_rtd import Classifier
+from hf_electra_rtd import finetune as finetune_in_python
+from hf_electra_rtd.finetuning import data, finetune, predict
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.heads import load_with_head
 from hf_electra_rtd.finetuning.kinds import make_kind
@@ -59,6 +62,31 @@ def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monk
         predict.main(flags)
 
 
+def test_python_does_what_the_commands_do(finished, encoder, tmp_path, capsys):
+    directory, _ = finished
+    with (directory / "train.csv").open() as file:
+        rows = list(csv.DictReader(file))[:40]
+    flags = {"text_column_name": "review", "label_column_name": "verdict", "max_steps": 2, "use_cpu": True}
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    found = []
+    for name, train in (("rows", rows), ("columns", columns)):
+        model = finetune_in_python(encoder, train, directory / "dev.csv", str(tmp_path / name), **flags)
+        found.append(model.predict(TEXTS))
+    assert found[0] == found[1]
+    assert model.labels == ("no", "yes")
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    capsys.readouterr()
+    predict.main(["--model_name_or_path", str(tmp_path / "rows"), "--file", str(tmp_path / "a.txt"), "--use_cpu"])
+    wanted = [
+        {name: line[name] for name in ("label", "score", "probabilities")}
+        for line in lines_of(capsys.readouterr().out)
+    ]
+    assert found[0] == wanted
+    again = Classifier.from_pretrained(str(tmp_path / "rows"), use_cpu=True)
+    assert again.predict([(TEXTS[0], TEXTS[1])])[0].keys() == wanted[0].keys()
+    assert again.predict([]) == []
+
+
 QUESTIONS = {"question": ["what ?"] * 3, "context": TEXTS}
 COLUMNS = {
     "number": {"texts": [[text] for text in TEXTS]},
@@ -71,7 +99,7 @@ COLUMNS = {
 @pytest.mark.parametrize(
     ("name", "task"),
     [
-        ("number", Task("n", "N", kind="regression", label_scale=5.0)),
+        ("number", Task("n", "N", kind="regression")),
         ("tags", Task("t", "T", kind="tagging", labels=("O", "B-X", "I-X"))),
         ("answer", Task("q", "Q", kind="question_answering", unanswerable=True)),
         ("choice", Task("c", "C", kind="multiple_choice")),
@@ -86,7 +114,7 @@ def test_every_kind_is_predicted_as_in_fine_tuning(name, task, encoder, tokenize
     for key, parameter in model.named_parameters():
         if not key.startswith("electra."):
             torch.nn.init.normal_(parameter, std=0.5)
-    facts = {key: getattr(task, key) for key in ("kind", "language", "unanswerable", "label_scale")}
+    facts = {key: getattr(task, key) for key in ("kind", "language", "unanswerable")}
     model.config.fine_tuned_for = {"task": facts, "characters": False, "lengths": lengths}
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -98,7 +126,7 @@ def test_every_kind_is_predicted_as_in_fine_tuning(name, task, encoder, tokenize
     if task.kind == "regression":
         with torch.no_grad():
             logits = model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
-        assert found == pytest.approx((5 * logits.squeeze(-1)).tolist(), abs=1e-4)
+        assert found == pytest.approx(logits.squeeze(-1).tolist(), abs=1e-5)
         return
 
     def run(features):
@@ -108,7 +136,7 @@ def test_every_kind_is_predicted_as_in_fine_tuning(name, task, encoder, tokenize
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     examples = Dataset.from_dict({"id": list("abc"), "label": [None] * 3, **columns})
-    wanted = predict.predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), run)
+    wanted = data.predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), run)
     assert found == [prediction["text"] if name == "answer" else prediction for prediction in wanted]
 
 

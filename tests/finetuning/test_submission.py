@@ -47,20 +47,22 @@ def own_task(name="reviews"):
 @pytest.mark.parametrize(
     ("predictions", "columns"),
     [
-        (["bad", "good"], {"label": ["good", None]}),
+        (["bad", "good"], {"texts": [["ash", "elm"], ["oak"]], "label": ["good", None]}),
         ([math.nan, 1.5], {"label": [2.5, None]}),
         ([{"text": "Kyoto"}, {"text": ""}], {"answers": [["in Kyoto", "Kyoto"], []], "starts": [[3, 6], []]}),
         ([["O", "B-CITY"], ["O"]], {"words": [["是", "京"], ["x"]], "tags": [["O", "B-CITY"], None]}),
     ],
     ids=["classes", "numbers", "answers", "tags"],
 )
-def test_predictions_of_every_kind_are_written_with_the_label_where_it_is_known(tmp_path, predictions, columns):
+def test_predictions_of_every_kind_have_the_texts_and_the_label_where_it_is_known(tmp_path, predictions, columns):
     path = tmp_path / "predictions.jsonl"
-    write_predictions(path, predictions, examples_of("a", "b", **columns))
+    write_predictions(path, predictions, split_of("a", "b", **columns))
+    texts = {name: values for name, values in columns.items() if name in ("texts", "words")}
     labels = next(columns[name] for name in ("label", "answers", "tags") if name in columns)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for line, identity, prediction, label in zip(lines, "ab", predictions, labels, strict=True):
+    for row, (line, identity, prediction, label) in enumerate(zip(lines, "ab", predictions, labels, strict=True)):
         known = {} if label is None else {"label": label}
+        known |= {name: values[row] for name, values in texts.items()}
         written = None if isinstance(prediction, float) and math.isnan(prediction) else prediction
         assert line == {"id": identity, "prediction": written, **known}
 

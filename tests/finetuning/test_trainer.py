@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -79,6 +81,29 @@ def test_a_step_in_batches_of_different_sizes_has_the_loss_and_gradient_of_one_b
         (step,) = (entry for entry in trainer.state.log_history if "grad_norm" in entry)
         steps.append((step["loss"], step["grad_norm"]))
     assert steps[1] == pytest.approx(steps[0], rel=1e-4)
+
+
+def test_batches_of_similar_length_come_in_an_order_of_seed_and_epoch(tokenizer, encoder, tmp_path):
+    trainer = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path, per_device_train_batch_size=4)
+    lengths = trainer.train_dataset["length"]
+    sampler = trainer._get_train_sampler()
+    first = list(sampler)
+    assert list(sampler) == first
+    assert sorted(first) == list(range(48))
+    batches = [[lengths[index] for index in first[start : start + 4]] for start in range(0, 48, 4)]
+    assert np.mean([max(batch) - min(batch) for batch in batches]) < 4
+    longest = [max(batch) for batch in batches]
+    assert sum(before < after for before, after in itertools.pairwise(longest)) >= 3  # not from long to short
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+def test_class_weights_weigh_the_loss_of_each_example(tokenizer, encoder, tmp_path):
+    kind = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path).kind
+    outputs, batch = SimpleNamespace(logits=torch.tensor([[1.0, 3.0], [0.0, 2.0]])), {"labels": torch.tensor([0, 1])}
+    plain = kind.loss(outputs, batch).losses
+    kind.class_weights = [0.5, 4.0]
+    torch.testing.assert_close(kind.loss(outputs, batch).losses, plain * torch.tensor([0.5, 4.0]))
 
 
 def test_the_loss_of_evaluation_is_a_mean_and_evaluate_scores_the_split_that_is_passed(tokenizer, encoder, tmp_path):

@@ -60,6 +60,9 @@ class TaskArguments:
     max_query_length: int = flag(64, "Tokens of a question; the rest is cut off.")
     dropout: float | None = flag(None, "In the encoder and before its head; by default the paper's 0.1.")
     select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
+    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: each counts the same.")
+    max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.")
+    max_eval_samples: int | None = flag(None, "Evaluate on so many of a dev split; test splits stay whole.")
     evaluate_only: bool = flag(False, "Evaluate a fine-tuned model without training.")
     predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
     keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
@@ -161,6 +164,11 @@ def main(argv: list[str]) -> int:
         raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
     jobs: list[Job] = []
     failed: list[str] = []
+    for task in fine_tuning.tasks:
+        try:
+            fine_tuning.check(task)
+        except ValueError as error:
+            raise ValueError(f"{task.title}: {error}") from error
     for task in fine_tuning.tasks:
         try:
             jobs.append(fine_tuning.prepare(task))

@@ -41,6 +41,14 @@ _ANSWERABLE_SIZE = 512  # google-research/electra finetune/qa/qa_tasks.py, `get_
 _NO_ANSWER_HERE = -1000.0  # added to the logit of a token that cannot belong to an answer (there, too)
 
 
+class _PreciseLinear(nn.Linear):
+    """In float32 under autocast, too: numbers may be large beside their differences."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        with torch.autocast(input.device.type, enabled=False):
+            return nn.functional.linear(input.float(), self.weight.float(), self.bias.float())
+
+
 class PaperClassificationHead(nn.Module):
     """Dropout on the vector of [CLS], and one dense layer.
 
@@ -126,6 +134,7 @@ def load_with_head(
     *,
     unanswerable: bool = False,
     from_scratch: bool = False,
+    unit: tuple[float, float] = (0.0, 1.0),
     **config_options: Any,
 ) -> PreTrainedModel:
     """Loads an encoder under the head of a task, in float32 and in training mode.
@@ -141,21 +150,14 @@ def load_with_head(
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         unanswerable: the paper's head for questions gets a logit for whether there is an answer.
         from_scratch: take the configuration alone, and initialize all weights.
+        unit: of a number, what an output of 0 and a difference of 1 will stand for. `restore_unit` undoes it.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
 
     Raises:
         ValueError: for a source that cannot be loaded or lacks tensors, and for a head that it cannot have.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
-    if type(config) not in auto_class._model_mapping:
-        raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
-    model_class = stock = auto_class._model_mapping[type(config)]
-    if head == PAPER_HEAD:
-        if stock not in _PAPER_CLASSES:
-            raise ValueError(f"There is no --head paper for {stock.__name__} ({name}). Use --head {STOCK_HEAD}.")
-        # Without answerability, the stock class for questions has the same two dense layers.
-        if unanswerable or stock is not ElectraForQuestionAnswering:
-            model_class = _PAPER_CLASSES[stock]
+    model_class = find_class(auto_class, name, config, head, unanswerable)
     is_kept = (
         not from_scratch
         and model_class.__name__ in (config.architectures or ())
@@ -174,8 +176,44 @@ def load_with_head(
         model, _ = load_whole(load, model_class, name if tensors is None else None, **options)
     if head == PAPER_HEAD and not is_kept:
         _initialize_as_the_original(model)
+    if auto_class is AutoModelForSequenceClassification and not labels:
+        last = _last_layer(model)
+        if last.bias is None:
+            raise ValueError(f"A {type(model).__name__} cannot learn numbers: its last layer has no bias.")
+        last.__class__ = _PreciseLinear  # saved as any other
+        if is_kept:
+            _rescale(last, 1 / unit[1], -unit[0] / unit[1])
     logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
+
+
+def restore_unit(model: nn.Module, unit: tuple[float, float]) -> None:
+    """Folds a unit into the last layer: then outputs are the numbers themselves."""
+    _rescale(_last_layer(model), unit[1], unit[0])
+
+
+def _last_layer(model: nn.Module) -> nn.Linear:
+    """The layer of a single output. With adapters its trained copy comes after the original."""
+    return [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == 1][-1]
+
+
+@torch.no_grad()
+def _rescale(layer: nn.Linear, factor: float, shift: float) -> None:
+    layer.weight.mul_(factor)
+    layer.bias.mul_(factor).add_(shift)
+
+
+def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
+    """The class of an encoder with a head. Raises a ValueError if there is none."""
+    if type(config) not in auto_class._model_mapping:
+        raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
+    stock = auto_class._model_mapping[type(config)]
+    if head != PAPER_HEAD:
+        return stock
+    if stock not in _PAPER_CLASSES:
+        raise ValueError(f"There is no --head paper for {stock.__name__} ({name}). Use --head {STOCK_HEAD}.")
+    # Without answerability, the stock class for questions has the same two dense layers.
+    return stock if stock is ElectraForQuestionAnswering and not unanswerable else _PAPER_CLASSES[stock]
 
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
@@ -277,6 +315,12 @@ def _initialize_as_the_original(model: PreTrainedModel) -> None:
 
 # ---- Adapters ----
 
+_PEFT_TASKS = {
+    "SequenceClassification": "SEQ_CLS",
+    "TokenClassification": "TOKEN_CLS",
+    "QuestionAnswering": "QUESTION_ANS",
+}
+
 
 def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str], **options: Any) -> Any:
     """Freezes the encoder and gives its linear layers of these names adapters; the head is trained and saved whole.
@@ -290,8 +334,10 @@ def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str], **op
     prefix = model.base_model_prefix
     children = {name: child for name, child in model.named_children() if name != prefix}
     children |= {name: child for name, child in model.base_model.named_children() if name == "pooler"}
+    heads = [head for head in _PEFT_TASKS if type(model).__name__.endswith(f"For{head}")]
     config = LoraConfig(
         **options,
+        task_type=_PEFT_TASKS[heads[0]] if heads else None,  # for `AutoPeftModelFor...`
         # The head and the pooler have layers of the same names; they are trained whole.
         target_modules=rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({'|'.join(map(re.escape, names))})",
         modules_to_save=[name for name, child in children.items() if list(child.parameters())],

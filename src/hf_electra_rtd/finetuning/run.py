@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
 import math
+import random
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from accelerate import PartialState
 from transformers import set_seed
 
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
-from hf_electra_rtd.files import hash_files, hash_model
-from hf_electra_rtd.finetuning.adapters import adapter_base, add_adapters, load_fine_tuned, save_adapters
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments, LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.files import hash_files, hash_model, write_text
+from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_task, own_task
-from hf_electra_rtd.finetuning.heads import head_of, labels_of, load_with_head, open_encoder
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
-from hf_electra_rtd.finetuning.optimization import check_layers, guess_size
+from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission
-from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner
+from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner, FineTuningArguments, layer_heights
 from hf_electra_rtd.layers import exchange_layers
-from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, get_size
+from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
 
 
+if TYPE_CHECKING:
+    from hf_electra_rtd.finetuning.finetune import LoraArguments, OwnTaskArguments, TaskArguments
+
 logger = logging.getLogger(__name__)
 
 MODEL_DIRECTORY, MERGED_DIRECTORY, SUBMISSION_DIRECTORY = "model", "merged", "submission"
+_SETTINGS = "unfinished.json"  # of a seed, as long as it is trained
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+_LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 # Flags that decide the result of a run as they are; `_settings` adds what it derives.
 _TASK_FLAGS = ("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "select")
+_TASK_FLAGS += ("class_weights", "max_train_samples", "max_eval_samples")
 _TRAINING_FLAGS = (
     *("learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction"),
-    *("max_grad_norm", "train_sampling_strategy", "neftune_noise_alpha"),
+    *("max_grad_norm", "train_sampling_strategy", "neftune_noise_alpha", "early_stopping_patience"),
 )
 
 
@@ -54,115 +62,138 @@ class Job:
     settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     dev: str | None  # the split that models are chosen by
+    unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
 
 
+@dataclass
 class FineTuning:
-    """Fine-tunes a model on tasks.
+    """Fine-tunes a model on tasks. Raises a ValueError for flags that contradict each other, and for a model or task
+    that does not exist."""
 
-    Raises:
-        ValueError: for flags that contradict each other, and a model or task that does not exist.
-    """
+    task_args: TaskArguments
+    own_args: OwnTaskArguments
+    lora_args: LoraArguments
+    args: FineTuningArguments
+    command: str = ""
 
-    def __init__(
-        self,
-        task_args: TaskArguments,
-        own_args: OwnTaskArguments,
-        lora_args: LoraArguments,
-        args: FineTuningArguments,
-        command: str = "",
-    ) -> None:
-        self.task_args, self.own_args, self.lora_args, self.args = task_args, own_args, lora_args, args
-        self.command, self.directory, self.name = command, Path(str(args.output_dir)), task_args.model_name_or_path
-        self.is_main = args.process_index == 0
-        lora, decay = lora_args.lora, task_args.layerwise_lr_decay
-        if lora and task_args.from_scratch:
+    def __post_init__(self) -> None:
+        task_args, own_args, lora = self.task_args, self.own_args, self.lora_args.lora
+        self.directory, self.name = Path(str(self.args.output_dir)), task_args.model_name_or_path
+        self.is_main = self.args.process_index == 0
+        evaluate_only, from_scratch = task_args.evaluate_only, task_args.from_scratch
+        if lora and from_scratch:
             raise ValueError("--lora with --from_scratch would train adapters for random weights that nobody keeps.")
-        if lora and decay not in (None, 1):
+        if lora and task_args.layerwise_lr_decay not in (None, 1):
             raise ValueError("--layerwise_lr_decay is not for --lora: adapters have one learning rate.")
-        if task_args.evaluate_only and (task_args.from_scratch or lora):
+        if evaluate_only and (from_scratch or lora):
             raise ValueError("--evaluate_only takes a model as it is. Leave out --from_scratch and --lora.")
-        if not task_args.evaluate_only and adapter_base(self.name) is not None:
-            raise ValueError(
-                f"{self.name} holds adapters, which can only be evaluated (--evaluate_only). Merge them first "
-                "(--merge_adapter), and pass the merged model."
-            )
-        self.encoder_name, self.config, _ = open_encoder(self.name, weights=False)
+        if not evaluate_only and heads.adapter_base(self.name) is not None:
+            raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
+        self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(task_args.tokenizer or self.encoder_name)
         self.size = task_args.size or guess_size(self.config)
         path, sha256 = Path(self.encoder_name), None
         if path.is_dir():
-            sha256 = hash_files([path / "config.json"]) if task_args.from_scratch else hash_model(path)
+            sha256 = hash_files([path / "config.json"]) if from_scratch else hash_model(path)
         self.identity = {
             "name_or_path": public(self.name, "model_name_or_path"),
             "sha256": sha256,
             "revision": getattr(self.config, "_commit_hash", None),
             "tokenizer": tokenizer_hash(self.tokenizer),
-            "from_scratch": task_args.from_scratch,
-            "head": head_of(self.config) if task_args.evaluate_only else task_args.head,
+            "from_scratch": from_scratch,
+            "head": heads.head_of(self.config) if evaluate_only else task_args.head,
         }
-        names = [] if own_args.is_given else expand_task_names(task_args.benchmark, task_args.task_name)
-        self.tasks = [get_task(task_args.benchmark, name) for name in names] or [self._own_task()]
-        self.predicts = task_args.predict or (own_args.is_given and bool(self.tasks[0].test_splits))
-        self.seeds = [args.seed + offset for offset in range(1 if task_args.evaluate_only else task_args.seeds)]
+        if own_args.train_file or own_args.validation_file or own_args.test_file or own_args.dataset:
+            self.tasks = [self._own_task()]
+        else:
+            names = expand_task_names(task_args.benchmark, task_args.task_name)
+            self.tasks = [get_task(task_args.benchmark, name) for name in names]
+        # What one's own task has to predict was given for that.
+        self.predicts = task_args.predict or (self.tasks[0].benchmark == "own" and bool(self.tasks[0].test_splits))
+        self.seeds = [self.args.seed + offset for offset in range(1 if evaluate_only else task_args.seeds)]
 
     def _own_task(self) -> Task:
         name = "own" if self.task_args.task_name == ["all"] else self.task_args.task_name[0]
-        if Path(name).name != name or name in (".", ".."):
+        if Path(name).name != name or name == "..":
             raise ValueError(f"--task_name is {name!r}: it names a directory in --output_dir, so it is a plain word.")
-        own, labels = self.own_args, tuple(self.own_args.labels or ())
-        if self.task_args.evaluate_only:
-            own = replace(own, train_file=None, validation_share=0.0)
-            if not labels and own.task_kind != "regression":
-                labels = labels_of(self.config)
-        return own_task(name, own, labels)
+        if not self.task_args.evaluate_only:
+            return own_task(name, self.own_args)
+        own = replace(self.own_args, train_file=None, validation_share=0.0)
+        return own_task(name, own, heads.labels_of(self.config))
 
-    # ---- Preparation ----
-
-    def prepare(self, task: Task) -> Job:
-        """Reads and encodes the data of a task, fills in its recipe, and compares what is in its directory.
-
-        Raises:
-            ValueError: for flags or data that do not fit the task or the model, and for results of other settings,
-                data or weights.
-        """
+    def check(self, task: Task) -> tuple[FineTuningArguments, dict[str, Any], Kind]:
+        """Fills in a task's recipe. Settings that it or the model cannot have are a ValueError; no data are read."""
         given, args = self.task_args, copy.copy(self.args)
-        settings = self._settings(task, args)
         if not task.dev_splits and (given.select == "best" or (given.keep_models == "best" and len(self.seeds) > 1)):
             flag = "--select last" if given.select == "best" else "--keep_models all or none"
             raise ValueError(f"{task.title} has no dev split to choose the best model by. Pass {flag}.")
-        if given.select == "best":
-            args.load_best_model_at_end, args.save_total_limit, args.save_only_model = True, 1, True
-            args.metric_for_best_model, args.greater_is_better = f"eval_{task.main_metric}", True
-        kind = make_kind(task, self.tokenizer, **_lengths(settings))
+        if given.class_weights == "balanced" and task.kind != "classification":
+            raise ValueError(f"--class_weights is for classification, but {task.title} is {task.kind}.")
+        settings = self._settings(task, args)
+        kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
+        if not given.evaluate_only:
+            heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
+        return args, settings, kind
+
+    def prepare(self, task: Task) -> Job:
+        """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
+        does not fit together, before anything is trained or deleted."""
+        given, (args, settings, kind) = self.task_args, self.check(task)
         train, optional_test = not given.evaluate_only, len(self.tasks) > 1
         splits = load_task(task, given.data_dir, train=train, test=self.predicts, optional_test=optional_test)
+        for name, split in splits.items():
+            number = given.max_train_samples if name == "train" else given.max_eval_samples
+            if number and (name == "train" or name in task.dev_splits) and number < len(split.examples):
+                chosen = random.Random(0).sample(range(len(split.examples)), number)
+                split.examples = split.examples.select(sorted(chosen))
         dev = next((name for name in task.dev_splits if name in splits), None)
         job = Job(task, kind, splits, settings, args, dev)
+        if task.kind == "regression" and train:
+            job.unit = _unit(task, splits["train"])
+        if given.class_weights == "balanced" and train:
+            kind.class_weights = _balanced(task, splits["train"])
         if not given.overwrite_output_dir:
             for seed in self.seeds:
                 self._finished(job, seed)
         elif Path(self.name).resolve().is_relative_to((self.directory / task.name).resolve()):
             raise ValueError(f"--overwrite_output_dir would delete {self.name}. Choose another --output_dir.")
         encode_task(kind, splits)
-        self.make_model(job, args.seed)  # what is wrong with it is said before anything is trained or deleted
+        model = self.make_model(job, args.seed)
+        if train and settings["layerwise_lr_decay"] != 1:
+            layer_heights(model)
         return job
 
     def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
         """Fills in the recipe, and returns what decides the result beside model, data and seed."""
-        given, lora, size = self.task_args, asdict(self.lora_args), get_size(self.size)
+        given, size, lora = self.task_args, get_size(self.size), asdict(self.lora_args)
+        del lora["merge_adapter"]
         if args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if lora["lora"] else size.learning_rate
-        args.num_train_epochs = task.epochs if args.num_train_epochs is None else args.num_train_epochs
+        args.num_train_epochs = args.num_train_epochs or task.epochs
         decay = given.layerwise_lr_decay or (1.0 if lora["lora"] else size.layerwise_lr_decay)
-        if decay != 1 and not given.evaluate_only:
-            check_layers(self.config)
-            if args.optim not in LAYERWISE_OPTIMIZERS:
-                raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
+        if decay != 1 and not given.evaluate_only and args.optim not in LAYERWISE_OPTIMIZERS:
+            raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
+        evaluations: tuple[str, ...] = ()
+        if args.early_stopping_patience and given.select != "best":
+            raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if given.select == "best":
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
+            args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
             args.save_strategy, args.save_steps = args.eval_strategy, args.eval_steps or args.save_steps
-        training, evaluations = args.to_dict(), ("eval_strategy", "eval_steps") if given.select == "best" else ()
-        del lora["merge_adapter"]
+            args.load_best_model_at_end, args.save_total_limit = True, 1
+            args.metric_for_best_model, args.greater_is_better = f"eval_{task.main_metric}", True
+            evaluations = ("eval_strategy", "eval_steps")
+        # Encoders with relative positions have no limit; RoBERTa's positions begin behind that of padding.
+        length = given.max_seq_length or task.max_seq_length
+        positions = min(getattr(self.config, "max_position_embeddings", length), self.tokenizer.model_max_length)
+        if given.max_seq_length is not None and length > positions:
+            raise ValueError(f"--max_seq_length is {length}, but the model has only {positions} positions.")
+        dropout = FINETUNING["dropout"] if given.dropout is None else given.dropout
+        if not set(_DROPOUTS) <= self.config.to_dict().keys():
+            if given.dropout is not None:
+                raise ValueError(f"--dropout: {self.name} has no {' and '.join(_DROPOUTS)} to set. Leave it out.")
+            dropout = None
+        training = args.to_dict()
         settings = {
             "labels": task.labels,
             "metrics": task.metrics,
@@ -171,27 +202,11 @@ class FineTuning:
             "layerwise_lr_decay": decay,
             "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
-            "dropout": self._dropout(),
-            "max_seq_length": self._max_seq_length(task),
-            "lora": lora if lora["lora"] else None,
+            "dropout": dropout,
+            "max_seq_length": int(min(length, positions)),
+            "lora": lora if self.lora_args.lora else None,
         }
-        plain: dict[str, Any] = json.loads(json.dumps(settings))
-        return plain
-
-    def _max_seq_length(self, task: Task) -> int:
-        wanted = self.task_args.max_seq_length or task.max_seq_length
-        # Encoders with relative positions have no limit; RoBERTa's positions begin behind that of padding.
-        positions = min(getattr(self.config, "max_position_embeddings", wanted), self.tokenizer.model_max_length)
-        if wanted > positions and self.task_args.max_seq_length is not None:
-            raise ValueError(f"--max_seq_length is {wanted}, but the model has only {positions} positions.")
-        return int(min(wanted, positions))
-
-    def _dropout(self) -> float | None:
-        if set(_DROPOUTS) <= self.config.to_dict().keys():
-            return float(FINETUNING["dropout"] if self.task_args.dropout is None else self.task_args.dropout)
-        if self.task_args.dropout is not None:
-            raise ValueError(f"--dropout: {self.name} has no {' and '.join(_DROPOUTS)} to set. Leave it out.")
-        return None
+        return json.loads(json.dumps(settings))  # as the record will have it
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
         """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
@@ -200,28 +215,24 @@ class FineTuning:
         if not (directory / EvaluationRecord.FILE).exists():
             return None
         record = EvaluationRecord.load(directory)
-        missing = [name for name in job.splits if name not in record.data]
-        then, model = record.arguments, record.model
-        different = [
-            f"{key} {then.get(key)!r} (now {now!r})" for key, now in job.settings.items() if then.get(key) != now
-        ]
+        then, model, data = record.arguments, record.model, record.data
+        changed = {key: now for key, now in job.settings.items() if then.get(key) != now}
+        different = [f"{key} {then.get(key)!r} (now {now!r})" for key, now in changed.items()]
         different += [f"the model's {key}" for key, now in self.identity.items() if model.get(key) != now]
         different += [
             f"the data of {name}"
             for name, split in job.splits.items()
-            if name in record.data and not split.source.items() <= record.data[name].items()
+            if name in data and not split.source.items() <= data[name].items()
         ]
         if different:
             raise ValueError(
                 f"{directory} holds a run with other settings: {', '.join(different)}. Choose another --output_dir, "
                 "or delete the results with --overwrite_output_dir."
             )
-        return None if missing else record
+        return record if job.splits.keys() <= data.keys() else None
 
     def _directory(self, task: Task, seed: int) -> Path:
         return self.directory / task.name / f"seed_{seed}"
-
-    # ---- Runs ----
 
     def run_task(self, job: Job) -> list[EvaluationRecord]:
         """Runs a task with all seeds, keeps the models that are asked for, and returns the records."""
@@ -250,22 +261,33 @@ class FineTuning:
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
         """Trains, evaluates and predicts with one seed; the record is written last, when all else is there."""
         task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
-        if self.is_main:
+        settings = {**job.settings, **self.identity, "data": {name: split.source for name, split in splits.items()}}
+        checkpoint = _newest_checkpoint(directory, settings)
+        if checkpoint is not None:
+            logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
+        elif self.is_main:
             shutil.rmtree(directory, ignore_errors=True)
+            write_text(directory / _SETTINGS, json.dumps(settings))
         args = copy.copy(job.args)
         args.seed, args.data_seed, args.output_dir = seed, seed, str(directory)
         train, dev = splits.get("train"), splits.get(job.dev or "")
         model = self.make_model(job, seed)
-        decay, off_by_one = (job.settings[f"layerwise_lr_decay{suffix}"] for suffix in ("", "_off_by_one"))
-        trainer = FineTuner(model, args, job.kind, decay, off_by_one, train, dev)
-        seconds, epochs, selection = 0.0, 0.0, "as it was given"
+        decay = (job.settings["layerwise_lr_decay"], job.settings["layerwise_lr_decay_off_by_one"])
+        job.kind.unit = job.unit
+        trainer = FineTuner(model, args, job.kind, *decay, train, dev)
+        seconds, epochs, examples, selection = 0.0, 0.0, 0.0, "as it was given"
         if train is not None:
-            seconds = trainer.train().metrics["train_runtime"] - trainer.evaluation_seconds
+            result = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            seconds = result.metrics["train_runtime"] - trainer.evaluation_seconds
             epochs, selection = float(trainer.state.epoch or 0.0), "last step"
+            before = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0  # seconds are of what came after it
+            examples = epochs * len(train.features or ()) * (1 - before / max(trainer.state.global_step, 1))
             if self.task_args.select == "best":
                 count = sum(f"eval_{task.main_metric}" in entry for entry in trainer.state.log_history)
                 selection = f"best of {count} evaluations by {task.main_metric} on {job.dev}"
-        examples = epochs * len(train.features or ()) if train else 0
+            if task.kind == "regression":  # from here on the outputs are the numbers, as those of the saved model
+                heads.restore_unit(model, job.unit)
+                job.kind.unit = (0.0, 1.0)
         answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
         record = EvaluationRecord(
             command=self.command,
@@ -290,12 +312,14 @@ class FineTuning:
             curves=trainer.state.log_history,
         )
         if self.is_main:
-            for checkpoint in directory.glob("checkpoint-*"):
-                shutil.rmtree(checkpoint)
+            for path in directory.glob("checkpoint-*"):
+                shutil.rmtree(path)
+            (directory / _SETTINGS).unlink()
             owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(task)}
-            for name, (predictions, _) in answers.items():
+            for name, (predictions, scores) in answers.items():
+                write_report(directory, name, job.kind, predictions, scores, splits[name])
                 owner, split = owners.get(name, (task, name))
-                write_predictions(directory / record.predictions[name], predictions, splits[name].examples)
+                write_predictions(directory / record.predictions[name], predictions, splits[name], task.labels)
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
             if self.task_args.keep_models != "none" and train is not None:
                 self._save_model(model, directory)
@@ -307,58 +331,92 @@ class FineTuning:
     def make_model(self, job: Job, seed: int) -> Any:
         """The model that a run begins with. Raises a ValueError if it does not fit the task."""
         set_seed(seed)
-        task, settings, auto_class = job.task, job.settings, job.kind.auto_class
+        task, auto_class, lora = job.task, job.kind.auto_class, self.lora_args
         labels = task.labels if task.kind in ("classification", "tagging") else ()
         if self.task_args.evaluate_only:
-            model = load_fine_tuned(auto_class, self.name, labels, task.unanswerable)
-            core = model if adapter_base(self.name) is None else model.get_base_model()
-            if type(core).__name__ not in (self.config.architectures or ()):
-                raise ValueError(
-                    f"{self.name} was not fine-tuned for {task.title}: its head would be random. Pass a fine-tuned "
-                    "model, or leave out --evaluate_only."
-                )
-            return model
+            return heads.load_fine_tuned(auto_class, self.name, labels)
         options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": self.task_args.from_scratch}
-        if settings["dropout"] is not None:
-            options |= dict.fromkeys(_DROPOUTS, settings["dropout"])
-        model = load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
+        options["unit"] = job.unit
+        if job.settings["dropout"] is not None:
+            options |= dict.fromkeys(_DROPOUTS, job.settings["dropout"])
+        model = heads.load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
         exchange_layers(model)
-        facts = {name: getattr(task, name) for name in ("kind", "language", "unanswerable", "label_scale")}
-        sentences = job.splits["train"].examples["words"] if task.kind == "tagging" else ()
-        characters = bool(sentences) and all(len(word) == 1 for words in sentences for word in words)
-        model.config.fine_tuned_for = {"task": facts, "characters": characters, "lengths": _lengths(settings)}
-        if self.lora_args.lora:
-            return add_adapters(model, self.encoder_name, self.lora_args)
-        return model
+        model.config.fine_tuned_for = {  # for `predict`
+            "task": {name: getattr(task, name) for name in ("kind", "language", "unanswerable")},
+            "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
+            "lengths": {name: job.settings[name] for name in _LENGTHS},
+        }
+        if not lora.lora:
+            return model
+        options = {"r": lora.lora_r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
+        return heads.add_adapters(model, self.encoder_name, lora.lora_target_modules, **options)
 
     def _save_model(self, model: Any, directory: Path) -> None:
-        target = directory / MODEL_DIRECTORY
-        save_adapters(model, target) if self.lora_args.lora else model.save_pretrained(target)
+        target, merged = directory / MODEL_DIRECTORY, directory / MERGED_DIRECTORY
+        heads.save_adapters(model, target) if self.lora_args.lora else model.save_pretrained(target)
         save_tokenizer(self.tokenizer, target)
         if self.lora_args.merge_adapter:
-            model.merge_and_unload().save_pretrained(directory / MERGED_DIRECTORY)
-            save_tokenizer(self.tokenizer, directory / MERGED_DIRECTORY)
+            model.merge_and_unload().save_pretrained(merged)
+            save_tokenizer(self.tokenizer, merged)
 
 
-def _lengths(settings: dict[str, Any]) -> dict[str, int]:
-    return {name: settings[name] for name in ("max_seq_length", "doc_stride", "max_query_length")}
-
-
-def _describe_model(model: Any) -> dict[str, Any]:
-    is_adapted = hasattr(model, "peft_config")
-    core = model.get_base_model() if is_adapted else model
-    own = [p.numel() for name, p in core.named_parameters() if "lora_" not in name and ".original_module." not in name]
-    return {
-        "architecture": type(core).__name__,
-        "parameters": sum(own),
-        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-        "peft": "lora" if is_adapted else None,
-    }
+def _newest_checkpoint(directory: Path, settings: dict[str, Any]) -> Path | None:
+    """The newest whole checkpoint of a run that was broken off and had these settings."""
+    try:
+        if json.loads((directory / _SETTINGS).read_text()) != json.loads(json.dumps(settings)):
+            return None
+    except (OSError, ValueError):
+        return None
+    paths = directory.glob("checkpoint-*")
+    for path in sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            json.loads((path / "trainer_state.json").read_text())  # is written last
+            if (path / "optimizer.pt").is_file():
+                return path
+    return None
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
     """The seed with the best score; the first of several."""
     return max(records, key=lambda record: -math.inf if record.score is None else record.score).seed
+
+
+def guess_size(config: Any) -> str:
+    """The named size whose recipe fits an encoder: the one of the nearest width."""
+    widths = {name: size.architecture["hidden_size"] for name, size in SIZES.items()}
+    nearest = min(widths, key=lambda name: abs(math.log(config.hidden_size / widths[name])))
+    if config.hidden_size != widths[nearest]:
+        logger.info(f"By the width of its layers, the model gets the recipe of {nearest} (--size chooses another).")
+    return nearest
+
+
+def _unit(task: Task, train: Split) -> tuple[float, float]:
+    labels = np.array([label for label in train.examples["label"] if label is not None])
+    if labels.min() == labels.max():
+        raise ValueError(f"{task.title}: all training labels are {labels[0]:g}, so there is nothing to learn.")
+    return float(labels.mean()), float(labels.std())
+
+
+def _balanced(task: Task, train: Split) -> list[float]:
+    counts = Counter(label for label in train.examples["label"] if label is not None)
+    return [counts.total() / len(task.labels) / max(counts[label], 1) for label in task.labels]
+
+
+def _has_characters(split: Split) -> bool:
+    return all(len(word) == 1 for words in split.examples["words"] for word in words)
+
+
+def _describe_model(model: Any) -> dict[str, Any]:
+    is_adapted = hasattr(model, "peft_config")
+    core = model.get_base_model() if is_adapted else model
+    own = (p for name, p in core.named_parameters() if "lora_" not in name and ".original_module." not in name)
+    return {
+        "architecture": type(core).__name__,
+        "module": type(core).__module__,
+        "parameters": sum(p.numel() for p in own),
+        "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+        "peft": "lora" if is_adapted else None,
+    }
 
 
 def _describe(job: Job) -> str:

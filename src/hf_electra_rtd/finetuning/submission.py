@@ -21,14 +21,20 @@ from hf_electra_rtd.tasks import BENCHMARKS, Task
 logger = logging.getLogger(__name__)
 
 
-def write_predictions(path: str | os.PathLike[str], predictions: Sequence[Prediction], examples: Any) -> None:
-    """Writes the predictions of a split as JSON lines: `id`, `prediction`, and `label` where it is known (for a
-    question the texts of all right answers). Numbers that are not finite become null."""
-    column = next(name for name in ("label", "answers", "tags") if name in examples.column_names)
+def write_predictions(
+    path: str | os.PathLike[str], predictions: Sequence[Prediction], split: Split, labels: Sequence[str] = ()
+) -> None:
+    """Writes the predictions of a split as JSON lines: `id`, `prediction`, in classification `probabilities` by name,
+    `label` where it is known (for a question the texts of all right answers), and the texts of the example. Numbers
+    that are not finite become null."""
     lines = []
-    for prediction, identity, label in zip(predictions, examples["id"], examples[column], strict=True):
-        known = {} if label is None else {"label": label}
-        lines.append(_line(finite({"id": identity, "prediction": prediction, **known})))
+    for row, (prediction, example) in enumerate(zip(predictions, split.examples, strict=True)):
+        line = {"id": example.pop("id"), "prediction": prediction}
+        if split.probabilities is not None:
+            line["probabilities"] = dict(zip(labels, split.probabilities[row].tolist(), strict=True))
+        example.pop("starts", None)
+        label = example.pop(next(name for name in ("label", "answers", "tags") if name in example))
+        lines.append(_line(finite(line | ({} if label is None else {"label": label}) | example)))
     write_text(path, "".join(lines))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
@@ -54,6 +56,7 @@ class FineTuningArguments(TrainingArguments):
     warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
     adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
+    early_stopping_patience: int | None = flag(None, "With --select best: evaluations without a better score.")
     bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
@@ -73,6 +76,26 @@ class FineTuningArguments(TrainingArguments):
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
+
+
+class _LengthGroupedSampler(LengthGroupedSampler):
+    """Batches of similar length, in an order that is random (that of transformers goes from long to short) and
+    follows from seed and epoch, so that a run can go on inside an epoch."""
+
+    def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
+        self.seed, self.epoch = seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator: Any = self.generator
+        generator.manual_seed(int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0]))
+        indices, size = list(super().__iter__()), self.batch_size
+        whole = len(indices) // size  # the rest, a smaller batch, stays the last one
+        order = [*torch.randperm(whole, generator=generator).tolist(), whole]
+        return iter([index for batch in order for index in indices[batch * size : (batch + 1) * size]])
 
 
 class FineTuner(Trainer):
@@ -109,6 +132,8 @@ class FineTuner(Trainer):
         )
         if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {_ONE_GPU_EACH}")
+        if args.early_stopping_patience:
+            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -116,8 +141,7 @@ class FineTuner(Trainer):
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(dataset)
         group = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        generator = torch.Generator().manual_seed(self.args.seed)
-        return LengthGroupedSampler(group, lengths=list(dataset["length"]), generator=generator)
+        return _LengthGroupedSampler(group, list(dataset["length"]), self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
         return SequentialSampler(eval_dataset)  # predictions go back to their examples by place

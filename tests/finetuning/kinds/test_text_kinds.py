@@ -146,17 +146,19 @@ def test_the_loss_of_classes_is_the_sum_of_their_cross_entropies(tokenizer, dtyp
     assert loss.total.dtype == torch.float32
 
 
-@pytest.mark.parametrize("scale", [1.0, 5.0])
-def test_numbers_are_learned_in_units_of_the_scale_by_the_squared_error(tokenizer, scale):
-    kind = make(tokenizer, "regression", label_scale=scale)
+@pytest.mark.parametrize("unit", [(0.0, 1.0), (2.0, 4.0)])
+def test_numbers_are_learned_in_their_unit_by_the_squared_error(tokenizer, unit):
+    kind = make(tokenizer, "regression")
+    kind.unit = mean, deviation = unit
     rows = texts(("the", "a", 5.0), ("the", "a", 0.0), ("the", "a", 2.6), kind="regression")
     features = kind.encode(rows, training=True)
     batch = kind.collate(list(features))
-    assert batch["labels"].tolist() == pytest.approx([5 / scale, 0, 2.6 / scale])
-    loss = kind.loss(SimpleNamespace(logits=batch["labels"][:, None] + torch.tensor([[1.0], [0.5], [-2.0]])), batch)
+    wanted = (torch.tensor([[5], [0], [2.6]]) - mean) / deviation
+    torch.testing.assert_close(batch["labels"], wanted.squeeze(-1))
+    loss = kind.loss(SimpleNamespace(logits=wanted + torch.tensor([[1.0], [0.5], [-2.0]])), batch)
     assert loss.losses.tolist() == pytest.approx([1.0, 0.25, 4.0])
     assert (loss.total.item(), loss.num_items.item()) == (pytest.approx(5.25), 3)
-    predictions = kind.decode(np.array(features["labels"], dtype=np.float32)[:, None], features, rows)
+    predictions = kind.decode(wanted.numpy(), features, rows)
     assert predictions == pytest.approx([5.0, 0.0, 2.6])
     assert kind.score(predictions, rows) == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
 from datasets import Dataset, Features, List, Value
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -40,6 +41,8 @@ class Kind(ABC):
     # Columns of features, beside those that all kinds have: `labels`, and what `decode` needs.
     columns: ClassVar[Mapping[str, Any]] = {"labels": Value("int64")}
     input_type: ClassVar[Any] = List(Value("int32"))  # of `input_ids` and `token_type_ids`
+    class_weights: Sequence[float] | None = None  # of the loss in classification
+    unit: tuple[float, float] = (0.0, 1.0)  # of numbers: what an output of 0 and a difference of 1 stand for
 
     def __init__(
         self,
@@ -107,7 +110,8 @@ class Kind(ABC):
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> LossSum:
         """`logits` is (B, classes) or (B, classes, L)."""
-        losses = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
+        weight = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
+        losses = F.cross_entropy(logits.float(), labels, weight, ignore_index=IGNORED, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.ne(IGNORED).sum())
 
     @abstractmethod

@@ -67,10 +67,16 @@ class ClassificationKind(Kind):
 
 
 class RegressionKind(ClassificationKind):
-    """A number for a text or a pair of texts: learned in units of the task's `label_scale`, by the squared error, and
-    predicted without bounds."""
+    """A number for a text or a pair of texts: learned in its `unit` (mean and standard deviation of the training
+    labels), by the squared error, and predicted without bounds."""
 
     columns: ClassVar = {"labels": Value("float64")}
+
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """As any; labels in the unit, from float64."""
+        mean, deviation = self.unit
+        known = "labels" in features[0]
+        return super().collate([{**f, "labels": (f["labels"] - mean) / deviation} if known else f for f in features])
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         labels = batch["labels"]
@@ -78,10 +84,11 @@ class RegressionKind(ClassificationKind):
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
 
     def _target(self, label: float) -> float:
-        return label / self.task.label_scale
+        return label
 
     def _prediction(self, logits: np.ndarray) -> float:
-        return float(logits.item()) * self.task.label_scale
+        mean, deviation = self.unit
+        return float(logits.item()) * deviation + mean
 
 
 class MultipleChoiceKind(Kind):

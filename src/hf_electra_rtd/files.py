@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 from safetensors import SafetensorError
@@ -124,6 +126,15 @@ def reading(path: object, remedy: str = "") -> Iterator[None]:
         what = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
         message = f"{path} cannot be read: {(what or type(error).__name__)[:_LONGEST_REASON].rstrip('. ')}. {remedy}"
         raise ValueError(message.rstrip()) from error
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a file. Raises ValueError with the path if there is none."""
+    with reading(path):
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+        return content
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:

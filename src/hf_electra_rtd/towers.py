@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from transformers import ElectraForMaskedLM, PreTrainedConfig, PreTrainedModel
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, needs_generator_network, refuse_unknown_names
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.families import FAMILIES
-from hf_electra_rtd.files import reading
+from hf_electra_rtd.files import read_json, reading
 from hf_electra_rtd.objectives import get_objective
 from hf_electra_rtd.sharing import get_sharing
 
@@ -132,8 +131,7 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
         raise ValueError(
             f"{directory} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a tower."
         )
-    with reading(path):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return read_json(path)
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:

@@ -266,7 +266,7 @@ def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found,
     assert hub.requests == []
 
 
-@pytest.mark.parametrize("damage", [b"{", b'"\xff"'])
+@pytest.mark.parametrize("damage", [b"{", b'"\xff"', b"[]"])
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_a_damaged_file_is_named_and_not_published(name, damage, runs, hub):
     (runs / "run/generator" / name).write_bytes(damage)

@@ -32,7 +32,7 @@ from huggingface_hub.utils import _xet as xet
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from huggingface_hub.utils._runtime import is_xet_available
 
-from hf_electra_rtd.files import write_text
+from hf_electra_rtd.files import read_json, write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord, public
 
@@ -95,7 +95,7 @@ class Published:
 def read_publication(directory: str | Path) -> dict[str, Any]:
     """What `publish.json` holds: `run`, the key of the run, and `flags`; empty where nothing was published."""
     path = Path(directory) / PUBLISH_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def remember(directory: str | Path, **flags: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 
 from hf_electra_rtd.cli import flag, parse_arguments, run
-from hf_electra_rtd.files import hash_model, known_names, reading
+from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments, Evaluations
@@ -207,7 +207,7 @@ def _repository(
     if not files.keys() & set(hub.WEIGHTS):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
     if hub.ADAPTER_CONFIG in files:
-        config = json.loads((directory / hub.ADAPTER_CONFIG).read_text(encoding="utf-8"))
+        config = read_json(directory / hub.ADAPTER_CONFIG)
         files[hub.ADAPTER_CONFIG] = json.dumps({**config, "base_model_name_or_path": base}, indent=2).encode()
     files |= {hub.CARD_FILE: card.encode(), **more}
     for name, content in files.items():
@@ -231,8 +231,8 @@ def _refuse_private(path: Path, content: Path | bytes) -> None:
         return
     with reading(path):
         text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-        if path.suffix == ".json":
-            json.loads(text)
+        if path.suffix == ".json" and not isinstance(json.loads(text), dict):
+            raise ValueError("it holds no JSON object")
     found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     if path.name not in hub.VOCABULARIES:
         text = text.replace(r"\\", "\\") if path.suffix == ".json" else text

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from hf_electra_rtd.cli import check_ranges, run
-from hf_electra_rtd.files import write_text
+from hf_electra_rtd.files import read_json, write_text
 from hf_electra_rtd.publishing.pictures import plot_along_pretraining
 from hf_electra_rtd.records import EvaluationRecord
 from hf_electra_rtd.tasks import BENCHMARKS
@@ -172,7 +172,7 @@ def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
             medians, scores, data = [], [], set()
             for of_model in (groups.get((benchmark, task, model), []) for model in models):
                 paths = [directories[id(run)] / f"report_{next(iter(run.metrics), '')}.json" for run in of_model]
-                reports = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+                reports = [read_json(path) for path in paths if path.exists()]
                 if reports and len(reports) == len(of_model):
                     medians.append(np.median([report["resampled"] for report in reports], axis=0))
                     scores.append(statistics.median(report["score"] for report in reports))

@@ -43,8 +43,10 @@ _SETTINGS = "unfinished.json"  # of a seed, as long as it is trained
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 # Flags that decide the result of a run as they are; `_settings` adds what it derives.
-_TASK_FLAGS = ("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "select")
-_TASK_FLAGS += ("class_weights", "max_train_samples", "max_eval_samples")
+_TASK_FLAGS = (
+    *("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "select"),
+    *("class_weights", "max_train_samples", "max_eval_samples"),
+)
 _TRAINING_FLAGS = (
     *("learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction"),
@@ -277,7 +279,7 @@ class FineTuning:
         trainer = FineTuner(model, args, job.kind, *decay, train, dev)
         seconds, epochs, examples, selection = 0.0, 0.0, 0.0, "as it was given"
         if train is not None:
-            result = trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+            result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             seconds = result.metrics["train_runtime"] - trainer.evaluation_seconds
             epochs, selection = float(trainer.state.epoch or 0.0), "last step"
             before = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0  # seconds are of what came after it

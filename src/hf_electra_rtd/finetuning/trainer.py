@@ -79,8 +79,7 @@ class FineTuningArguments(TrainingArguments):
 
 
 class _LengthGroupedSampler(LengthGroupedSampler):
-    """Batches of similar length, in an order that is random (that of transformers goes from long to short) and
-    follows from seed and epoch, so that a run can go on inside an epoch."""
+    """Batches of similar length, in an order that follows from seed and epoch: a run can go on inside an epoch."""
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
@@ -92,10 +91,7 @@ class _LengthGroupedSampler(LengthGroupedSampler):
     def __iter__(self) -> Iterator[int]:
         generator: Any = self.generator
         generator.manual_seed(int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0]))
-        indices, size = list(super().__iter__()), self.batch_size
-        whole = len(indices) // size  # the rest, a smaller batch, stays the last one
-        order = [*torch.randperm(whole, generator=generator).tolist(), whole]
-        return iter([index for batch in order for index in indices[batch * size : (batch + 1) * size]])
+        return super().__iter__()
 
 
 class FineTuner(Trainer):

@@ -36,6 +36,7 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
         ({"mask_probability": 1.0}, "mask_probability is 1:"),
         ({"checkpoint_fractions": [0.5, 1.5]}, r"checkpoint_fractions is 1\.5"),
         ({"checkpoint_fractions": [0.0]}, "checkpoint_fractions is 0"),
+        *(({f"{name}_strategy": "epoch"}, f"{name}_strategy epoch") for name in ("save", "eval", "logging")),
         ({"size": "medium"}, "no size 'medium'"),
     ],
 )

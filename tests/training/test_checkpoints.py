@@ -52,6 +52,13 @@ def flip(path):
     path.write_bytes(content)
 
 
+def change_manifest(checkpoint, **changes):
+    """Replaces entries of `checkpoint.json`; None removes one."""
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text()) | changes
+    manifest = {name: value for name, value in manifest.items() if value is not None}
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
+
+
 def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
     whole = make_checkpoint(tmp_path, 9)
     damage = {
@@ -62,6 +69,9 @@ def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
         500: lambda path: cut(path / "checkpoint.json"),
         600: lambda path: flip(path / "optimizer.pt"),
         700: lambda path: (path / "scheduler.pt").write_bytes(b"st\0\0\0"),  # of the right size
+        800: lambda path: change_manifest(path, files={}),
+        900: lambda path: change_manifest(path, loop=None),
+        1000: lambda path: change_manifest(path, run=None),
     }
     for step, harm in damage.items():
         harm(make_checkpoint(tmp_path, step))
@@ -172,6 +182,11 @@ def test_old_checkpoints_go_and_the_newest_and_the_best_stay(tmp_path):
     assert left() == [1, 11]
     make_checkpoint(tmp_path, 4, keep=1)
     assert left() == [4]
+    for step in (20, 30):  # the run falls back from these
+        make_checkpoint(tmp_path, step)
+    for step in (6, 8):
+        make_checkpoint(tmp_path, step, keep=3)
+    assert left() == [4, 6, 8]
 
 
 def test_a_checkpoint_loses_its_name_before_its_content(tmp_path, monkeypatch):

@@ -1,8 +1,10 @@
 """Ctrl-C finishes the step, saves, and says how to resume."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
 
 import pytest
 import torch
@@ -44,6 +46,24 @@ def test_a_signal_ends_the_step_and_saves_and_the_run_resumes_bit_for_bit(
     assert_equal_weights(whole.model, resumed.model)
 
 
+@pytest.mark.parametrize(("seconds", "is_again"), [(0.0, True), (60.0, False)])
+def test_ctrl_c_a_second_time_stops_at_once_and_the_last_checkpoint_stays(
+    tmp_path, blocks, tokenizer, monkeypatch, seconds, is_again
+):
+    def sign(_):
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr("hf_electra_rtd.training.trainer.SECONDS_TO_PRESS_AGAIN", seconds)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) if is_again else contextlib.nullcontext(), StopSignal() as stop:
+        callbacks = [At(3, sign, "on_step_begin"), stop]
+        make_trainer(tmp_path, blocks, tokenizer, callbacks=callbacks, save_steps=3).train()
+    assert (stop.stopped, stop.status) == (not is_again, 128 + signal.SIGTERM)
+    assert latest_checkpoint(tmp_path).name == ("checkpoint-3" if is_again else "checkpoint-4")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_a_signal_at_the_last_step_stops_nothing(trained):
     trainer, stopped = trained(5, save_strategy="no")
     assert (stopped, trainer.state.global_step) == (False, 6)
@@ -56,7 +76,7 @@ def test_an_interrupted_run_keeps_its_last_checkpoint_beside_the_best(tmp_path, 
     assert (trainer.state.global_step, latest_checkpoint(tmp_path / "run").name) == (7, "checkpoint-7")
 
 
-def test_a_signal_to_the_process_group_does_not_reach_workers(tmp_path, blocks, tokenizer):
+def test_a_signal_to_the_process_group_or_to_every_process_ends_no_worker(tmp_path, blocks, tokenizer):
     trainer = make_trainer(tmp_path, blocks, tokenizer, dataloader_num_workers=1)
     for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
         batches = iter(loader)
@@ -64,4 +84,15 @@ def test_a_signal_to_the_process_group_does_not_reach_workers(tmp_path, blocks, 
         workers = multiprocessing.active_children()
         assert workers
         assert all(os.getpgid(worker.pid) != os.getpgid(0) for worker in workers)
+        for worker in workers:
+            subprocess.run(["kill", "-TERM", str(worker.pid)], check=True)
         assert len(list(batches)) > 0
+
+
+def test_a_worker_ends_when_its_run_ends_it(tmp_path, blocks, tokenizer):
+    batches = iter(make_trainer(tmp_path, blocks, tokenizer, dataloader_num_workers=1).get_train_dataloader())
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(timeout=20)
+    assert worker.exitcode == 0

@@ -194,6 +194,26 @@ def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_r
     assert ended.value.code == 0
 
 
+def test_the_checkpoint_is_chosen_under_the_lock_after_one_that_was_being_replaced_is_back(pretrain, copied_run):
+    scratch = copied_run / ".checkpoint-4.partial-killed"
+    scratch.mkdir()
+    (copied_run / "checkpoint-4").rename(scratch / "replaced")
+    lock = lock_directory(copied_run)
+    with pytest.raises(ValueError, match="Another process is using"):
+        pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-4"))
+    lock.release()
+    pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-4"))
+
+
+def test_a_run_with_damaged_checkpoints_only_does_not_begin_anew_unasked(copied_run):
+    (copied_run / "run_record.json").unlink()
+    for checkpoint in copied_run.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"only damaged checkpoints.*--overwrite_output_dir"):
+        find_checkpoint(str(copied_run), "auto", overwrite=False)
+    assert find_checkpoint(str(copied_run), "auto", overwrite=True) is None
+
+
 def test_another_run_is_replaced_only_when_asked(pretrain, copied_run):
     before = (copied_run / "run_record.json").read_bytes()
     with pytest.raises(ValueError, match=r"another run.*--resume_from_checkpoint latest"):
@@ -203,6 +223,20 @@ def test_another_run_is_replaced_only_when_asked(pretrain, copied_run):
     pretrain("--overwrite_output_dir", max_steps=2)
     assert not {"checkpoint-4", "fractions", "publish.json"} & {path.name for path in copied_run.iterdir()}
     assert PretrainingRecord.load(copied_run).steps == 2
+
+
+def test_a_run_that_replaces_another_and_dies_early_can_be_replaced(pretrain, copied_run, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_electra_rtd.training.pretrain.RTDTrainer.train", lambda *_, **__: sys.exit(9))
+        with pytest.raises(SystemExit):
+            pretrain("--overwrite_output_dir")
+    assert (copied_run / "config.json").exists()
+    assert not (copied_run / "run_record.json").exists()
+    with pytest.raises(ValueError, match="holds another run"):
+        pretrain()
+    pretrain("--overwrite_output_dir", max_steps=1)
+    assert PretrainingRecord.load(copied_run).steps == 1
+    assert not (copied_run / ".outputs").exists()
 
 
 def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch, capsys):

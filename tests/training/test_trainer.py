@@ -169,9 +169,14 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
         ({"mask_probability": 0.3}, r"mask_probability was 0\.15, now 0\.3"),
         ({"gradient_accumulation_steps": 2}, "sequences_per_step was 8, now 16"),
         ({"more": {"sharing": "gdes"}}, "sharing was embeddings, now gdes"),
+        ({"more": {"objective": "rtd_masked_only"}}, "objective was rtd, now rtd_masked_only"),
+        ({"more": {"temperature": 0.5}}, r"temperature was 1\.0, now 0\.5"),
+        ({"more": {"discriminator_weight": 20.0}}, r"discriminator_weight was 50\.0, now 20\.0"),
+        ({"learning_rate": 1e-3}, r"learning_rate was 0\.01, now 0\.001"),
+        ({"bias_correction": True}, "bias_correction was False, now True"),
     ],
 )
-def test_a_run_is_not_resumed_with_another_stream_or_sharing(tmp_path, blocks, tokenizer, options, message):
+def test_a_run_is_not_resumed_with_another_stream_model_or_optimizer(tmp_path, blocks, tokenizer, options, message):
     make_trainer(tmp_path, blocks, tokenizer).train()
     trainer = make_trainer(tmp_path, blocks, tokenizer, **options)
     with pytest.raises(ValueError, match=message):

@@ -61,6 +61,9 @@ class RTDTrainingArguments(TrainingArguments):
         check_ranges(self)
         check_hub_options(self)
         settle_by_device(self)
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            if getattr(self, name) == "epoch":
+                raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
         super().__post_init__()
         if self.metric_for_best_model is not None and self.save_total_limit == 1:
             self.save_total_limit = 2  # the parent would end with the best checkpoint alone

@@ -43,13 +43,19 @@ CHECKPOINT_PREFIX = "checkpoint-"
 FRACTIONS_DIRECTORY = "fractions"
 MANIFEST_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
-OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written
+OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are replaced
 # What a run replaces at its end, directories with a file by which we know our own.
 _REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
 _REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: ".", "generator": "config.json", "discriminator": "config.json"}
 _STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
 # What is in the file of random numbers: of the Trainer, and of accelerate.
 _RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
+# What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
+_OF_MODEL = (
+    *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
+    *("disallow_correct", "sampling_dropout"),
+)
+_OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction")
 SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
 
@@ -114,9 +120,11 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-        damaged = [name for name, known in manifest["files"].items() if not _is_whole(path / name, known)]
+        files = {STATE_FILE: "", **manifest["files"]}
+        damaged = [name for name, known in files.items() if not _is_whole(path / name, known)]
         if damaged:
             raise ValueError(f"{', '.join(damaged)} missing or altered")
+        manifest = {"loop": manifest["loop"], "run": dict(manifest["run"]), "files": files}
         return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
@@ -125,14 +133,16 @@ def _is_whole(file: Path, known_hash: str) -> bool:
 
 
 def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
-    """What a resumed run must have in common with its checkpoint: what decides the sequences, masks and samples of a
-    step (nothing of a dataset that is no [`SequenceStream`]), and the sharing, as tensors of 'gdes' have the names and
-    shapes of others, but mean differences."""
+    """What a resumed run must have in common with its checkpoint: what the networks do (tensors of 'gdes' have the
+    names and shapes of others, but mean differences), what the optimizer would take from the checkpoint whatever the
+    flags say, and what decides the sequences, masks and samples of a step (nothing of a dataset that is no
+    [`SequenceStream`])."""
+    described = {name: getattr(model.config, name) for name in _OF_MODEL}
+    described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     if not isinstance(stream, SequenceStream):
-        return {"sharing": model.config.sharing}
+        return described
     sequences = stream.sequences
-    return {
-        "sharing": model.config.sharing,
+    return described | {
         "sequences": sequences.header.sha256 if isinstance(sequences, BlockFile) else len(sequences),
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
@@ -147,8 +157,8 @@ def check_resumable(
     """The state of a checkpoint that a run can resume from. `loop` and `described` are as in [`writing_checkpoint`].
 
     Raises:
-        ValueError: for a checkpoint that is not whole, has no optimizer, is of another loop, stream or sharing, or is
-            beyond the end of the run.
+        ValueError: for a checkpoint that is not whole, has no optimizer, is of another loop, stream, model or
+            optimizer, or is beyond the end of the run.
     """
     manifest, state = read_checkpoint(checkpoint)
     before = manifest["run"]
@@ -256,9 +266,12 @@ def writing_checkpoint(
             manifest = {"loop": loop, "run": described, "files": files}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
-        whole = list_checkpoints(output_dir)
+        there = list_checkpoints(output_dir)
         protected = {target.name, Path(state.best_model_checkpoint or "").name}
-        for path in [path for path in whole if path.name not in protected][: max(0, len(whole) - keep)]:
+        old = [path for path in there if path.name not in protected]
+        # Later ones go first: they were damaged, so that this run fell back to one before them.
+        old.sort(key=lambda path: checkpoint_step(path) < state.global_step)
+        for path in old[: max(0, len(there) - keep)]:
             remove_directory(path)
     accelerator.wait_for_everyone()
 

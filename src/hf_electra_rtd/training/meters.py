@@ -153,8 +153,9 @@ class DivergedError(FloatingPointError):
 
     def __init__(self, step: int, what: str) -> None:
         super().__init__(
-            f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. Resume from its last "
-            "checkpoint, or start again, with a lower learning rate or a longer warm-up."
+            f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. Start again with a "
+            "lower --learning_rate or more --warmup_steps: anew, or from networks that it exported "
+            "(--generator, --discriminator)."
         )
 
 

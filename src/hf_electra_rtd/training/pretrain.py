@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import BaseFileLock
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
@@ -193,10 +194,13 @@ def start(
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
             checkpoints.check_sources(output_dir, model_args.given(SOURCES))
+            may_lock, is_run = is_main and not run_args.dry_run, checkpoints.holds_run(output_dir)
+            if may_lock and is_run:  # before the checkpoint is chosen, which a run that goes on would remove
+                until_the_end.callback(_lock(output_dir).release)
+                checkpoints.remove_unfinished(output_dir)
             checkpoint = find_checkpoint(output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
-            if is_main and not run_args.dry_run:
-                with naming(output_dir):
-                    until_the_end.callback(lock_directory(output_dir).release)
+            if may_lock and not is_run:  # a mistake leaves no directory
+                until_the_end.callback(_lock(output_dir).release)
             blocks = Path(output_dir) / BLOCKS_DIRECTORY
             tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
             before = {} if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]["run"]
@@ -214,13 +218,18 @@ def start(
         )
 
 
+def _lock(output_dir: str) -> BaseFileLock:
+    with naming(output_dir):
+        return lock_directory(output_dir)
+
+
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
     """The checkpoint to resume from, None for a new run, which may replace another (`overwrite`). `resume` is the
-    directory of a checkpoint, `latest`, `auto` (the latest where there is one, else a new run) or None.
+    directory of a checkpoint, `latest`, `auto` (the latest, a new run where there is none) or None.
 
     Raises:
-        ValueError: if there is nothing to resume from, the checkpoint is incomplete or older than others there, or
-            another run lies there, or something else that this run would replace.
+        ValueError: if there is nothing to resume from, the checkpoint is incomplete or older than others there, all
+            are damaged, another run lies there, or something else that this run would replace.
         SystemExit: for `auto`, if a finished run without checkpoints lies there.
     """
     is_run, latest = checkpoints.holds_run(output_dir), checkpoints.latest_checkpoint(output_dir)
@@ -229,10 +238,13 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
         return str(latest)
     if resume == "latest":
         raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
+    choose = "or choose another --output_dir."
+    if resume == "auto" and not overwrite and checkpoints.list_checkpoints(output_dir):
+        remedy = f"Remove them, add --overwrite_output_dir, {choose}"
+        raise ValueError(f"{output_dir} has only damaged checkpoints. {remedy}")
     if resume == "auto" and is_finished:
         logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
         raise SystemExit(0)
-    choose = "or choose another --output_dir."
     if resume not in (None, "auto"):
         step, there = checkpoints.read_checkpoint(resume)[1].global_step, checkpoints.list_checkpoints(output_dir)
         if later := ", ".join(path.name for path in there if checkpoints.checkpoint_step(path) > step):
@@ -270,6 +282,7 @@ def prepare_output_dir(run: Run) -> None:
     check_disk(run.model, run.args)
     checkpoints.remove_unfinished(run.directory)
     if run.replaces_another:
+        (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
         # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
         old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
         old += [meters.EMISSIONS_FILE, checkpoints.FRACTIONS_DIRECTORY]

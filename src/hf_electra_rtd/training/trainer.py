@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -50,6 +51,8 @@ logger = logging.getLogger(__name__)
 # Processes agree so often on whether to stop: each time waits for the device, and launchers kill 30 seconds after a
 # signal.
 SECONDS_BETWEEN_AGREEMENTS = 2.0
+# Launchers pass Ctrl-C on to processes that have it from the terminal; after these seconds it was pressed again.
+SECONDS_TO_PRESS_AGAIN = 2.0
 
 
 # ---- What a run trains on ----
@@ -170,7 +173,7 @@ class RTDTrainer(Trainer):
         loader = super()._get_dataloader(*args, **kwargs)
         # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
         for each in (loader, getattr(loader, "base_dataloader", loader)):
-            each.worker_init_fn = partial(_in_own_process_group, each.worker_init_fn)
+            each.worker_init_fn = partial(_protect_worker, each.worker_init_fn)
         return loader
 
     # ---- Optimization ----
@@ -434,16 +437,16 @@ class _AlongTheRun(TrainerCallback):
 
 class StopSignal(TrainerCallback):
     """Inside a `with`, ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill),
-    with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. Outside the loop,
-    signals do what they did before.
+    with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. A second Ctrl-C
+    ends it at once, with the checkpoint before. Outside the loop, signals do what they did before.
 
     with StopSignal() as stop:
         RTDTrainer(..., callbacks=[stop]).train()
     """
 
     def __init__(self) -> None:
-        self.stopped = self._noted = False
-        self.status = INTERRUPTED
+        self.stopped, self.status = False, INTERRUPTED
+        self._noted_at = math.inf  # when the first signal came
         self._before: dict[int, Any] = {}  # handlers, in the loop
 
     def __enter__(self) -> StopSignal:
@@ -454,9 +457,13 @@ class StopSignal(TrainerCallback):
             signal.signal(*self._before.popitem())
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self._noted and PartialState().is_main_process:
-            logger.warning("Stopping: this step is finished and saved first.")
-        self._noted, self.status = True, 128 + number
+        now = time.monotonic()
+        if self._noted_at == math.inf:
+            self._noted_at, self.status = now, 128 + number
+            if PartialState().is_main_process:
+                logger.warning("Stopping: this step is finished and saved first. Ctrl-C again stops without saving.")
+        elif number == signal.SIGINT and now - self._noted_at >= SECONDS_TO_PRESS_AGAIN:
+            raise KeyboardInterrupt
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._agreed_at, self._next_agreement = (state.global_step, time.monotonic()), state.global_step + 1
@@ -473,22 +480,34 @@ class StopSignal(TrainerCallback):
         """Whether the run stops after this step: the same answer in every process."""
         processes = PartialState()
         if processes.num_processes == 1:
-            return self._noted
+            return self._noted_at < math.inf
         if step < self._next_agreement:
             return False
         # All processes add up the same numbers, and so agree again at the same step.
         (last_step, last_time), self._agreed_at = self._agreed_at, (step, time.monotonic())
-        mine = torch.tensor([float(self._noted), self._agreed_at[1] - last_time], device=processes.device)
-        wishes, seconds = reduce(mine, reduction="sum").tolist()
+        mine = [float(self._noted_at < math.inf), self._agreed_at[1] - last_time]
+        wishes, seconds = reduce(torch.tensor(mine, device=processes.device), reduction="sum").tolist()
         seconds_per_step = seconds / processes.num_processes / (step - last_step)
         self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds_per_step, 0.01)))
         return bool(wishes)
 
 
-def _in_own_process_group(then: Any, worker: int) -> None:
+def _protect_worker(then: Any, worker: int) -> None:
     """A `worker_init_fn` that keeps a data loader's workers from signals to the process group, such as Ctrl-C in a
-    terminal: a worker that dies of it would end the run. `then` is the `worker_init_fn` to call afterwards."""
+    terminal, and from the SIGTERM of a cluster to every process: a worker that dies of it would end the run. `then` is
+    the `worker_init_fn` to call afterwards."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     if then is not None:
         then(worker)
+
+
+def _end_with_parent() -> None:
+    """Ends a worker at a SIGTERM of its parent, by which torch and Python end workers: to ignore that one, too, would
+    hang the run at its end."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -162,13 +162,14 @@ _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _RELATIVE = re.compile(r"\.\.?[\\/]")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
-URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
-# What takes the place of each secret in a value.
-_SECRETS = (
-    (re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=).*$", re.IGNORECASE), r"\1<secret>"),
-    (re.compile(r"(?<=://)[^/@\s]+@"), ""),  # user:password
-    (HUB_TOKEN, "<token>"),
-    (URL_SECRET, r"\1<secret>"),
+_URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
+_KEY_SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=)(?!<secret>$).+$", re.IGNORECASE)
+# Secrets in a value: what each is called (`{}` is the first group), its pattern, and what takes its place.
+SECRETS = (
+    ("a secret ({}...)", _KEY_SECRET, r"\1<secret>"),
+    ("a user or password in an address", re.compile(r"(?<=://)[^/@\s]+@"), ""),
+    ("a token of the Hub", HUB_TOKEN, "<token>"),
+    ("a secret ({}...)", _URL_SECRET, r"\1<secret>"),
 )
 
 
@@ -186,7 +187,7 @@ def public(value: Any, flag: str = "") -> Any:
         return [public(item, flag) for item in value]
     if not isinstance(value, str):
         return value
-    for secret, substitute in _SECRETS:
+    for _, secret, substitute in SECRETS:
         value = secret.sub(substitute, value)
     path, comma, options = value.partition(",")
     if not path or ("://" in path and not path.startswith("file:")):

@@ -529,6 +529,11 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     task = own_task("t", flags(dataset=hub))
     assert (task.splits, task.dev_splits, task.labels) == ({"train": "train", "test": "test"}, (), ("bad", "good"))
     assert load_split(task, "test").examples[1] == text("1", "b", label="good")
+    held = own_task("t", flags(dataset=hub, validation_share=0.5))
+    loaded = load_task(held, None)
+    assert [len(split.examples) for split in loaded.values()] == [2, 2]
+    assert {row["texts"][0] for split in loaded.values() for row in split.examples} == set("abcd")
+    assert own_task("t", flags(dataset=hub, validation_share=None)).validation_share == 0.1
     sliced = own_task("t", flags(dataset=hub, dataset_splits=["train=train[:75%]", "dev=train[75%:]"]))
     assert list(load_split(sliced, "dev").examples["label"]) == ["bad"]
     with pytest.raises(ValueError, match="write train="):
@@ -542,6 +547,11 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     [
         ({"train_file": None}, "either files .* or a --dataset"),
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
+        ({"dataset_splits": ["train=train"]}, "--dataset_splits is for --dataset"),
+        ({"dataset_config": "en"}, "--dataset_config is for --dataset"),
+        ({"dataset_revision": "main"}, "--dataset_revision is for --dataset"),
+        ({"validation_file": "{w}", "validation_share": 0.2}, "--validation_share .* a dev split is given"),
+        ({"train_file": None, "test_file": "{w}", "validation_share": 0.2}, "there is no training split"),
         ({"task_kind": "tagging", "second_text_column_name": "x"}, "no place in tagging"),
         ({"task_kind": "regression", "labels": ["a", "b"]}, "regression has none"),
         ({"labels": ["a", "a"]}, "two or more different"),

@@ -397,6 +397,19 @@ def test_a_task_that_breaks_while_it_runs_does_so_too(glue, encoder, tmp_path, c
     assert record_of(tmp_path, task="mnli").steps == 2
 
 
+def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch):
+    directory, flags = copied
+
+    def fails(*arguments):
+        raise RuntimeError("no font")
+
+    monkeypatch.setattr("hf_electra_rtd.finetuning.run.write_report", fails)
+    with pytest.raises(RuntimeError, match="no font"):
+        finetune.main([*without(flags, "--seeds"), "--overwrite_output_dir", "True", "--max_steps", "2"])
+    assert record_of(directory).steps == 2
+    assert (directory / "reviews/seed_42/model").is_dir()
+
+
 @pytest.mark.parametrize(
     ("tasks", "flags", "message"),
     [

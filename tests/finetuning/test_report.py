@@ -146,6 +146,27 @@ def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, ca
     assert (said in caplog.text) if said else ("nothing but" not in caplog.text)
 
 
+def test_classes_may_have_the_names_of_averages(make, tmp_path):
+    labels = ("accuracy", "macro avg", "weighted avg")
+    right, predicted = [*labels, "accuracy"], [*labels, "macro avg"]
+    kind, split = make("classification", "accuracy", labels=labels), split_of(right)
+    report, _ = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    found = {
+        label: (values["precision"], values["recall"], values["support"])
+        for label, values in report["classes"].items()
+    }
+    assert found == {"accuracy": (1.0, 0.5, 2), "macro avg": (0.5, 1.0, 1), "weighted avg": (1.0, 1.0, 1)}
+
+
+def test_an_error_of_multiple_choice_shows_the_choices(make, tmp_path):
+    kind = make("multiple_choice", "accuracy")
+    rows = [{"id": "a", "context": "It rains.", "question": "Is it wet?", "choices": ["No.", "Yes."], "label": 1}]
+    split = Split(Dataset.from_list(rows), 0, {})
+    report, text = written(tmp_path, kind, [0], kind.score([0], split.examples), split)
+    assert report["errors"][0]["choices"] == ["No.", "Yes."]
+    assert "0: No.\n    1: Yes." in text
+
+
 def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
     kind = make("tagging", "f1", labels=TAGS)
     rows = [{"id": "a", "words": ["It", "rains"], "tags": ["O", "B-x"]}, {"id": "b", "words": ["So"], "tags": ["O"]}]

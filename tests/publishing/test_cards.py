@@ -369,6 +369,17 @@ def test_what_cannot_be_one_card_is_refused(records, adapter, message):
         fine_tuned_card(records, REPO, CARD, None, adapter)
 
 
+def test_two_settings_of_one_task_are_no_published_figure():
+    first = evaluation_record("rte", 42, 0.5)
+    other = evaluation_record("rte", 42, 0.6, arguments={**first.arguments, "learning_rate": 1e-5})
+    for publishes in (lambda: evaluated([first, other]), lambda: eval_results_files([first, other])):
+        with pytest.raises(
+            ValueError, match=r"rte: the runs are of several settings.*learning_rate 1e-05.*--compared"
+        ):
+            publishes()
+    assert "50.0" in evaluated([first], compared=[other])[1]
+
+
 def test_evaluation_files_are_those_of_the_hub():
     files = eval_results_files([*runs("mrpc", (0.6, 0.8, 0.7)), *runs("cola", (None,), metric="matthews")])
     assert files.keys() == {".eval_results/mrpc.yaml"}

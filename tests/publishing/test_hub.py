@@ -1,3 +1,4 @@
+import importlib
 import json
 import random
 import re
@@ -217,6 +218,44 @@ def test_a_silent_hub_is_given_up_within_90_seconds(pattern, xet, run, hub, monk
     assert "cannot be reached" in send(run)[0].error
     assert time.monotonic() - begun + sum(way.PAUSES) / 50 < 90 / 50
     assert hub.asked(pattern) >= 2
+
+
+def test_a_hub_that_refuses_once_and_is_silent_then_is_given_up_in_time(run, hub, monkeypatch):
+    monkeypatch.setattr(way, "SILENCE", tuple(limit / 50 for limit in way.SILENCE))
+    monkeypatch.setattr(way, "PATIENCE", way.PATIENCE / 50)
+    session = way.get_session()
+    error = importlib.import_module(type(session).__module__.partition(".")[0]).ConnectError  # httpx or httpx2
+    refused = []
+
+    def refuse(request):
+        if "/commits/" in str(request.url) and not refused:
+            refused.append(request)
+            hub.fail(".", silent=5.0)
+            raise error("refused")
+
+    session.event_hooks = {"request": [refuse]}
+    begun = time.monotonic()
+    assert "cannot be reached" in send(run)[0].error
+    assert time.monotonic() - begun + sum(way.PAUSES) / 50 < 90 / 50
+    assert refused
+    assert way.get_session() is not session
+    assert way._Patience._ask not in [getattr(h, "__func__", h) for h in way.get_session().event_hooks["request"]]
+
+
+def test_a_file_that_cannot_be_read_is_named_before_anything_is_sent(run, hub):
+    (run / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"model\.safetensors cannot be read: No such file"):
+        send(run)
+    assert hub.requests == []
+
+
+def test_an_error_of_this_machine_is_not_told_as_the_networks(run, hub, monkeypatch):
+    def fails(*arguments, **options):
+        raise PermissionError(13, "Permission denied", "model.safetensors")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_commit", fails)
+    with pytest.raises(PermissionError):
+        send(run)
 
 
 @pytest.mark.parametrize("xet", [False, True], ids=["http", "xet"])

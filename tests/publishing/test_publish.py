@@ -119,6 +119,13 @@ def test_a_fine_tuning_becomes_a_repository_for_each_task(runs, hub):
     assert (data.base_model, data.language) == (DISCRIMINATOR, ["en"])
 
 
+def test_a_task_without_a_kept_model_is_named_and_left_out(runs, hub, caplog):
+    shutil.copytree(next((runs / "halfway").glob("reviews")), runs / "tuned/films")
+    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
+    assert list(hub.repositories) == [f"{PREFIX}-reviews"]
+    assert "films: no model was kept, so it is not published. Fine-tune with --keep_models best." in caplog.text
+
+
 def test_evaluations_find_the_discriminator_that_they_belong_to_and_stay_when_published_again(runs, hub):
     results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
     assert send(runs / "run", *results) == 0
@@ -200,6 +207,19 @@ def test_cards_name_branches_and_link_one_private_collection_of_the_run(runs, hu
     assert hub.asked(COMMIT) == 12
 
 
+def test_a_private_run_stays_out_of_a_public_collection(runs, hub, caplog):
+    assert send(runs / "run", "--private", "False", "--revisions", "False") == 0
+    ((slug, collection),) = hub.collections.items()
+    assert not collection["private"]
+    collection["items"].clear()
+    for repository in hub.repositories.values():
+        repository.private = True
+    assert send(runs / "run", "--private", "True", "--revisions", "False") == 0
+    assert "The collection tiny is public" in caplog.text
+    assert collection["items"] == []
+    assert f"/collections/{slug}" not in card(hub, DISCRIMINATOR).text
+
+
 @pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}])
 def test_what_failed_has_another_status_and_is_sent_by_resume(failure, runs, hub, capsys):
     hub.fail(COMMIT, **failure)
@@ -254,6 +274,8 @@ def test_nothing_private_leaves(runs, hub):
         ("generation_config.json", "../../ada/notes.txt", "../../ada"),
         ("tokenizer_config.json", "/root/vocab.txt", "/root/vocab.txt"),
         ("generation_config.json", "https://example.org/a?b=c&token=abc", "a secret (&token=...)"),
+        ("generation_config.json", "https://ada:abc@example.org/a", "a user or password in an address"),
+        ("generation_config.json", "WANDB_API_KEY=abc", "a secret (WANDB_API_KEY=...)"),
     ],
 )
 def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found, runs, hub):
@@ -280,7 +302,9 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
     tokens = {**json.loads((directory / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
     (directory / "tokenizer_config.json").write_text(json.dumps({**tokens, "pattern": r"[\u4e00-\u9fff]\d+"}))
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "id2label": {"0": "/person/artist"}}))
+    labels = {"0": "/person/artist", "1": "/media/film", "2": "/home/garden"}
+    ids = {label: int(place) for place, label in labels.items()}
+    (directory / "config.json").write_text(json.dumps({**config, "id2label": labels, "label2id": ids}))
     (directory / "vocab.txt").write_text((directory / "vocab.txt").read_text() + "/home/x/y\n")
     assert send(runs / "run", "--parts", "generator", "--revisions", "False") == 0
     assert b"/home/x/y" in hub.files(GENERATOR)["vocab.txt"]

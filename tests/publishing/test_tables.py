@@ -250,11 +250,15 @@ def report(right, samples, data="a"):
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ([report(0.8, [0.7, 0.8, 0.9])], [report(0.5, [0.5, 0.5, 0.5])], "+30.0 (95 % interval +20.5 to +39.5)"),
+        (
+            [report(0.8, [0.7, 0.8, 0.9])],
+            [report(0.5, [0.5, 0.5, 0.5])],
+            "+30.0 (95 % interval over examples +20.5 to +39.5)",
+        ),
         (  # medians of seeds, sample by sample
             [report(0.5, [0.1, 0.9, 0.5]), report(0.6, [0.3, 0.7, 0.5]), report(0.7, [0.2, 0.8, 0.5])],
             [report(0.5, [0.2, 0.8, 0.5])],
-            "+10.0 (95 % interval +0.0 to +0.0)",
+            "+10.0 (95 % interval over examples +0.0 to +0.0)",
         ),
         ([report(0.5, [0.5])], [report(0.5, [0.5], data="b")], "no interval, because"),
         ([report(0.5, [0.5]), None], [report(0.5, [0.5])], "no interval, because"),
@@ -283,3 +287,10 @@ def test_compare_says_what_is_wrong(tmp_path, flags, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         main(flags)
+
+
+@pytest.mark.parametrize("flags", [["--random_weights", "."], ["--tokens_per_step", "8"]])
+def test_flags_of_checkpoints_without_checkpoints_are_refused(flags, capsys):
+    with pytest.raises(SystemExit):
+        main([".", *flags])
+    assert "are for --along" in capsys.readouterr().err

@@ -227,13 +227,19 @@ def own_task(name: str, args: Any, labels: Sequence[str] = ()) -> Task:
     kind, paths = args.task_kind, {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     paths = {split: os.path.abspath(path) for split, path in paths.items() if path}
     _check_own(args, paths)
-    share = args.validation_share if "train" in paths and "dev" not in paths else 0.0
-    if share:
-        paths["dev"] = paths["train"]
+    splits = _own_splits(args) if args.dataset else {}
+    places = splits or paths
+    share = (0.1 if args.validation_share is None else args.validation_share) if "train" in places else 0.0
+    if "dev" in places:
+        share = 0.0
+    elif share:
+        places["dev"] = places["train"]
+    if args.validation_share and not share:
+        which = "a dev split is given" if "dev" in places else "there is no training split"
+        raise ValueError(f"--validation_share holds out training examples, but {which}. Leave it out.")
     is_conll = any(reading.format_of(kind, path) == "conll" for path in paths.values())
     texts = (args.text_column_name, *filter(None, [args.second_text_column_name]))
-    splits = _own_splits(args) if args.dataset else {}
-    dev, test = ((split,) if split in (splits or paths) else () for split in ("dev", "test"))
+    dev, test = ((split,) if split in places else () for split in ("dev", "test"))
     task = Task(
         *(name, name, "own", args.language, kind, tuple(args.metrics or _OWN_METRICS[kind])),
         labels=tuple(args.labels or (labels if kind != "regression" else ())),
@@ -263,6 +269,9 @@ def _check_own(args: Any, paths: Mapping[str, str]) -> None:
     kind = args.task_kind
     if bool(paths) == bool(args.dataset):
         raise ValueError("Give either files (--train_file, --validation_file, --test_file) or a --dataset of the Hub.")
+    for name in ("dataset_config", "dataset_revision", "dataset_splits"):
+        if getattr(args, name) and not args.dataset:
+            raise ValueError(f"--{name} is for --dataset, a dataset of the Hub. Leave it out.")
     if kind == "tagging" and args.second_text_column_name:
         raise ValueError("--second_text_column_name has no place in tagging.")
     if args.labels and (kind == "regression" or len(set(args.labels)) != len(args.labels) or len(args.labels) < 2):

@@ -79,7 +79,7 @@ class OwnTaskArguments:
     train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet or .conll.")
     validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
     test_file: str | None = flag(None, "Examples to predict, labeled or not.")
-    validation_share: float = flag(0.1, "Share of the training examples held out where there is no validation_file.")
+    validation_share: float | None = flag(None, "Share of the training examples to hold out; 0.1 without a dev split.")
     dataset: str | None = flag(None, "A dataset of the Hub, in place of files.")
     dataset_config: str | None = flag(None, "Its configuration.")
     dataset_revision: str | None = flag(None, "Its branch, tag or commit.")

@@ -149,7 +149,7 @@ def _shown(prediction: Any) -> Any:
 def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
     """The score of always predicting the most frequent label or the mean; errors of numbers; of each class (in tagging
     of chunks) precision, recall, F1 and number, and which label (row) was taken for which (column)."""
-    from sklearn.metrics import classification_report, confusion_matrix
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
     task, flat = kind.task, _flat(kind, right)
     if task.kind == "question_answering":
@@ -164,9 +164,10 @@ def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dic
     if is_tagging:
         classes = {name: values for name, values in tag_report(predicted, right).items() if name != "overall"}
     elif task.kind == "classification":
-        options: dict[str, Any] = {"labels": task.labels, "zero_division": 0.0, "output_dict": True}
-        classes = classification_report(right, predicted, **options)
-        classes = {name: classes[name] for name in task.labels}
+        columns = precision_recall_fscore_support(right, predicted, labels=task.labels, zero_division=0.0)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        names = ("precision", "recall", "f1-score", "support")
+        classes = {name: dict(zip(names, row, strict=True)) for name, row in zip(task.labels, rows, strict=True)}
     else:
         return {"baseline": baseline}
     confusion = confusion_matrix(flat, _flat(kind, predicted), labels=task.labels).tolist()
@@ -193,6 +194,7 @@ def _worst_errors(
             texts = example.get("texts") or example.get("words") or [example["question"], example["context"]]
             error = {"id": example["id"], "label": right[row], "prediction": _shown(predicted[row])}
             error |= {} if sure is None else {"probability": float(sure[row])}
+            error |= {"choices": example["choices"]} if "choices" in example else {}
             errors.append(error | {"text": (" " if "words" in example else " | ").join(texts)})
     return errors
 
@@ -217,7 +219,9 @@ def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
         yield "Rows: the right label. Columns: the predicted one.\n" + _table([["", *report["labels"]], *rows])
     for error in report["errors"]:
         sure = f" ({_percent(error['probability'])} %)" if "probability" in error else ""
-        yield f"{error['id']}: {error['prediction']}{sure}, right: {error['label']}\n    {error['text'][:_LONGEST]}"
+        choices = "".join(f"\n    {place}: {text}" for place, text in enumerate(error.get("choices", ())))
+        head = f"{error['id']}: {error['prediction']}{sure}, right: {error['label']}"
+        yield f"{head}\n    {error['text'][:_LONGEST]}{choices}"
 
 
 def _percent(share: float | None) -> str:

@@ -261,7 +261,8 @@ class FineTuning:
         return list(records.values())
 
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
-        """Trains, evaluates and predicts with one seed; the record is written last, when all else is there."""
+        """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
+        which are made from what is computed."""
         task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
         settings = {**job.settings, **self.identity, "data": {name: split.source for name, split in splits.items()}}
         checkpoint = _newest_checkpoint(directory, settings)
@@ -318,14 +319,15 @@ class FineTuning:
                 shutil.rmtree(path)
             (directory / _SETTINGS).unlink()
             owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(task)}
-            for name, (predictions, scores) in answers.items():
-                write_report(directory, name, job.kind, predictions, scores, splits[name])
+            for name, (predictions, _) in answers.items():
                 owner, split = owners.get(name, (task, name))
                 write_predictions(directory / record.predictions[name], predictions, splits[name], task.labels)
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
             if self.task_args.keep_models != "none" and train is not None:
                 self._save_model(model, directory)
             record.save(directory)
+            for name, (predictions, scores) in answers.items():
+                write_report(directory, name, job.kind, predictions, scores, splits[name])
         PartialState().wait_for_everyone()
         logger.info(f"{task.title}, seed {seed}: {_describe_score(record)}; {seconds:,.0f} s.")
         return record

@@ -143,7 +143,7 @@ def pretraining_card(
         seconds=fraction.train_seconds if fraction else record.train_seconds,
         held_out=_held_out(record, step),
         results=results_table([*own, *others], published=size is not None) if own else "",
-        cautions=list(_cautions(own, others)),
+        cautions=list(dict.fromkeys(_cautions(own, others))),
         settings=_settings(record, reference, planned),
         reference=f"ELECTRA-{reference.capitalize()}",
         license_of_text=_license_of_text(record),
@@ -187,7 +187,7 @@ def fine_tuned_card(
         base_model=derived,
         base_model_relation=derived and ("adapter" if adapter else "finetune"),
     )
-    cautions = list(_cautions(records, ()))
+    cautions = list(dict.fromkeys(_cautions(records, ())))
     if len(set(results[0].main)) > 1 and run.score == max(results[0].main):
         cautions.append("This seed has the best score on the examples that chose it: on others, expect the median.")
     return _render(
@@ -304,9 +304,20 @@ def _model_index(records: Sequence[EvaluationRecord]) -> list[EvalResult]:
 
 
 def _official(records: Sequence[EvaluationRecord]) -> list[tuple[TaskResult, EvaluationRecord]]:
-    """The result on each task whose dataset belongs to a benchmark and is on the Hub, with one of its runs."""
+    """The result on each task whose dataset belongs to a benchmark and is on the Hub, with one of its runs. A
+    ValueError for a task whose runs differ in more than their seed: which figure is published must not be left open.
+    """
+    records = [_named(run, "the model") for run in records]
     runs = {(run.benchmark, run.task): run for run in records if run.benchmark != "own" and run.dataset.get("id")}
-    results = {(result.benchmark, result.task): result for result in summarize(records)}
+    results: dict[tuple[str, str], TaskResult] = {}
+    for result in summarize(records):
+        key = (result.benchmark, result.task)
+        if key in runs and key in results:
+            raise ValueError(
+                f"{result.task}: the runs are of several settings: {results[key].model}, {result.model}. Pass those "
+                "of one setting with --evaluations, and the others with --compared."
+            )
+        results[key] = result
     return [(results[key], run) for key, run in runs.items()]
 
 

@@ -28,11 +28,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import _http, build_hf_headers, get_session, hf_raise_for_status
 from huggingface_hub.utils import _xet as xet
-from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 from huggingface_hub.utils._runtime import is_xet_available
 
-from hf_electra_rtd.files import read_json, write_text
+from hf_electra_rtd.files import read_json, reading, write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord, public
 
@@ -134,8 +134,12 @@ def publish(
         force: a branch that another run or a person wrote to is overwritten; files that are not ours stay.
 
     Raises:
-        ValueError: before anything is sent, for what this run may not do. Failures are in `Published.error`.
+        ValueError: before anything is sent, for a file that cannot be read and what this run may not do. Failures are
+            in `Published.error`.
     """
+    for path in (path for each in repositories for path in each.files.values() if isinstance(path, Path)):
+        with reading(path), path.open("rb") as file:
+            file.read(1)
     api, publication, patience = HfApi(), remember(directory), _Patience()
     key, name, collection = publication["run"], publication["flags"].get("hub_model_id"), None
     unchecked = list(dict.fromkeys(each.repo_id for each in repositories))
@@ -230,11 +234,16 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
 
 
 def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ()) -> Any:
-    """The collection of a run's repositories, which is made where there is none; None where that fails."""
+    """The collection of a run's repositories, which is made where there is none; None where that fails, and for a
+    public one that would show what is private."""
     owner, _, title = name.partition("/")
     try:
         with _explained(f"the collection {title}"):
             collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
+            if private and not collection.private:
+                remedy = "Make it private in its settings, or rename it"
+                logger.warning(f"The collection {title} is public, so this run stays out of it. {remedy}.")
+                return None
             for repo_id in dict.fromkeys(repo_ids):
                 if repo_id not in [item.item_id for item in collection.items]:
                     collection = api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
@@ -274,17 +283,28 @@ class _Patience:
     @contextmanager
     def limits(self) -> Iterator[None]:
         """Sets them for all that `huggingface_hub` does."""
-        session, get_xet_session = get_session(), xet.get_xet_session
-        before = session.event_hooks
         more: dict[str, Callable[[Any], None]] = {"request": self._ask, "response": self._hear}
-        session.event_hooks = {name: [*before[name], hook] for name, hook in more.items()}
+        before: list[tuple[Any, dict[str, Any]]] = []  # clients and their own hooks
+
+        def watched(client: Any) -> Any:
+            before.append((client, client.event_hooks))
+            client.event_hooks = {name: [*client.event_hooks[name], hook] for name, hook in more.items()}
+            return client
+
+        # After a refused connection, the library makes another client. Its `set_client_factory` would close the one
+        # that other threads may be using.
+        make_client, get_xet_session = _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session
+        watched(get_session())
+        _http._GLOBAL_CLIENT_FACTORY = lambda: watched(make_client())
         xet.get_xet_session = lambda: _WatchedXet(get_xet_session(), self)
         for name, value in _XET_LIMITS.items():
             os.environ.setdefault(name, value)
         try:
             yield
         finally:
-            session.event_hooks, xet.get_xet_session = before, get_xet_session
+            _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session = make_client, get_xet_session
+            for client, hooks in before:
+                client.event_hooks = hooks
 
     def _ask(self, request: Any) -> None:
         now = time.monotonic()
@@ -407,10 +427,11 @@ def _explained(repo_id: str) -> Iterator[None]:
     except _HubError:
         raise
     except Exception as error:
-        origin: BaseException = error
-        while origin.__cause__ is not None and not isinstance(origin, HfHubHTTPError):
-            origin = origin.__cause__
-        cause = _REFUSED if type(error) is ValueError else _cause(origin)  # a card that is not valid
+        chain: list[BaseException] = [error]
+        while chain[-1].__cause__ is not None and not isinstance(chain[-1], HfHubHTTPError):
+            chain.append(chain[-1].__cause__)
+        origin = chain[-1]
+        cause = _REFUSED if type(error) is ValueError else _cause(chain)  # a card that is not valid
         if cause is None:
             raise
         answer = origin.server_message or "" if isinstance(origin, HfHubHTTPError) else str(error)
@@ -425,8 +446,10 @@ def _explained(repo_id: str) -> Iterator[None]:
         raise _HubError(f"{repo_id}: {message}{said}", cause in _PASSING) from error
 
 
-def _cause(error: BaseException) -> str | int | None:
-    """What is wrong, as a key of `_EXPLANATIONS` or a status; None for a bug."""
+def _cause(chain: Sequence[BaseException]) -> str | int | None:
+    """What is wrong, from an error and its causes: a key of `_EXPLANATIONS` or a status; None for a bug and for a file
+    of this machine."""
+    error = chain[-1]
     if isinstance(error, HfHubHTTPError):
         return error.response.status_code
     if found := _XET_STATUS.search(str(error)):
@@ -435,5 +458,8 @@ def _cause(error: BaseException) -> str | int | None:
         return 401
     if isinstance(error, OfflineModeIsEnabled):
         return _OFFLINE
-    is_of_network = type(error).__module__.startswith(("httpx", "httpcore"))  # `httpx2`, by version of the library
-    return _NO_ANSWER if is_of_network or isinstance(error, (OSError, RuntimeError)) else None
+    is_of_network = isinstance(error, RuntimeError)  # of the Xet client
+    for each in chain:  # `httpx2`, by version of the library
+        of_http = type(each).__module__.startswith(("httpx", "httpcore"))
+        is_of_network = is_of_network or of_http or isinstance(each, (ConnectionError, TimeoutError))
+    return _NO_ANSWER if is_of_network else None

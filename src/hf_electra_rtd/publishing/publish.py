@@ -12,11 +12,12 @@ repository for each task. Flags that are not given are those of the run's last p
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -32,8 +33,10 @@ from hf_electra_rtd.publishing.card import CardArguments, Evaluations
 from hf_electra_rtd.publishing.hub import Published, Repository
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
-from hf_electra_rtd.records import HUB_TOKEN, URL_SECRET, EvaluationRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.records import HUB_TOKEN, SECRETS, EvaluationRecord, FractionRecord, PretrainingRecord
 
+
+logger = logging.getLogger(__name__)
 
 PARTS = ("discriminator", "generator", "pair")
 PREVIEWS = "publish_preview"  # in the run's directory
@@ -169,6 +172,9 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
     for task, runs in tasks.items():
         kept = [path for path in runs if (path / "model").is_dir()]
         if not kept:
+            logger.warning(
+                f"{task.name}: no model was kept, so it is not published. Fine-tune with --keep_models best."
+            )
             continue
         best = max(kept, key=lambda path: -inf if (score := runs[path].score) is None else score)
         repo_id, model = _repo_id(flags["hub_model_id"], task.name), runs[best].model
@@ -178,7 +184,8 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         text = cards.fine_tuned_card(records, repo_id, known_card(flags), base, adapter)
         more: dict[str, Path | bytes] = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         more |= _result_files(records, flags)
-        repositories.append(_repository(repo_id, best / "model", text, more, base=base or ""))
+        labels = runs[best].arguments.get("labels") or ()
+        repositories.append(_repository(repo_id, best / "model", text, more, base=base or "", labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
@@ -200,8 +207,10 @@ def _repository(
     more: Mapping[str, Path | bytes],
     revision: str | None = None,
     base: str = "",
+    labels: Iterable[str] = (),
 ) -> Repository:
-    """The model in `directory` with its card. Nothing else leaves the directory. `base` is that of adapters."""
+    """The model in `directory` with its card. Nothing else leaves the directory. `base` is that of adapters; `labels`
+    (and those in `config.json`) are no paths, whatever they look like."""
     files: dict[str, Path | bytes] = {}
     files |= {name: directory / name for name in hub.MODEL_FILES if (directory / name).is_file()}
     if not files.keys() & set(hub.WEIGHTS):
@@ -209,9 +218,11 @@ def _repository(
     if hub.ADAPTER_CONFIG in files:
         config = read_json(directory / hub.ADAPTER_CONFIG)
         files[hub.ADAPTER_CONFIG] = json.dumps({**config, "base_model_name_or_path": base}, indent=2).encode()
+    config = read_json(directory / "config.json") if "config.json" in files else {}
+    labels = [*labels, *(config.get("id2label") or {}).values(), *(config.get("label2id") or {})]
     files |= {hub.CARD_FILE: card.encode(), **more}
     for name, content in files.items():
-        _refuse_private(content if isinstance(content, Path) else directory / name, content)
+        _refuse_private(content if isinstance(content, Path) else directory / name, content, labels)
     return Repository(repo_id, files, revision)
 
 
@@ -224,23 +235,38 @@ _PATH = re.compile(
 )
 
 
-def _refuse_private(path: Path, content: Path | bytes) -> None:
-    """Refuses a text with a token or a path of this machine. Vocabularies are pieces of the corpus, so that only
-    tokens of the Hub count there."""
+def _refuse_private(path: Path, content: Path | bytes, labels: Iterable[str] = ()) -> None:
+    """Refuses a text with a secret or a path of this machine that stands in none of the labels. Vocabularies are
+    pieces of the corpus, so that only tokens of the Hub count there."""
     if path.suffix not in (".json", ".txt", ".md", ".yaml"):
         return
     with reading(path):
         text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-        if path.suffix == ".json" and not isinstance(json.loads(text), dict):
+        values = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        if path.suffix == ".json" and not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     if path.name not in hub.VOCABULARIES:
         text = text.replace(r"\\", "\\") if path.suffix == ".json" else text
         roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
-        found += [match[0] for match in _PATH.finditer(text) if match[1] is None or match[1] in roots]
-        found += [f"a secret ({match[1]}...)" for match in URL_SECRET.finditer(text)]
+        of_labels = {match[0] for label in labels for match in _PATH.finditer(str(label))}
+        paths = [match for match in _PATH.finditer(text) if match[0] not in of_labels]
+        found += [match[0] for match in paths if match[1] is None or match[1] in roots]
+        for value in _strings(values):
+            for name, secret, _ in SECRETS:
+                found += [name.format(*match.groups()) for match in secret.finditer(value)]
+        found = list(dict.fromkeys(found))
     if found:
         raise ValueError(f"{path} must not be published: it holds {', '.join(found)}. Remove that, then try again.")
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All strings in a value of JSON, keys among them."""
+    if isinstance(value, str):
+        yield value.strip()
+    elif isinstance(value, (dict, list)):
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _strings(each)
 
 
 # ---- The command ----

@@ -179,7 +179,7 @@ def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
                     data |= {report["data"] for report in reports}
             if len(medians) == 2 and len(data) == 1:
                 low, high = 100 * np.quantile(medians[0] - medians[1], (0.025, 0.975))
-                shown = f"{100 * (scores[0] - scores[1]):+.1f} (95 % interval {low:+.1f} to {high:+.1f})"
+                shown = f"{100 * (scores[0] - scores[1]):+.1f} (95 % interval over examples {low:+.1f} to {high:+.1f})"
             else:
                 shown = "no interval, because the runs have no reports of the same examples"
             yield f"{task}, {models[0]} minus {models[1]}: {shown}."
@@ -350,6 +350,8 @@ def main(argv: list[str]) -> None:
     check_ranges(arguments)
     if not arguments.directories and not arguments.along:
         parser.error("pass directories to compare, or checkpoints with --along")
+    if not arguments.along and (arguments.random_weights or arguments.tokens_per_step is not None):
+        parser.error("--random_weights and --tokens_per_step are for --along")
     runs = _read(arguments.directories)
     records = list(runs.values())
     if arguments.markdown and records:

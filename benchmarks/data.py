@@ -32,7 +32,7 @@ from rich.table import Table
 
 from hf_electra_rtd import DataCollatorForRTD, SequenceStream
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.text import find_files, read_lines
+from hf_electra_rtd.data.text import Source, find_files, read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer, train_wordpiece
 
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         text = gather_text(options.files, options.megabytes, directory / "text.txt")
         tokenizer = directory / "tokenizer"
         if options.tokenizer is None:
-            train_wordpiece(lambda: read_lines(str(text)), 8192).save_pretrained(tokenizer)
+            train_wordpiece(lambda: read_lines(Source(str(text))), 8192).save_pretrained(tokenizer)
         else:
             load_tokenizer(options.tokenizer).save_pretrained(tokenizer)
         rows += measure_preparation(text, tokenizer, directory, options)
@@ -144,7 +144,7 @@ def gather_text(files: Sequence[str], megabytes: float, path: Path) -> Path:
         while target.tell() < wanted:
             before = target.tell()
             for file in files:
-                for line in read_lines(file):
+                for line in read_lines(Source(file)):
                     target.write(line + "\n")
                     if target.tell() >= wanted:
                         break
@@ -162,7 +162,7 @@ def measure_preparation(
     count = options.num_proc
     lines = directory / "lines.txt"  # without blank ones, as both encode them
     with open(lines, "w", encoding="utf-8", newline="\n") as target:
-        target.writelines(line + "\n" for line in read_lines(str(text)) if line)
+        target.writelines(line + "\n" for line in read_lines(Source(str(text))) if line)
     backend = str(tokenizer / "tokenizer.json")
     alone, prepared = [], []
     for number in range(options.rounds):

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import softmax
 
 from hf_electra_rtd import files
-from hf_electra_rtd.files import hash_files, known_names, reading
+from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 from hf_electra_rtd.records import public
@@ -259,7 +259,7 @@ def own_task(name: str, args: Any, labels: Sequence[str] = ()) -> Task:
         return task
     task = dataclasses.replace(task, labels=task.labels or _collect_labels(task))
     if kind == "tagging":
-        with reading(next(iter(paths.values()), name), "Tags are words such as O, B-PER and I-PER."):
+        with files.reading(next(iter(paths.values()), name), "Tags are words such as O, B-PER and I-PER."):
             find_chunks(task.labels)
     if "f1" in task.metrics and kind == "classification" and len(task.labels) != 2:
         raise ValueError(f"{name}: f1 needs two labels, but there are {len(task.labels)}. Ask for macro_f1.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -20,6 +21,9 @@ from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so the commands that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _WORDS = (
     "the a of and to in he she it was were had has not but with for on at by from river mill letter garden horse "

@@ -19,12 +19,10 @@ documents = st.lists(
 )
 
 
-def add(packer, text, ends_document=True):
+def add(packer, text):
     """The sequences that become complete with the lines of a document."""
     ids = np.array([token for line in text for token in line], dtype=np.uint32)
-    ends = np.zeros(len(text), dtype=bool)
-    ends[-1] = ends_document
-    return packer.add_lines(ids, np.array([len(line) for line in text], dtype=np.int64), ends)
+    return packer.add_lines(ids, np.array([*map(len, text)], dtype=np.int64), np.arange(len(text)) == len(text) - 1)
 
 
 def pack(packer, texts):
@@ -47,21 +45,15 @@ def content(sequences):
     return [token for sequence in sequences for token in sequence.ids.tolist() if token not in (CLS, SEP)]
 
 
-@given(documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_sequences_hold_every_token_once_in_order_but_for_a_remainder_shorter_than_a_sequence(
-    texts, length, seed
-):
+@given(documents, documents, st.integers(8, 50), st.integers(0, 2**40))
+def test_full_sequences_hold_every_token_once_in_order_and_do_not_depend_on_what_follows(texts, more, length, seed):
     packer = FullPacker(TOKENS, length, seed)
     sequences = pack(packer, texts)
     corpus = [token for text in texts for line in text for token in line]
     packed = content(sequences)
     assert packed == corpus[: len(packed)]
-    assert packer.num_dropped == len(corpus) - len(packed) < length - 2
-
-
-@given(documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_sequences_have_exactly_the_length_and_well_formed_segments(texts, length, seed):
-    for sequence in pack(FullPacker(TOKENS, length, seed), texts):
+    assert packer.num_dropped == len(corpus) - len(packed) < length - 2  # the remainder is shorter than a sequence
+    for sequence in sequences:
         assert len(sequence.ids) == length
         assert sequence.ids[0] == CLS
         assert sequence.ids[-1] == SEP
@@ -70,22 +62,14 @@ def test_full_sequences_have_exactly_the_length_and_well_formed_segments(texts, 
         if sequence.second_segment < length:
             assert sequence.ids[sequence.second_segment - 1] == SEP
             assert 1 < sequence.second_segment < length - 1
-
-
-@given(documents, documents, st.integers(8, 50), st.integers(0, 2**40))
-def test_full_sequences_do_not_depend_on_the_text_that_follows(texts, more, length, seed):
-    short = pack(FullPacker(TOKENS, length, seed), texts)
-    long = pack(FullPacker(TOKENS, length, seed), texts + more)
-    for sequence, same in zip(short, long, strict=False):
+    for sequence, same in zip(sequences, pack(FullPacker(TOKENS, length, seed), texts + more), strict=False):
         assert sequence.ids.tolist() == same.ids.tolist()
         assert sequence.second_segment == same.second_segment
 
 
 def test_between_documents_stands_a_separator():
-    sequences = pack(FullPacker(TOKENS, 32, 0), numbered([10] * 40))
-    for sequence in sequences:
-        ids = sequence.ids.tolist()
-        for left, right in pairwise(ids[1:]):
+    for sequence in pack(FullPacker(TOKENS, 32, 0), numbered([10] * 40)):
+        for left, right in pairwise(sequence.ids.tolist()[1:]):
             if left >= 1000 and right >= 1000:
                 assert (left - 1000) // 10 == (right - 1000) // 10
 
@@ -111,8 +95,7 @@ def test_segments_part_at_the_end_nearest_to_the_middle_within_the_middle_half(s
 
 
 def test_a_documents_end_near_the_middle_is_the_separator_of_the_segments():
-    sequences = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))
-    sequence = sequences[0]
+    sequence = pack(FullPacker(TOKENS, 32, 1), numbered([14, 300]))[0]
     assert sequence.second_segment == 16
     assert sequence.ids[14:17].tolist() == [1013, SEP, 1014]
     assert (sequence.ids == SEP).sum() == 2

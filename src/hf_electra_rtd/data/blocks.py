@@ -110,7 +110,7 @@ class BlockWriter:
         """Writes what follows the ids; `described` are the fields of [`BlockHeader`] that are not known here."""
         self._write(bytes(-self.num_tokens * _dtype(self.vocab_size).itemsize % 8))
         self._index_file.seek(0)
-        while content := self._index_file.read(2**20):
+        while content := self._index_file.read(2**16):
             self._write(content)
         known = {name: getattr(self, name) for name in ("max_seq_length", "num_sequences", "num_tokens", "vocab_size")}
         header = BlockHeader(**known, sha256=self._digest.hexdigest(), **described)
@@ -132,19 +132,14 @@ class BlockFile(Dataset):
 
     def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
-        with reading(self.path, "Prepare it again."):
-            is_empty = not os.path.getsize(self.path)
+        with reading(self.path, "Prepare it again, where all machines can read it."):
             # A plain array over the mapped file: indexing a `memmap` makes another one, which costs more than reading.
-            content = np.empty(0, np.uint8) if is_empty else np.asarray(np.memmap(self.path, np.uint8, "r"))
-            footer = content[-_FOOTER.size :].tobytes()
-            length, digest = _FOOTER.unpack(footer) if len(footer) == _FOOTER.size else (0, b"")
+            content = np.asarray(np.memmap(self.path, np.uint8, "r"))
             end = len(content) - _FOOTER.size
+            length, digest = _FOOTER.unpack(content[end:].tobytes())
             text, content = content[end - length : end].tobytes(), content[: end - length]
             if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(text).digest() != digest:
-                raise ValueError(
-                    f"{self.path} is no whole block file of this version: it was cut off, altered, or is something "
-                    "else. Prepare it again."
-                )
+                raise ValueError("it is no whole block file of this version")
             self.header = header = BlockHeader(**json.loads(text))
             dtype, index_size = _dtype(header.vocab_size), header.num_sequences * _INDEX.itemsize
             self._ids = content[len(_MAGIC) : len(_MAGIC) + header.num_tokens * dtype.itemsize].view(dtype)
@@ -169,7 +164,7 @@ class BlockFile(Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         return self.read(np.array([range(len(self))[index]]))[0]
 
-    def __getitems__(self, indices: list[int]) -> SequenceBatch:
+    def __getitems__(self, indices: Sequence[int]) -> SequenceBatch:
         return self.read(np.asarray(indices, dtype=np.int64))
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
@@ -225,7 +220,7 @@ class SequenceStream(Dataset):
     def __getitem__(self, index: int) -> Any:
         return self.__getitems__([range(len(self))[index]])[0]
 
-    def __getitems__(self, indices: list[int]) -> SequenceBatch | list[dict[str, Any]]:
+    def __getitems__(self, indices: Sequence[int]) -> SequenceBatch | list[dict[str, Any]]:
         positions = np.asarray(indices, dtype=np.int64)
         found, stream_positions = self.sequence_indices(positions), positions + self.first_position
         if isinstance(self.sequences, BlockFile):

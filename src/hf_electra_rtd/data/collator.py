@@ -35,8 +35,8 @@ class DataCollatorForRTD:
     the batch. Without a seed they are drawn from torch's generator.
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
-    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. Raises ValueError for a
-    sequence that is empty, too long or padded on the left, or has no `stream_position` although a seed was given.
+    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. Raises ValueError for
+    sequences that it cannot use.
     """
 
     def __init__(

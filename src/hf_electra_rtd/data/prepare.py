@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, BlockHeader
+from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
@@ -50,14 +50,12 @@ class DataArguments:
     )
     text_column: str = flag("text", "Key or column that holds the text.")
     encoding: str = flag("utf-8", "Of .txt and .jsonl, by its name in Python.")
-    encoding_errors: str = flag("strict", "For bytes that do not fit: strict (refuse the file), replace or ignore.")
+    encoding_errors: Literal["strict", "replace", "ignore"] = flag("strict", "For bytes that do not fit.")
     held_out_files: list[str] | None = flag(
         None, "Held-out text, as for --train_files, or a block file; by default a share."
     )
     held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.")
-    drop_duplicates: Literal["no", "exact", "near"] = flag(
-        "no", "Repeated lines to drop; near ones differ in case, digits, accents, marks."
-    )
+    drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
     num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.")
     packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
@@ -67,7 +65,6 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        Source("", encoding=self.encoding, encoding_errors=self.encoding_errors)  # refuses unknown ones
 
     def set_default_text(self, files: Sequence[str]) -> None:
         """Takes `files` where no text is named."""
@@ -78,13 +75,10 @@ class DataArguments:
         """What to train on. Raises ValueError if there is nothing, or not what was named."""
         if not self.train_files and not self.train_datasets:
             raise ValueError("There is nothing to train on. Name text (--train_files) or datasets (--train_datasets).")
-        return self._parse(self.train_files) + self._parse(self.train_datasets, is_dataset=True)
+        return self.parse(self.train_files) + self.parse(self.train_datasets, is_dataset=True)
 
-    def held_out_sources(self) -> list[Source]:
-        """Of `--held_out_files`; empty where none are named."""
-        return self._parse(self.held_out_files or [])
-
-    def _parse(self, texts: list[str], is_dataset: bool = False) -> list[Source]:
+    def parse(self, texts: Sequence[str], is_dataset: bool = False) -> list[Source]:
+        """What `texts` name, read as the flags say."""
         defaults = {key: getattr(self, key) for key in ("text_column", "encoding", "encoding_errors")}
         return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
 
@@ -103,8 +97,8 @@ class PreparationArguments:
         check_ranges(self)
 
 
-# Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks. Call
-# each function on the first process before the others.
+# Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks.
+# The first process calls each function before the others do.
 
 
 def get_tokenizer(
@@ -116,21 +110,18 @@ def get_tokenizer(
     Raises ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read.
     """
     named, trained = data.tokenizer or of_towers, directory / TOKENIZER_DIRECTORY
-    if named:
-        return load_tokenizer(named, data.lowercase)
-    if checkpoint or arguments.process_index:
-        return load_tokenizer(checkpoint or str(trained))
+    if named or checkpoint or arguments.process_index:
+        return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
-    with open_texts(sources, directory) as (texts, _):
+    with open_texts(sources, directory, arguments.disable_tqdm) as texts:
         logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
-
-        def lines() -> Iterator[str]:
-            for source, read in texts:
-                yield from tqdm(read(), f"Reading {source.name}", disable=arguments.disable_tqdm, leave=False)
-
-        tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
+        tokenizer = train_wordpiece(
+            lambda: chain.from_iterable(text.read("Reading") for text in texts),
+            data.vocab_size,
+            data.lowercase is not False,
+        )
         keep_tokenizer(tokenizer, trained)
     return tokenizer
 
@@ -150,63 +141,48 @@ def get_sequences(
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
     def get(sources: list[Source], name: str, share: float) -> tuple[BlockFile, BlockFile | None]:
+        length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
                 raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
             file = BlockFile(sources[0].place, verify=is_main)
-            _check_fit(file, tokenizer, arguments.max_seq_length)
+            found = file.header.max_seq_length
+            if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
+                raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")
+            if found != length:
+                remedy = f"Use --max_seq_length {found}, or prepare the text again."
+                raise ValueError(f"{file.path} has sequences of {found} tokens, not {length}. {remedy}")
             return file, None
         if is_main:
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
             options |= {"name": name, "sha256": trained_on if name == "train" else None}
-            return prepare_blocks(sources, tokenizer, directory, arguments.max_seq_length, **options)
-        paths = [directory / f"{part}{BLOCK_SUFFIX}" for part in (name, "held_out")]
-        if not paths[0].exists():
-            shared = "All machines must share the directory that the first one writes."
-            raise ValueError(f"{paths[0]} cannot be read: No such file. {shared}")
-        return BlockFile(paths[0]), BlockFile(paths[1]) if share else None
+            return prepare_blocks(sources, tokenizer, directory, length, **options)
+        files = (BlockFile(directory / f"{part}{BLOCK_SUFFIX}") for part in (name, "held_out"))
+        return next(files), next(files) if share else None
 
     train, held_out = get(data.sources(), "train", share)
     if data.held_out_files:
-        held_out, _ = get(data.held_out_sources(), "held_out", 0.0)
-        _refuse_overlap(train.header, held_out.header)
+        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
+        of_both = [(file.header.sources, file.header.recipe) for file in (train, held_out)]
+        names = {source["sha256"]: source["name"] for source in train.header.sources}
+        for source in held_out.header.sources:
+            if source["sha256"] in names and (of_both[0] != of_both[1] or not train.header.recipe["held_out_share"]):
+                raise ValueError(  # it is not that one preparation split the text
+                    f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
+                    "trained on. Take it out of --train_files or --held_out_files."
+                )
     elif is_main and not share:
         (directory / f"held_out{BLOCK_SUFFIX}").unlink(missing_ok=True)  # its text is trained on now
     for what, file in (("Training", train), ("Held out", held_out)):
         if file is not None:
-            header, counts = file.header, file.header.statistics.items()
-            filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
-            told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in counts)
-            sequences = f"{header.num_sequences:,} sequences of {header.max_seq_length}"
-            logger.info(f"{what}: {sequences}, {filled:.1%} filled ({told})")
+            num_sequences, length = len(file), file.header.max_seq_length
+            filled = file.header.num_tokens / (num_sequences * length)
+            told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in file.header.statistics.items())
+            logger.info(f"{what}: {num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
     return train, held_out
-
-
-def _refuse_overlap(train: BlockHeader, held_out: BlockHeader) -> None:
-    """Raises ValueError if both were made of one text, unless one preparation split it."""
-    if (train.sources, train.recipe) == (held_out.sources, held_out.recipe) and train.recipe["held_out_share"]:
-        return
-    names = {source["sha256"]: source["name"] for source in train.sources}
-    for source in held_out.sources:
-        if source["sha256"] in names:
-            raise ValueError(
-                f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
-                "trained on. Take it out of --train_files or --held_out_files."
-            )
-
-
-def _check_fit(file: BlockFile, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> None:
-    length = file.header.max_seq_length
-    if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
-        raise ValueError(f"{file.path} was made with another tokenizer. Name the one that made it (--tokenizer).")
-    if length != max_seq_length:
-        raise ValueError(
-            f"{file.path} has sequences of {length} tokens, not {max_seq_length}. Use --max_seq_length {length}, or "
-            "prepare the text again."
-        )
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:

@@ -19,10 +19,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tqdm.auto import tqdm
 
@@ -39,14 +38,11 @@ FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
 MAX_LINE, MAX_RECORD = 8 * 2**20, 64 * 2**20  # characters; a record is a line of JSON, which holds a whole document
 _REMEDIES = {  # by whether it is a dataset
-    False: "It may be cut off, damaged, or of another kind than its name says.",
+    False: "It may be cut off, damaged, in another --encoding, or of another kind than its name says.",
     True: "Check its id, config, split, revision and the network (HF_HUB_OFFLINE); some need a login (hf auth login).",
 }
 _OPTION = re.compile(r",([A-Za-z_]+)=([^,]*)$")
-_CONVERTED: dict[str, tuple[Callable[[str], Any], str]] = {
-    "weight": (float, "a number"),
-    "streaming": ({"true": True, "false": False}.__getitem__, "true or false"),
-}
+_CONVERT: dict[str, Callable[[str], Any]] = {"weight": float, "streaming": {"true": True, "false": False}.__getitem__}
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ class Source:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        try:
-            codecs.lookup(self.encoding)
-            codecs.lookup_error(self.encoding_errors)
-        except LookupError as error:
-            raise ValueError(f"{error}. Examples: utf-8, utf-16, gb18030; strict, replace, ignore.") from None
 
     def __str__(self) -> str:
         return f"The dataset {self.place}" if self.is_dataset else self.place
@@ -95,14 +86,14 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
     place, options, known = text, dict[str, Any](), DATASET_OPTIONS if is_dataset else FILE_OPTIONS
     while not os.path.exists(place) and (match := _OPTION.search(place)):
         key, value = match.groups()
-        if key in options:
-            raise ValueError(f"{text}: {key} is given twice.")
         if key not in known:
             raise ValueError(f"{text}: there is no option {key!r}. {known_names(key, known, 'options')}")
-        convert, wanted = _CONVERTED.get(key, (str, ""))
+        if key in options:
+            raise ValueError(f"{text}: {key} is given twice.")
         try:
-            options[key] = convert(value)
+            options[key] = _CONVERT.get(key, str)(value)
         except (ValueError, KeyError):
+            wanted = "a number" if key == "weight" else "true or false"
             raise ValueError(f"{text}: {key}={value} is not {wanted}.") from None
         place = place[: match.start()]
     is_dataset = is_dataset or _is_saved_dataset(place)
@@ -117,17 +108,16 @@ def find_files(pattern: str) -> list[str]:
     passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
     directory that cannot be read.
     """
-    known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
-    if os.path.isdir(pattern):
-        found = list(_walk(pattern, set()))
-        passed = [file for file in found if not os.path.isfile(file)]
-        found = [file for file in found if file.lower().endswith(TEXT_SUFFIXES)]
+    is_directory, known = os.path.isdir(pattern), (*TEXT_SUFFIXES, BLOCK_SUFFIX)
+    if is_directory:
+        found = set(_walk(pattern, set()))
     else:
-        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-        passed = [file for file in found if not os.path.isfile(file) and not os.path.isdir(file)]
-    if passed:
-        logger.warning(f"Passed over, for they are no texts: {', '.join(sorted(passed))}.")
+        found = {pattern} if os.path.isfile(pattern) else set(glob.glob(pattern, recursive=True))
     files = sorted(filter(os.path.isfile, found))
+    if passed := sorted(found.difference(files)):
+        logger.warning(f"Passed over, for they are no texts: {', '.join(passed)}.")
+    if is_directory:
+        files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
         problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."
@@ -147,10 +137,6 @@ def _walk(directory: str, seen: set[str]) -> Iterator[str]:
         yield from _walk(path, seen) if os.path.isdir(path) else (path,)
 
 
-class _UnusableError(Exception):
-    """Why a line or record cannot be used."""
-
-
 def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
 
@@ -159,26 +145,25 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     Raises ValueError for what cannot be read, with the line, record or row where there is one, and the remedy.
     """
     column, kind = source.text_column, source.place.lower().removesuffix(".gz").removesuffix(".zst")
-    records: Iterable[Any]
-    get_lines: Callable[[Any, str], Iterable[str]] = _document
+    unit, records, is_plain, number, before = "line", dataset, False, 0, ""
     if source.is_dataset:
-        unit, records = "row", dataset
+        unit = "row"
     elif kind.endswith(".parquet"):
         unit, records = "record", _parquet_records(source.place, column)
-    elif kind.endswith(".jsonl"):
-        unit, records, get_lines = "line", _raw_lines(source, MAX_RECORD), _json_document
     else:
-        unit, records, get_lines = "line", _raw_lines(source, MAX_LINE), lambda line, _: (line,)
-    number, before = 0, ""
+        is_plain = not kind.endswith(".jsonl")
+        records = _raw_lines(source, MAX_LINE if is_plain else MAX_RECORD)
     with reading(source, _REMEDIES[source.is_dataset]):
         try:
-            for number, record in enumerate(records, 1):  # noqa: B007  # errors name it
-                for line in map(_clean, get_lines(record, column)):
+            for number, record in enumerate(records, 1):
+                try:
+                    lines = [_clean(line) for line in ([record] if is_plain else _document(record, column))]
+                except ValueError as error:
+                    raise ValueError(f"{source}, {unit} {number} {error}") from None
+                for line in lines:
                     if line or before:
                         yield line
                     before = line
-        except _UnusableError as error:
-            raise ValueError(f"{source}, {unit} {number} {error}") from None
         except UnicodeError as error:
             if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
                 number += error.object.count(b"\n", 0, error.start)
@@ -193,8 +178,9 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
 def _raw_lines(source: Source, longest: int) -> Iterator[str]:
     import pyarrow as pa
 
-    encoding = source.encoding.lower().replace("_", "-")
-    encoding = "utf-8-sig" if encoding in ("utf-8", "utf8") else encoding  # drops a byte order mark
+    codecs.lookup_error(source.encoding_errors)  # raises LookupError for an unknown one
+    encoding = codecs.lookup(source.encoding).name
+    encoding = "utf-8-sig" if encoding == "utf-8" else encoding  # drops a byte order mark
     # Decompresses by the file's name. `readline` ends lines at \n, \r\n and \r alone.
     with io.TextIOWrapper(pa.input_stream(source.place), encoding, source.encoding_errors) as lines:
         while line := lines.readline(longest + 1):  # a line that is too long stays so, to be refused
@@ -203,33 +189,31 @@ def _raw_lines(source: Source, longest: int) -> Iterator[str]:
 
 def _clean(line: str) -> str:
     if len(line.removesuffix("\n")) > MAX_LINE:
-        raise _UnusableError(f"has more than {MAX_LINE:,} characters in a line. Split it.")
+        raise ValueError(f"has more than {MAX_LINE:,} characters in a line. Split it.")
     line = line.strip()
     with suppress(UnicodeEncodeError):
         if "\0" not in line and (line.isascii() or line.encode()):
             return line
-    raise _UnusableError(
+    raise ValueError(
         "holds a NUL character or half of a surrogate pair: it is no text, or in another encoding (--encoding utf-16)."
     )
 
 
-def _json_document(line: str, column: str) -> Iterable[str]:
-    if len(line.removesuffix("\n")) > MAX_RECORD:
-        raise _UnusableError(f"has more than {MAX_RECORD:,} characters. Split it.")
-    if line.isspace():
-        return ()
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise _UnusableError(f"is not a JSON record ({error}).") from None
-    return _document(record if isinstance(record, dict) else {}, column)
-
-
-def _document(record: dict[str, Any], column: str) -> Iterable[str]:
-    if not isinstance(record.get(column, 0), str | None):
-        found = f"it is {type(record[column]).__name__}" if column in record else f"there are: {', '.join(record)}"
-        raise _UnusableError(f"has no text in a column {column!r} ({found}). Name its column (text_column).")
-    return chain(filter(str.strip, io.StringIO(record[column] or "", newline=None)), [""])
+def _document(record: Any, column: str) -> Iterable[str]:
+    """The lines of a row, or of a line of JSON."""
+    if isinstance(record, str):
+        if len(record.removesuffix("\n")) > MAX_RECORD:
+            raise ValueError(f"has more than {MAX_RECORD:,} characters. Split it.")
+        try:
+            record = json.loads(record) if record.strip() else {column: None}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"is not a JSON record ({error}).") from None
+    record = record if isinstance(record, dict) else {}
+    text = record.get(column, 0)
+    if not isinstance(text, str | None):
+        found = f"it is {type(text).__name__}" if column in record else f"there are: {', '.join(record)}"
+        raise ValueError(f"has no text in a column {column!r} ({found}). Name its column (text_column).")
+    return chain(filter(str.strip, io.StringIO(text or "", newline=None)), [""])
 
 
 def _parquet_records(file: str, column: str) -> Iterator[dict[str, Any]]:
@@ -241,16 +225,38 @@ def _parquet_records(file: str, column: str) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
 
 
-class Text(NamedTuple):
-    """A source whose lines (see `read_lines`) can be read again and again."""
+class Text:
+    """A source whose lines can be read again and again. A stream is downloaded once, to a compressed `copy`."""
 
-    source: Source
-    lines: Callable[[], Iterator[str]]
+    def __init__(self, source: Source, copy: Path, disable_progress: bool) -> None:
+        self.source, self._source, self._dataset, self._disable = source, source, None, disable_progress
+        if source.is_dataset:
+            with reading(source, _REMEDIES[True]):
+                self._dataset = _load_dataset(source)
+        if source.streaming:
+            import zstandard
+
+            with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
+                lines = tqdm(read_lines(source, self._dataset), source.name, disable=disable_progress or None)
+                file.writelines(line + "\n" for line in lines)
+            self._source, self._dataset = Source(str(copy)), None
+        self._before = self._state()
+
+    def read(self, what: str) -> Iterator[str]:
+        """See `read_lines`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
+        lines = read_lines(self._source, self._dataset)
+        yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable, leave=False)
+        if self._state() != self._before:
+            raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")
+
+    def _state(self) -> tuple[int, ...]:
+        found = None if self._source.is_dataset else os.stat(self._source.place)
+        return (found.st_size, found.st_ctime_ns, found.st_ino) if found else ()
 
 
 @contextmanager
-def open_texts(sources: Sequence[Source], directory: Path) -> Iterator[tuple[list[Text], Path]]:
-    """The texts of some sources, and a directory for temporary files. Meanwhile `directory` is locked.
+def open_texts(sources: Sequence[Source], directory: Path, disable_progress: bool = False) -> Iterator[list[Text]]:
+    """The texts of some sources. Meanwhile `directory` is locked, and holds what streams are copied to.
 
     Raises ValueError for a dataset that cannot be loaded, or if another process prepares in the directory.
     """
@@ -260,28 +266,7 @@ def open_texts(sources: Sequence[Source], directory: Path) -> Iterator[tuple[lis
             remove_partial(directory)
             temporary = tempfile.TemporaryDirectory(prefix=f".scratch{PARTIAL}", dir=directory)
             scratch = Path(stack.enter_context(temporary))
-        yield [_open(source, scratch / f"{number}.txt.zst") for number, source in enumerate(sources)], scratch
-
-
-def _open(source: Source, copy: Path) -> Text:
-    if not source.is_dataset:
-        return Text(source, partial(_read_unchanged, source, os.stat(source.place)))
-    with reading(source, _REMEDIES[source.is_dataset]):
-        dataset = _load_dataset(source)
-    if not source.streaming:
-        return Text(source, partial(read_lines, source, dataset))
-    import zstandard  # a stream is downloaded once, to a compressed copy of its text
-
-    with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in tqdm(read_lines(source, dataset), source.name, disable=None))
-    return Text(source, partial(read_lines, Source(str(copy))))
-
-
-def _read_unchanged(source: Source, before: os.stat_result) -> Iterator[str]:
-    yield from read_lines(source)
-    now = os.stat(source.place)
-    if (now.st_size, now.st_ctime_ns, now.st_ino) != (before.st_size, before.st_ctime_ns, before.st_ino):
-        raise ValueError(f"{source} changed while it was read. Wait until it is whole, and start again.")
+        yield [Text(source, scratch / f"{place}.txt.zst", disable_progress) for place, source in enumerate(sources)]
 
 
 def _is_saved_dataset(directory: str) -> bool:
@@ -301,13 +286,13 @@ def _load_dataset(source: Source) -> Any:
     return dataset.select_columns([source.text_column]) if has_column else dataset
 
 
-def scan(texts: Sequence[Text], disable_progress: bool = False) -> list[dict[str, Any]]:
+def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:
     """Reads and validates every text: what a header says about it, with `sha256`, `num_lines` (that are not blank) and
     `num_documents`. Raises ValueError for a text that is empty or cannot be read."""
     found, names = [], dict[str, str]()
-    for source, lines in texts:
-        digest, num_lines, num_documents = hashlib.sha256(), 0, 0
-        for line in tqdm(lines(), f"Reading {source.name}", disable=disable_progress, leave=False):
+    for text in texts:
+        source, digest, num_lines, num_documents = text.source, hashlib.sha256(), 0, 0
+        for line in text.read("Reading"):
             digest.update(line.encode() + b"\n")
             num_lines, num_documents = num_lines + bool(line), num_documents + (not line)
         if not num_documents:

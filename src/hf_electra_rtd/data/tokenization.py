@@ -39,10 +39,10 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
-        missing = [token for token in SPECIAL_TOKENS if token not in vocabulary]
-        if missing or any("\0" in token for token in vocabulary):
-            problem = f"lacks {', '.join(missing)}" if missing else "holds NUL characters"
-            raise ValueError(f"{name_or_path} {problem}: it is not a BERT-style vocabulary.")
+        if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is not a BERT-style vocabulary.")
+        if any("\0" in token for token in vocabulary):
+            raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
@@ -61,12 +61,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     coincide, and for a vocabulary without words."""
     if not tokenizer.is_fast:
         raise ValueError(f"{name} is a slow one. Convert it to a fast one (a tokenizer.json).")
-    highest = max(tokenizer.get_vocab().values(), default=-1)
-    if highest >= len(tokenizer):
-        raise ValueError(
-            f"{name} has {len(tokenizer)} tokens, but ids up to {highest}. Remove tokens that its vocabulary names "
-            "twice, and blank lines."
-        )
+    if max(tokenizer.get_vocab().values(), default=-1) >= len(tokenizer):
+        raise ValueError(f"{name} leaves ids out. Remove tokens that its vocabulary names twice, and blank lines.")
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
@@ -78,9 +74,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Writes the tokenizer, and the `vocab.txt` that `transformers` 5 no longer writes but older tools read."""
     if tokenizer.is_fast:  # it would write the truncation and padding of its last call into its file
-        backend: Any = tokenizer.backend_tokenizer
-        backend.no_truncation()
-        backend.no_padding()
+        _plain(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
     if [index for _, index in vocabulary] == list(range(len(vocabulary))):  # a line's number is its token's id
@@ -127,10 +121,14 @@ def train_wordpiece(
 def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     """A `tokenizers.Tokenizer` of its own, without truncation and padding, to which a `[MASK]` in a text is text, as
     to google-research/electra."""
-    backend: Any = copy.deepcopy(tokenizer.backend_tokenizer)
+    backend = _plain(copy.deepcopy(tokenizer.backend_tokenizer))
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _plain(backend: Any) -> Any:
     backend.no_truncation()
     backend.no_padding()
-    backend.encode_special_tokens = True
     return backend
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hf_electra_rtd.finetuning.data import LABELED
 from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.tasks import BENCHMARKS, CLUE, GLUE, expand_task_names, get_task, guests
 
@@ -18,7 +19,7 @@ def test_every_task_is_found_by_its_name_in_its_benchmark():
 def test_the_facts_of_a_task_agree_with_each_other(task):
     assert set(task.metrics) <= set(METRICS[task.kind])
     assert len(set(task.labels)) == len(task.labels)
-    assert bool(task.labels) == (task.kind in ("classification", "tagging"))
+    assert bool(task.labels) == (task.kind in LABELED)
     assert not task.splits or set(task.splits) == set(task.files)
     assert {*task.dev_splits, *task.test_splits} <= set(task.files)
     assert task.has_training_data == (task.trained_on is None)
@@ -38,14 +39,6 @@ def test_the_names_of_clues_files_tell_the_version_that_replaced_a_test_set():
     for task in CLUE:
         for names in task.submission.values():
             assert all("10_" in name for name in list(names)[1:])
-
-
-def test_columns_of_a_record_are_those_of_texts():
-    assert get_task("clue", "cluewsc2020").describe()["text_columns"] == ["text"]
-    splits = {"train": "train", "dev": "validation", "test": "test"}
-    mrpc = {"title": "MRPC", "id": "nyu-mll/glue", "config": "mrpc", "splits": splits}
-    assert get_task("glue", "mrpc").describe() == {**mrpc, "text_columns": ["sentence1", "sentence2"]}
-    assert get_task("more", "squad1").describe()["text_columns"] == []
 
 
 def test_all_stands_for_what_can_be_trained_on_and_names_are_kept_once():

@@ -1,10 +1,10 @@
 """The tasks: one row of a table for each, with every fact about it.
 
-A new classification task is one more row. Loading, fine-tuning, submission files, tables and cards all read it here.
+A new task is one more row, or a YAML file with the same facts (`--task_file`). Loading, fine-tuning, submission files,
+tables and cards all read it.
 
-GLUE (gluebenchmark.com) and CLUE (cluebenchmarks.com) lie in files as in their official downloads. Metrics are those
-of the ELECTRA paper (section 4.1), with the benchmark's others behind them. Epochs and lengths are those of its Table
-7, or of the source that a row names.
+Files lie as in the official downloads (gluebenchmark.com, cluebenchmarks.com). Metrics are those of the ELECTRA paper
+(section 4.1), before the benchmark's others; epochs and lengths those of its Table 7, or of the source a row names.
 """
 
 from __future__ import annotations
@@ -23,28 +23,26 @@ HUB_SPLITS = {"train": "train", "dev": "validation", "test": "test"}  # as most 
 
 @dataclass(frozen=True)
 class Task:
-    """A task. Labels are classes, or BIO tags; files and the Hub give their names, or their indices."""
+    """A task. Labels are classes or BIO tags; files and the Hub give their names, or the indices of classes."""
 
     name: str  # on the command line, in records and in tables of published scores, such as `mrpc`
     title: str  # for people, such as `MRPC`
     benchmark: str = "own"  # `glue`, `clue`, `more`, or `own` for a user's task
-    language: str = "en"  # or `zh`; empty where it is not known
-    kind: str = "classification"  # or `regression`, `multiple_choice`, `question_answering`, `tagging`
+    language: str = "en"  # or `zh`, `ko`, ...: by whose rules answers are scored; empty where it is not known
+    kind: str = "classification"  # or another kind of `kinds.KINDS`
     metrics: tuple[str, ...] = ("accuracy",)  # the first one chooses models and stands in tables
     labels: tuple[str, ...] = ()  # in the order of the model's outputs
     columns: tuple[str, ...] = ("sentence",)  # of the one or two texts, or of the words to tag; named as on the Hub
-    label_column: str = "label"  # of the label, number or tags
+    label_column: str = "label"  # of the label, labels, number, tags, answers or right choice
     id_column: str | None = None  # by default a common name, else the place of the example from 0
     dataset: str | None = None  # on the Hub, as `config` and `revision`
     config: str | None = None
     revision: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)  # names of splits here, to those on the Hub
-    # For each split, where it may lie under `--data_dir`; the first that exists is read. Files joined with `+` are
-    # read one after another; `archive.zip::member` is in an archive.
+    # Where each split may lie under `--data_dir`; the first that exists is read. Files joined with `+` are read one
+    # after another; `archive.zip::member` is in an archive.
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # `tsv`, `csv`, `json` (lines, or a list), `parquet`, `conll`, `squad`, `c3`, `chid`, `cluener`, `wsc` or `xnli`;
-    # by default it follows from the file's name.
-    format: str | None = None
+    format: str | None = None  # one of `reading.FORMAT_NAMES`; by default it follows from the file's name
     renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the files, to their names on the Hub
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns of splits whose tsv has no header
     renamed_labels: Mapping[str, str] = field(default_factory=dict)  # other spellings
@@ -58,8 +56,8 @@ class Task:
     double_unordered: bool = False  # pairs are learned in both orders (google-research/electra, `double_unordered`)
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
     majority: float = 0.0  # share of the most frequent label in the official dev file; 0 where it was not counted
-    # For each test split, names of the server's file, newest version of the benchmark first, with the number of
-    # examples of that version; 0 where it does not tell versions apart.
+    # Of each test split: names of the server's file, newest version first, with that version's number of examples; 0
+    # where it does not tell versions apart.
     submission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     # GLUE's tsv with the `index` of the label, the `label` itself or a `number`; CLUE's `lines`, `answers`, `choices`
     # or `entities`; empty where no server takes the task.
@@ -67,19 +65,17 @@ class Task:
 
     @property
     def main_metric(self) -> str:
-        """The metric that chooses models and stands in tables."""
         return self.metrics[0]
 
     @property
     def has_training_data(self) -> bool:
-        """Whether there is a training split."""
         return "train" in {**self.files, **self.splits}
 
     def describe(self) -> dict[str, Any]:
         """What an `EvaluationRecord` holds as `dataset`."""
-        columns = list(self.columns) if self.kind in ("classification", "regression") else []
-        described = {"title": self.title, "id": self.dataset, "config": self.config}
-        return {**described, "splits": dict(self.splits), "text_columns": columns}
+        columns = list(self.columns) if self.kind in ("classification", "multi_label", "regression") else []
+        hub = {"id": self.dataset, "config": self.config, "splits": dict(self.splits)}
+        return {"title": self.title, **hub, "text_columns": columns}
 
 
 # ---- The table. Names of files have spaces between them; each may lie in any of the task's directories ----
@@ -110,8 +106,8 @@ _CLUE_FILES = {
 }
 _MORE_FILES = {split: f"{split}.tsv {split}.txt" for split in HUB_SPLITS}
 # Epochs of CMRC 2018 and DRCD: Cui et al. 2019 (arXiv 1906.08101); of SQuAD: the paper.
-_READING: dict[str, Any] = {"kind": "question_answering", "metrics": ("f1", "exact_match"), "format": "squad"}
-_READING |= {"epochs": 2.0, "max_seq_length": 512}
+SPANS = {"metrics": ("f1", "exact_match"), "label_column": "answers", "epochs": 2.0, "max_seq_length": 512}
+_READING: dict[str, Any] = {"kind": "question_answering", "format": "squad", **SPANS}
 
 
 def bio_tags(names: Sequence[str]) -> tuple[str, ...]:
@@ -249,6 +245,7 @@ CLUE = (
     _clue(
         *("c3", "C3", (), ()),
         kind="multiple_choice",
+        label_column="answer",
         format="c3",
         epochs=8.0,  # the baseline's (CLUEbenchmark/CLUE, run_c3.py)
         max_seq_length=512,
@@ -316,11 +313,7 @@ BENCHMARKS: Mapping[str, tuple[Task, ...]] = {"glue": GLUE, "clue": CLUE, "more"
 
 
 def get_task(benchmark: str, name: str) -> Task:
-    """A task of a benchmark.
-
-    Raises:
-        ValueError: for an unknown benchmark or task.
-    """
+    """A task of a benchmark. Another name is a ValueError."""
     if benchmark not in BENCHMARKS:
         raise ValueError(f"There is no benchmark {benchmark!r}. {known_names(benchmark, BENCHMARKS, 'benchmarks')}")
     tasks = {task.name: task for task in BENCHMARKS[benchmark]}
@@ -330,11 +323,8 @@ def get_task(benchmark: str, name: str) -> Task:
 
 
 def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of tasks to train on, each once; `all` stands for every task of the benchmark with training data.
-
-    Raises:
-        ValueError: for an unknown name, or a task without training data.
-    """
+    """Names of tasks to train on, each once; `all` stands for every task of the benchmark with training data. An
+    unknown name, and a task without training data, are a ValueError."""
     expanded: list[str] = []
     for name in names:
         if name == ALL and benchmark in BENCHMARKS:

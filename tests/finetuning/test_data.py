@@ -3,7 +3,9 @@
 import csv
 import gzip
 import json
+import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,12 +14,16 @@ from datasets import ClassLabel, Dataset, Features, Value
 from hypothesis import example as case
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForSequenceClassification, pipeline
 
-from hf_electra_rtd.finetuning import reading
+from hf_electra_rtd.finetuning import finetune, reading
+from hf_electra_rtd.finetuning import predict as predict_command
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task, predict
 from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.tasks import BENCHMARKS, Task, get_task
+from tests.finetuning.conftest import QUIET
 
 
 TASKS = {task.name: task for tasks in BENCHMARKS.values() for task in tasks}
@@ -88,13 +94,11 @@ OFFICIAL = [
         [f"{MNLI}\tgold_label", "3\tg\tOne.\tTwo.\tneutral\tentailment", "4\tg\tA\tB\tneutral\t-"],
         "3|One.|Two.|entailment",
     ),
-    ("mnli test_matched MNLI/test_matched.tsv", [MNLI, "9\tg\tOne.\tTwo.\tx"], "9|One.|Two.|"),
     ("qnli train QNLI/train.tsv", ["question\tsentence\tlabel", "W\tH\tentailment"], "0|W|H|entailment"),
     ("rte train RTE/train.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\tentailment"], "2|A|B|entailment"),
     ("wnli dev WNLI/dev.tsv", [f"index\t{RTE}\tlabel", "2\tA\tB\t1"], "2|A|B|entailment"),
     ("ax test diagnostic/diagnostic.tsv", [f"index\t{RTE}", "0\tA\tB"], "0|A|B|"),
     ("afqmc train afqmc/train.json", [PAIR | {"label": "1"}], "0|借呗|花呗|1"),
-    ("afqmc test afqmc_public/test.json", [{"id": 8, **PAIR}], "8|借呗|花呗|"),
     ("tnews dev tnews/dev.json", [{"label": "102", "sentence": "新闻"}], "0|新闻|102"),
     ("iflytek train iflytek_few/train_few_all.json", [{"label": 10, "sentence": "小区", "id": 5}], "5|小区|10"),
     ("cmnli train cmnli/train.json", [PAIR | {"label": "neutral"}], "0|借呗|花呗|neutral"),
@@ -252,15 +256,16 @@ def test_thousands_of_examples_keep_the_order_of_the_file(tmp_path):
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel", "a\tb\t"], "no row is labeled"),
         ("ocnli dev ocnli/dev.json", [PAIR | {"label": "-"}], "no row for the split 'dev' of OCNLI .1 skipped"),
         ("stsb dev STS-B/dev.tsv", [f"{STSB}\tscore", "5\tm\tA\tB\tnan"], "'nan' is not a finite number"),
-        ("lcqmc dev lcqmc/dev.tsv", ["text_a\ttext_b\tlabel"], "line 1: there is no label 'label'"),
         ("lcqmc dev lcqmc/other.tsv", [], r"no file for its split 'dev' in .*lcqmc/dev\.tsv, lcqmc/dev\.txt"),
         ("afqmc dev afqmc/dev.json", [PAIR | {"label": "0"}, "{"], r"dev\.json, line 2 cannot be read: Expecting"),
-        ("afqmc dev afqmc/dev.json", [PAIR | {"label": 0.5}], "label 0.5 is not text or a whole number"),
         ("tnews dev tnews/dev.json", [r'{"sentence": "\ud83d", "label": 101}'], "surrogates not allowed"),
         ("csl dev csl/dev.json", [ABSTRACT | {"label": "1", "abst": 3}], "column 'abst' holds 3, which is not text"),
         ("drcd dev drcd/dev.json", ["{}"], r"dev\.json cannot be read: 'data'. It must be in the format squad"),
-        ("c3 dev c3/dev.json", [json.dumps([[["a"], [C3[1][0] | {"answer": "睡"}], "x"]])], "'睡' is not in list"),
-        ("chid dev chid/dev.json", [CHID], "no row is labeled"),
+        (
+            "c3 dev c3/dev.json",
+            [json.dumps([[["a"], [C3[1][0] | {"answer": "睡"}], "x"]])],
+            "there is no choice '睡'. Known choices: 工作, 旅行",
+        ),
         ("cluener2020 dev cluener/dev.json", [entities(nam={"叶": [[0, 0]]})], "line 1.*Did you mean 'B-name'"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-NP", "is VBZ"], "line 2 has 2 columns"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-XP"], r"line 1: there is no label 'B-XP'"),
@@ -536,7 +541,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     assert own_task("t", flags(dataset=hub, validation_share=None)).validation_share == 0.1
     sliced = own_task("t", flags(dataset=hub, dataset_splits=["train=train[:75%]", "dev=train[75%:]"]))
     assert list(load_split(sliced, "dev").examples["label"]) == ["bad"]
-    with pytest.raises(ValueError, match="write train="):
+    with pytest.raises(ValueError, match="no split 'training'"):
         own_task("t", flags(dataset=hub, dataset_splits=["training=train"]))
     with pytest.raises(ValueError, match=r"nowhere cannot be read.*give files instead"):
         own_task("t", flags(dataset=str(tmp_path / "nowhere")))
@@ -548,16 +553,13 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"train_file": None}, "either files .* or a --dataset"),
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
         ({"dataset_splits": ["train=train"]}, "--dataset_splits is for --dataset"),
-        ({"dataset_config": "en"}, "--dataset_config is for --dataset"),
-        ({"dataset_revision": "main"}, "--dataset_revision is for --dataset"),
         ({"validation_file": "{w}", "validation_share": 0.2}, "--validation_share .* a dev split is given"),
         ({"train_file": None, "test_file": "{w}", "validation_share": 0.2}, "there is no training split"),
         ({"task_kind": "tagging", "second_text_column_name": "x"}, "no place in tagging"),
-        ({"task_kind": "regression", "labels": ["a", "b"]}, "regression has none"),
+        ({"task_kind": "regression", "labels": ["a", "b"]}, "there are none in regression"),
         ({"labels": ["a", "a"]}, "two or more different"),
         ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 needs two labels, but there are 3"),
-        ({"validation_share": 1.0}, "--validation_share is 1"),
         ({"label_column_name": "text"}, "15 different labels for 15 examples"),
         (
             {"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5},
@@ -584,6 +586,183 @@ def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options,
     options = {"train_file": file} | {key: file if value == "{w}" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
         load_task(own_task("t", flags(**options)), None)
+
+
+# ---- Own tasks of every kind, and tasks in files ----
+
+EXAMPLES = Path(__file__).parents[2] / "examples/tasks"
+CHOICES = [
+    {"question": "Where?", "context": "the river", "choice_a": "a mill", "choice_b": "river", "label": answer}
+    for answer in ("river", "1", 1)
+]
+OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "wanted"),
+    [
+        (
+            "question_answering",
+            {"answers": {"text": ["She", "her"], "answer_start": [2, 0]}},
+            (["She", "her"], [3, -1]),
+        ),
+        ("question_answering", {"answers": [SHE]}, (["She"], [3])),
+        ("question_answering", {"answers": ["She"]}, (["She"], [3])),
+        ("question_answering", {"answer": "She"}, (["She"], [3])),
+        ("question_answering", {"answer": ""}, ([], [])),
+        ("question_answering", {"answers": None}, (None, None)),
+        *(("multiple_choice", row, ("the river", ["a mill", "river"], 1)) for row in CHOICES),
+        ("multiple_choice", OPTIONS | {"label": "5"}, ("", ["4", "5"], 1)),
+        ("multiple_choice", OPTIONS | {"choices": ["x", "y", ""], "label": 0}, ("", ["x", "y"], 0)),
+        ("multi_label", {"text": "x", "label": " b|a|b"}, (["x"], ["a", "b"])),
+        ("multi_label", {"text": "x", "label": [1]}, (["x"], ["b"])),
+        ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
+        ("multi_label", {"text": "x", "label": None}, (["x"], None)),
+    ],
+    ids=str,
+)
+def test_rows_of_ones_own_become_examples_of_any_kind(kind, rows, wanted):
+    columns = {
+        "question_answering": ("answers", "starts"),
+        "multiple_choice": ("context", "choices", "label"),
+        "multi_label": ("texts", "label"),
+    }[kind]
+    labels, column = ("a", "b") if kind == "multi_label" else (), "answers" if "answers" in columns else "label"
+    task = Task("t", "T", "own", kind=kind, labels=labels, columns=("text",), label_column=column)
+    row = {"question": "Who?", "context": "I, She."} | rows if kind == "question_answering" else rows
+    [example] = reading.make_examples(task, "train", iter([("row 1", row)]))
+    assert tuple(example[name] for name in columns) == wanted
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "message"),
+    [
+        ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
+        ("multiple_choice", OPTIONS | {"label": 2}, "there is no choice 2"),
+        ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
+        ("multiple_choice", {"question": "x", "label": 0}, r"its choices \[\] are not"),
+        ("question_answering", {"question": "x", "context": "y"}, "no column 'answers'"),
+        ("multi_label", {"text": "x", "label": "c"}, "no label 'c'"),
+    ],
+)
+def test_rows_of_ones_own_that_make_no_example_are_refused(kind, row, message):
+    column = "answers" if kind == "question_answering" else "label"
+    task = Task("t", "T", "own", kind=kind, labels=("a", "b"), columns=("text",), label_column=column)
+    with pytest.raises(ValueError, match=message):
+        list(reading.make_examples(task, "train", iter([("row 1", row)])))
+
+
+@pytest.mark.parametrize(("answers", "found"), [(["She"], False), ([], True)])
+def test_questions_without_an_answer_are_found_in_the_data_unless_a_flag_says_so(tmp_path, answers, found):
+    rows = [{"question": "Who?", "context": f"I, She {n}.", "answers": answers if n else ["She"]} for n in range(9)]
+    train = write(tmp_path, "t.jsonl", rows)
+    task = own_task("t", flags(train_file=train, task_kind="question_answering"))
+    assert (task.unanswerable, task.metrics, task.max_seq_length) == (found, ("f1", "exact_match"), 512)
+    given = flags(train_file=train, task_kind="question_answering", unanswerable=not found)
+    assert own_task("t", given).unanswerable is not found
+
+
+def test_questions_about_one_context_stay_together(tmp_path):
+    rows = [{"question": f"{n}?", "context": f"I, She {n % 9}.", "answer": "She"} for n in range(90)]
+    train = write(tmp_path, "t.jsonl", rows)
+    task = own_task("t", flags(train_file=train, task_kind="question_answering", validation_share=0.3))
+    contexts = [set(load_split(task, split).examples["context"]) for split in ("train", "dev")]
+    assert [len(of_split) for of_split in contexts] == [6, 3]
+    assert not contexts[0] & contexts[1]
+
+
+OWN = {
+    "question_answering": ({"question": "where ?", "context": "the old river", "answer": "river"}, "answer"),
+    "multiple_choice": ({"question": "where ?", "choices": ["a mill", "the river"], "label": 1}, "choice"),
+    "multi_label": ({"text": "the old river", "label": "wet|old"}, "labels"),
+}
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encoder, tmp_path, capsys):
+    row, answer = OWN[kind]
+    more = [{**row, "answer": ""}, {**row, "context": "a river"}] if kind == "question_answering" else [row]
+    more = [{"text": "a mill", "label": "dry"}, {"text": "a", "label": ""}] if kind == "multi_label" else more
+    file, run = write(tmp_path, "t.jsonl", [row, *more] * 9), tmp_path / "run"
+    given = ["--train_file", file, "--validation_file", file, "--test_file", file, "--task_kind", kind]
+    given += ["--max_seq_length", "32", "--doc_stride", "4", "--max_query_length", "8", "--max_steps", "1"]
+    assert finetune.main(["--model_name_or_path", encoder, "--output_dir", str(run), *given, *QUIET]) == 0
+    seed = run / "own/seed_42"
+    report = json.loads((seed / "report_dev.json").read_text())
+    assert report["metric"] == {"question_answering": "f1", "multi_label": "micro_f1"}.get(kind, "accuracy")
+    lines = [json.loads(line) for line in (seed / "predictions_test.jsonl").read_text().splitlines()]
+    assert len(lines) == 9 * (1 + len(more))
+    if kind == "multi_label":
+        assert list(report["classes"]) == ["dry", "old", "wet"]
+        assert "confusion" not in report
+        for line in lines:
+            assert line["prediction"] == [name for name, share in line["probabilities"].items() if share > 0.5]
+        model = AutoModelForSequenceClassification.from_pretrained(seed / "model")
+        assert model.config.problem_type == "multi_label_classification"
+        stock = pipeline("text-classification", model, tokenizer=encoder, top_k=None)(["the old river"])[0]
+        shares = {found["label"]: found["score"] for found in stock}
+        assert shares == pytest.approx(lines[0]["probabilities"], abs=1e-5)
+    capsys.readouterr()
+    assert predict_command.main(["--model_name_or_path", str(run), "--file", file, "--use_cpu"]) == 0
+    found = [json.loads(line)[answer] for line in capsys.readouterr().out.splitlines()]
+    wanted = [line["prediction"] for line in lines]
+    assert found == ([one["text"] for one in wanted] if kind == "question_answering" else wanted)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_tasks_of_the_examples_are_valid(path, monkeypatch):
+    monkeypatch.setattr("hf_electra_rtd.finetuning.data.load_split", None)  # nothing has to be read
+    task = own_task(None, OwnTaskArguments(task_file=str(path)))
+    assert (task.name, task.benchmark, task.dev_splits) == (path.stem, "own", ("dev",))
+    assert task.language in ("ko", "zh")
+    assert set(task.metrics) <= set(METRICS[task.kind])
+    assert all(Path(file).parent == path.parent for files in task.files.values() for file in files)
+
+
+MADE_UP = {
+    "korquad": {name: [squad(WHO)] for name in ("KorQuAD_v1.0_train.json", "KorQuAD_v1.0_dev.json")},
+    "nsmc": {
+        f"ratings_{name}.txt": ["id\tdocument\tlabel", *(f"{n}\tx{n}\t{n % 2}" for n in range(9))]
+        for name in ("train", "test")
+    },
+}
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_task_in_a_file_needs_no_flags_and_its_data_lie_beside_it(name, encoder, tmp_path, monkeypatch):
+    shutil.copy(EXAMPLES / f"{name}.yaml", tmp_path)
+    for file, lines in MADE_UP[name].items():
+        write(tmp_path, file, lines)
+    monkeypatch.chdir(tmp_path)
+    given = ["--model_name_or_path", encoder, "--task_file", f"{name}.yaml", "--max_steps", "1", *QUIET]
+    lengths = ["--max_seq_length", "32", "--doc_stride", "4", "--max_query_length", "8", "--output_dir", "run"]
+    assert finetune.main([*given, *lengths]) == 0
+    record = json.loads((tmp_path / f"run/{name}/seed_42/evaluation_record.json").read_text())
+    assert (record["language"], record["steps"], "dev" in record["metrics"]) == ("ko", 1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colums: [a]", "no field 'colums'. Did you mean 'columns'"),
+        ("kind: clasification", "no kind 'clasification'. Did you mean 'classification'"),
+        ("format: tvs", "no format 'tvs'. Did you mean 'tsv'"),
+        ("epochs: three", "t.yaml: epochs cannot be 'three'"),
+        ("title: [a]", r"title cannot be \['a'\]"),
+        ("validation_share: 1.5", "validation_share is 1.5"),
+        ("benchmark: glue", "no field 'benchmark'"),
+        ("files: {training: a.csv}", "no split 'training'"),
+        ("files: {dev: a.csv}\nlabels: [no, no]", "two or more different classes"),
+        ("- a", "t.yaml.* cannot be read: .* It must hold fields of a task"),
+        ("title: T", "either files .* or a --dataset"),
+    ],
+)
+def test_files_that_describe_no_task_are_refused(tmp_path, text, message):
+    (tmp_path / "t.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        own_task(None, OwnTaskArguments(task_file=str(tmp_path / "t.yaml")))
+    with pytest.raises(ValueError, match="--text_column_name: the task is described in"):
+        OwnTaskArguments(task_file="t.yaml", text_column_name="x")
 
 
 # ---- A run's splits ----

@@ -10,7 +10,7 @@ from sklearn.metrics import classification_report, confusion_matrix
 
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import make_kind
-from hf_electra_rtd.finetuning.report import INTERVAL, RESAMPLES, resampled_scores, write_report
+from hf_electra_rtd.finetuning.report import INTERVAL, RESAMPLES, SLOW_RESAMPLES, resampled_scores, write_report
 from hf_electra_rtd.tasks import Task
 
 
@@ -43,37 +43,16 @@ def cases():
     yield from (("question_answering", metric, (), answers) for metric in ("f1", "exact_match"))
 
 
-@pytest.mark.filterwarnings("ignore")  # of scikit-learn, about classes that a sample lacks
 @pytest.mark.parametrize(("kind", "metric", "labels", "pairs"), list(cases()))
-def test_the_bootstrap_scores_each_sample_as_the_task_is_scored(make, kind, metric, labels, pairs):
+def test_the_bootstrap_scores_the_same_samples_for_all_models_as_the_task_is_scored(make, kind, metric, labels, pairs):
     made = make(kind, metric, labels=labels)
-    predicted, right = map(list, zip(*pairs, strict=True))
-    found = resampled_scores(made, metric, predicted, right)
-    drawn = np.random.default_rng(0).integers(len(pairs), size=(RESAMPLES, len(pairs)))
-    for sample, score in zip(drawn[:100], found[:100], strict=True):
-        expected = made.score_labeled([predicted[row] for row in sample], [right[row] for row in sample])[metric]
-        assert score == pytest.approx(expected, abs=1e-12)
-    assert found.shape == (RESAMPLES,)
-
-
-def test_samples_are_the_same_however_many_are_scored_at_once(make, monkeypatch):
-    arguments = (make("regression", "pearson"), "pearson", [0.1, 0.5, 0.2, 0.9], [1.0, 2.0, 4.0, 3.0])
-    whole = resampled_scores(*arguments)
-    monkeypatch.setattr("hf_electra_rtd.finetuning.report._AT_ONCE", 28)
-    assert np.array_equal(resampled_scores(*arguments), whole)
-
-
-def test_the_difference_of_two_models_is_that_of_paired_samples(make):
-    draw = np.random.default_rng(5)
-    right, first, second = (draw.choice(LABELS, 40).tolist() for _ in range(3))
-    kind = make("classification", "accuracy", labels=LABELS)
-    found = np.subtract(*(resampled_scores(kind, "accuracy", predicted, right) for predicted in (first, second)))
-    generator, expected = np.random.default_rng(0), []
-    for _ in range(RESAMPLES):
-        sample = generator.integers(40, size=40)
-        hits = [sum(predicted[row] == right[row] for row in sample) for predicted in (first, second)]
-        expected.append((hits[0] - hits[1]) / 40)
-    assert found.tolist() == pytest.approx(expected)
+    found = resampled_scores(made, *map(list, zip(*pairs, strict=True)))
+    is_mean = kind == "question_answering" or (metric == "accuracy" and kind != "tagging")
+    assert found.shape == (RESAMPLES if is_mean else SLOW_RESAMPLES,)
+    generator = np.random.default_rng(0)
+    for score in found[:50]:
+        sample = [pairs[row] for row in generator.integers(len(pairs), size=len(pairs))]
+        assert score == pytest.approx(made.score_labeled(*map(list, zip(*sample, strict=True)))[metric], abs=1e-12)
 
 
 def split_of(labels, **more):
@@ -81,8 +60,8 @@ def split_of(labels, **more):
     return Split(Dataset.from_list(rows), 0, {}, **more)
 
 
-def written(directory, *arguments):
-    write_report(directory, "dev", *arguments)
+def written(directory, kind, predicted, split):
+    write_report(directory, "dev", kind, predicted, kind.score(predicted, split.examples), split)
     return json.loads((directory / "report_dev.json").read_text()), (directory / "report_dev.txt").read_text()
 
 
@@ -93,7 +72,7 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
     predicted = [LABELS[place] for place in probabilities.argmax(-1)]
     kind = make("classification", "accuracy", "macro_f1", labels=LABELS)
     split = split_of(right, probabilities=probabilities)
-    report, text = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    report, text = written(tmp_path, kind, predicted, split)
     known, given = right[:30], predicted[:30]
     expected = classification_report(known, given, labels=LABELS, output_dict=True)
     assert report["classes"] == {label: expected[label] for label in LABELS}
@@ -105,14 +84,10 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
     assert report["baseline"] == {"prediction": "no", "score": known.count("no") / 30}
     wrong = sorted((row for row in range(30) if known[row] != given[row]), key=lambda row: -max(probabilities[row]))
     assert [error["id"] for error in report["errors"]] == [f"id{row}" for row in wrong[:10]]
-    first = report["errors"][0]
-    assert (first["text"], first["label"], first["prediction"]) == (
-        f"text {wrong[0]}",
-        known[wrong[0]],
-        given[wrong[0]],
-    )
-    assert first["probability"] == pytest.approx(max(probabilities[wrong[0]]))
-    for shown in (f"95 % interval {100 * low:.1f} to {100 * high:.1f}", "always 'no'", first["text"]):
+    first, row = report["errors"][0], wrong[0]
+    assert (first["text"], first["label"], first["prediction"]) == (f"text {row}", known[row], given[row])
+    assert first["probability"] == pytest.approx(max(probabilities[row]))
+    for shown in (f"95% interval {low:.1%} to {high:.1%}", "always 'no'", first["text"]):
         assert shown in text
     assert (tmp_path / "confusion_dev.png").read_bytes().startswith(b"\x89PNG")
 
@@ -120,7 +95,7 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
 def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
     predicted, right = [1.0, 2.0, 9.0], [1.0, 4.0, 8.0]
     kind, split = make("regression", "pearson"), split_of(right)
-    report, text = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    report, text = written(tmp_path, kind, predicted, split)
     assert (report["mae"], report["rmse"]) == (1.0, pytest.approx((5 / 3) ** 0.5))
     assert report["baseline"]["prediction"] == pytest.approx(13 / 3)
     assert report["baseline"]["rmse"] == pytest.approx(np.std(right))
@@ -142,7 +117,7 @@ def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
 def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, caplog, kind, predicted, right, said):
     metric = "accuracy" if kind == "classification" else "pearson"
     made, split = make(kind, metric, labels=LABELS[:2] if kind == "classification" else ()), split_of(right)
-    written(tmp_path, made, predicted, made.score(predicted, split.examples), split)
+    written(tmp_path, made, predicted, split)
     assert (said in caplog.text) if said else ("nothing but" not in caplog.text)
 
 
@@ -150,38 +125,28 @@ def test_classes_may_have_the_names_of_averages(make, tmp_path):
     labels = ("accuracy", "macro avg", "weighted avg")
     right, predicted = [*labels, "accuracy"], [*labels, "macro avg"]
     kind, split = make("classification", "accuracy", labels=labels), split_of(right)
-    report, _ = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
-    found = {
-        label: (values["precision"], values["recall"], values["support"])
-        for label, values in report["classes"].items()
-    }
-    assert found == {"accuracy": (1.0, 0.5, 2), "macro avg": (0.5, 1.0, 1), "weighted avg": (1.0, 1.0, 1)}
+    report, _ = written(tmp_path, kind, predicted, split)
+    found = [report["classes"][label]["precision"] for label in labels]
+    assert found == [1.0, 0.5, 1.0]
 
 
 def test_an_error_of_multiple_choice_shows_the_choices(make, tmp_path):
     kind = make("multiple_choice", "accuracy")
     rows = [{"id": "a", "context": "It rains.", "question": "Is it wet?", "choices": ["No.", "Yes."], "label": 1}]
-    split = Split(Dataset.from_list(rows), 0, {})
-    report, text = written(tmp_path, kind, [0], kind.score([0], split.examples), split)
-    assert report["errors"][0]["choices"] == ["No.", "Yes."]
-    assert "0: No.\n    1: Yes." in text
+    report, _ = written(tmp_path, kind, [0], Split(Dataset.from_list(rows), 0, {}))
+    assert report["errors"][0]["text"] == "Is it wet? | It rains. | No. | Yes."
 
 
 def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
     kind = make("tagging", "f1", labels=TAGS)
     rows = [{"id": "a", "words": ["It", "rains"], "tags": ["O", "B-x"]}, {"id": "b", "words": ["So"], "tags": ["O"]}]
     split, predicted = Split(Dataset.from_list(rows), 0, {}), [["B-y", "B-x"], ["O"]]
-    report, _ = written(tmp_path, kind, predicted, kind.score(predicted, split.examples), split)
+    report, _ = written(tmp_path, kind, predicted, split)
     assert report["classes"]["x"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1}
     assert (sum(map(sum, report["confusion"])), report["confusion"][0][3]) == (3, 1)
     assert report["baseline"] == {"prediction": "O", "score": 0.0}
     wrong = {"id": "a", "text": "It rains", "label": ["O", "B-x"], "prediction": ["B-y", "B-x"]}
     assert report["errors"] == [wrong]
-
-
-def test_where_nothing_is_labeled_there_is_no_report(make, tmp_path):
-    write_report(tmp_path, "test", make("classification", "accuracy", labels=LABELS), ["no"], {}, split_of([None]))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_leaves_a_report_of_what_is_labeled_beside_its_predictions(finished):

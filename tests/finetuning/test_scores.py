@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.finetuning.scores import find_chunks, score_answers, score_labels, score_squad_v2, score_tags
+from hf_electra_rtd.finetuning.scores import (
+    find_chunks,
+    score_answers,
+    score_label_sets,
+    score_labels,
+    score_squad_v2,
+    score_tags,
+)
 
 
 def f1_by_counting(predictions, references, label):
@@ -81,11 +88,10 @@ def test_numbers_that_differ_by_rounding_only_count_as_constant():
     assert score_labels(["pearson"], predictions, [1.0, 2.0, 3.0, 4.0]) == {"pearson": 0.0}
 
 
-def test_where_one_side_is_constant_the_correlation_is_given_as_0(caplog):
+def test_where_one_side_is_constant_the_correlation_is_given_as_0():
     found = score_labels(["matthews"], ["a", "a"], ["a", "b"], ["a", "b"])
     found |= score_labels(["pearson", "spearman"], [2.0, 2.0, 2.0], [1.0, 2.0, 3.0])
     assert found == {"matthews": 0.0, "pearson": 0.0, "spearman": 0.0}
-    assert "matthews is given as 0" in caplog.text
 
 
 def test_the_positive_label_is_the_second():
@@ -199,6 +205,35 @@ def squad_v2(predictions, answers, scores=None, threshold=math.inf):
 
 def cmrc(predictions, answers):
     return score_answers(predictions, answers, "zh")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "exact", "f1"),
+    [
+        ("이순신 장군", ["이순신 장군"], 1, 1),
+        ("이순신", ["이순신 장군"], 0, 6 / 8),  # characters: 3 of 3, and 3 of 5
+        ("이순신장군", ["이순신 장군"], 0, 1),  # spaces count for the exact match alone
+        ("군장 신순이", ["이순신 장군"], 0, 1),  # in any order
+        ("《난중일기》", ["난중일기", "일기"], 1, 1),
+        ("난중일기(亂中日記)", ["난중일기 亂中日記"], 1, 1),  # a bracket is a space
+        ("the A.B", ["the ab"], 1, 1),
+        ("the a", ["a"], 0, 2 / 5),  # articles stay
+        ("서울", ["부산"], 0, 0),
+    ],
+)
+def test_korean_answers_are_scored_by_the_rules_of_korquad(prediction, answers, exact, f1):
+    found = score_answers([prediction], [answers], "ko")
+    assert found == {"exact_match": exact, "f1": pytest.approx(f1)}
+    answered = score_squad_v2([prediction], [answers], [0.0], 1.0, "ko")
+    assert {name: answered[name] for name in found} == found
+
+
+def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
+    predictions, right = [["a", "b"], [], ["a"], ["c"]], [["b", "a"], [], ["b"], ["a", "c"]]
+    # Of a: 2 predicted, 2 right, 1 both; b: 1, 2, 1; c: 1, 1, 1. Nobody has d.
+    macro = (2 / 4 + 2 / 3 + 2 / 2) / 3
+    wanted = {"micro_f1": pytest.approx(6 / 9), "macro_f1": pytest.approx(macro), "accuracy": 0.5}
+    assert score_label_sets(tuple(wanted), predictions, right) == wanted
 
 
 @pytest.mark.parametrize(

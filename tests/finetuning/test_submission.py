@@ -77,11 +77,6 @@ def test_glue_gets_each_label_of_a_task_as_it_names_it(tmp_path, where):
     assert path.read_bytes().decode() == "index\tprediction\n" + "".join(lines)
 
 
-def test_the_positive_label_of_the_tasks_with_f1_is_1():
-    positive = {"cola": "acceptable", "sst2": "positive", "mrpc": "equivalent", "qqp": "duplicate"}
-    assert {name: TASKS[name].labels[1] for name in positive} == positive
-
-
 def test_similarities_are_clipped_to_what_the_server_takes(tmp_path):
     numbers = [-0.3, -0.0, 0.00049, 2.5, 4.9996, 5.2]
     path = write_submission(TASKS["stsb"], "test", numbers, split_of(*"abcdef"), tmp_path)

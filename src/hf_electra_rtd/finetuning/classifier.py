@@ -13,7 +13,7 @@ import datasets
 
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import reading, write_text
-from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.reading import Rows, example_features, make_examples
@@ -22,7 +22,8 @@ from hf_electra_rtd.tasks import Task
 
 
 # Of a prediction in an answer.
-_NAMES = {"classification": "label", "regression": "number", "tagging": "tags", "multiple_choice": "choice"}
+_NAMES = {"classification": "label", "multi_label": "labels", "regression": "number"}
+_NAMES |= {"tagging": "tags", "multiple_choice": "choice"}
 
 Examples = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
 
@@ -75,7 +76,7 @@ class Classifier:
         facts = getattr(config, "fine_tuned_for", None)
         if facts is None:
             raise ValueError(f"The model {self.name} was not fine-tuned by hf-electra-rtd finetune.")
-        self.labels = labels_of(config) if facts["task"]["kind"] in ("classification", "tagging") else ()
+        self.labels = labels_of(config) if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
         self._kind = make_kind(task, load_tokenizer(self.name), **facts["lengths"])
@@ -88,7 +89,8 @@ class Classifier:
 
     def predict(self, texts: Sequence[str | tuple[str, str] | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """For each text, pair of texts, or row with `text`, `text_pair`, `words`, ... what the command `predict`
-        writes: `label`, `score` and `probabilities`; `number`; `tags`; `answer` and `nbest`; or `choice`."""
+        writes: `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`; `tags`; `answer` and
+        `nbest`; or `choice`."""
         rows: list[tuple[str, Any]] = []
         for number, given in enumerate(texts, 1):
             pair = given if isinstance(given, (tuple, list)) else (given,)
@@ -121,7 +123,8 @@ class Classifier:
         answers = [{_NAMES[task.kind]: prediction} for prediction in predictions]
         if split.probabilities is not None:
             for answer, shares in zip(answers, split.probabilities.tolist(), strict=True):
-                answer |= {"score": max(shares), "probabilities": dict(zip(self.labels, shares, strict=True))}
+                answer |= {"score": max(shares)} if task.kind == "classification" else {}
+                answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
         return answers
 
     def _prepare(self, rows: Sequence[tuple[str, Any]], column: str, may_be_words: bool) -> Rows:
@@ -132,10 +135,6 @@ class Classifier:
                 row[column] = row["words"]
             if kind == "tagging" and self._characters and isinstance(row.get(column), str):
                 row[column] = list(row[column])
-            if kind == "question_answering":
-                row["answers"] = None
-            if kind == "multiple_choice" and {"context", "choices"} <= row.keys():
-                row |= {"context": [row["context"]], "choice": row["choices"], "answer": None}
             yield place, row
 
 

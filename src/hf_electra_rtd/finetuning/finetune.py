@@ -15,7 +15,7 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -76,7 +76,8 @@ class TaskArguments:
 class OwnTaskArguments:
     """Your own task, in place of a benchmark's."""
 
-    train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet or .conll.")
+    task_file: str | None = flag(None, "A YAML file that describes the task, in place of the flags below.")
+    train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet, .conll or SQuAD's .json.")
     validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
     test_file: str | None = flag(None, "Examples to predict, labeled or not.")
     validation_share: float | None = flag(None, "Share of the training examples to hold out; 0.1 without a dev split.")
@@ -84,17 +85,28 @@ class OwnTaskArguments:
     dataset_config: str | None = flag(None, "Its configuration.")
     dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
     dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
-    task_kind: Literal["classification", "regression", "tagging"] = flag("classification", "What a label is.")
+    task_kind: Literal[
+        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging"
+    ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
-    label_column_name: str = flag("label", "Column of the label, number or tags.")
+    label_column_name: str | None = flag(None, "Column of the label, number or tags: label; of answers: answers.")
     id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
     labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
-    metrics: list[str] | None = flag(None, "By default accuracy, macro_f1; pearson, spearman; or f1 of entities.")
-    language: str = flag("", "en or zh, for the record.")
+    unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
+    metrics: list[str] | None = flag(None, "The first one is the main metric; by default those usual for the kind.")
+    language: str = flag("", "en, zh, ko, ...: for the record, and the rules that answers are scored by.")
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        if self.task_file is not None and len(given) > 1:
+            raise ValueError(f"--{given[1]}: the task is described in {self.task_file}. Write it there.")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is such a task."""
+        return any((self.task_file, self.train_file, self.validation_file, self.test_file, self.dataset))
 
 
 @dataclass
@@ -127,21 +139,14 @@ def make_publisher(
     given = {"base_model": publication.base_model, "eval_results": publication.eval_results or None, **asdict(card)}
     known = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)
 
-    def publish_models(path: Path) -> list[Published]:
-        repositories = fine_tuned_repositories(path, known["flags"])  # what an earlier publication showed stays
-        return publish(repositories, directory, private, publication.force)
-
-    return publish_models
+    # What an earlier publication showed stays.
+    return lambda path: publish(fine_tuned_repositories(path, known["flags"]), directory, private, publication.force)
 
 
 def main(argv: list[str]) -> int:
-    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results.
-
-    Returns the exit status: 0; 1 if a task or publishing failed; 130 after Ctrl-C.
-
-    Raises:
-        ValueError: if nothing can be run, or the only task fails.
-    """
+    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results. Returns
+    the exit status: 0; 1 if a task or publishing failed; 130 after Ctrl-C. Raises a ValueError if nothing can be run,
+    or the only task fails."""
     task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
         (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
@@ -162,26 +167,26 @@ def main(argv: list[str]) -> int:
         raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
     if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
         raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
-    jobs: list[Job] = []
-    failed: list[str] = []
     for task in fine_tuning.tasks:
         try:
             fine_tuning.check(task)
         except ValueError as error:
             raise ValueError(f"{task.title}: {error}") from error
+    jobs: list[Job] = []
+    records: list[EvaluationRecord] = []
+    failed: list[str] = []
+    status, is_alone = 0, len(fine_tuning.tasks) == 1
     for task in fine_tuning.tasks:
         try:
             jobs.append(fine_tuning.prepare(task))
         except ValueError as error:
-            if len(fine_tuning.tasks) == 1:
+            if is_alone:
                 raise
             failed.append(f"{task.title} failed: {error}")
             logger.error(failed[-1])
     directory, publish_models, background = Path(str(args.output_dir)), None, Background()
     if push_to_hub and is_main and jobs:
         publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
-    records: list[EvaluationRecord] = []
-    status = 0
     for job in jobs:
         try:
             records += fine_tuning.run_task(job)
@@ -192,8 +197,8 @@ def main(argv: list[str]) -> int:
             status = INTERRUPTED
             break
         except Exception as error:
-            if args.world_size > 1 or len(fine_tuning.tasks) == 1:
-                raise  # the other processes would wait for this one
+            if args.world_size > 1 or is_alone:
+                raise  # other processes would wait for this one
             failed.append(f"{job.task.title} failed: {error}")
             logger.error(failed[-1], exc_info=not isinstance(error, ValueError))
     if is_main and records:
@@ -219,8 +224,7 @@ def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], direc
     target = directory / SUBMISSION_DIRECTORY
     shutil.rmtree(target, ignore_errors=True)
     for job in jobs:
-        runs = [record for record in records if record.task == job.task.name]
-        if runs:
+        if runs := [record for record in records if record.task == job.task.name]:
             seed = best_seed(runs) if job.dev else runs[0].seed  # never chosen by the test split
             source = directory / job.task.name / f"seed_{seed}" / SUBMISSION_DIRECTORY
             if source.is_dir():

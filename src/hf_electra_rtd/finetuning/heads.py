@@ -10,8 +10,9 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,7 @@ class PaperElectraForSequenceClassification(ElectraForSequenceClassification):
 
 @dataclass
 class AnswerableOutput(ModelOutput):
-    """`start_logits` and `end_logits` (B, L), float32, and `answerable_logits` (B,), positive where the context holds
-    an answer."""
+    """Float32 logits of starts and ends (B, L), and (B,), positive where the context holds an answer."""
 
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
@@ -140,8 +140,8 @@ def load_with_head(
     """Loads an encoder under the head of a task, in float32 and in training mode.
 
     A source that was fine-tuned with this head for these labels keeps it. Else the head is new, and the paper's is
-    initialized as by `tf.layers.dense`: a Glorot-uniform kernel and a bias of 0. The poolers of BERT and its like
-    count as part of the head, as masked language models lack them.
+    initialized as by `tf.layers.dense`: a Glorot-uniform kernel and a bias of 0. Poolers (BERT) are part of the head,
+    as masked language models lack them. A source that lacks tensors, or cannot have the head, is a ValueError.
 
     Args:
         source: a directory or a Hub id of an encoder (ELECTRA, BERT, a fine-tuned model, ...), the directory of a
@@ -152,9 +152,6 @@ def load_with_head(
         from_scratch: take the configuration alone, and initialize all weights.
         unit: of a number, what an output of 0 and a difference of 1 will stand for. `restore_unit` undoes it.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
-
-    Raises:
-        ValueError: for a source that cannot be loaded or lacks tensors, and for a head that it cannot have.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
     model_class = find_class(auto_class, name, config, head, unanswerable)
@@ -171,7 +168,7 @@ def load_with_head(
     if from_scratch:
         model = model_class(config).float()
     else:
-        load = model_class.from_pretrained if is_kept else _of_encoder(model_class)
+        load = model_class.from_pretrained if is_kept else partial(_load_encoder, model_class)
         options = {"config": config, "dtype": torch.float32, "state_dict": tensors}
         model, _ = load_whole(load, model_class, name if tensors is None else None, **options)
     if head == PAPER_HEAD and not is_kept:
@@ -217,8 +214,8 @@ def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable:
 
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
-    """Loads a fine-tuned model with its head, or a directory of adapters with the model that they belong to. Raises a
-    ValueError if it was fine-tuned for something else, or not at all."""
+    """Loads a fine-tuned model, or adapters with the model that they belong to. One that was not fine-tuned for these
+    labels is a ValueError."""
     _, config, _ = open_encoder(source, weights=False)
     base, (saved_as, *_) = adapter_base(source), config.architectures or [""]
     unanswerable = saved_as == ElectraForAnswerableQuestionAnswering.__name__
@@ -247,8 +244,8 @@ def labels_of(config: Any) -> tuple[str, ...]:
 
 
 def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[str, Any, dict[str, Tensor] | None]:
-    """Finds the encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration,
-    and its weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none."""
+    """The encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration, and its
+    weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none."""
     name = os.fspath(source)
     if Path(name, "discriminator", CONFIG_FILE).is_file():
         name = str(Path(name, "discriminator"))
@@ -268,18 +265,14 @@ def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
     return auto_class is not AutoModelForSequenceClassification or config.num_labels == 1
 
 
-def _of_encoder(model_class: Any) -> Callable[..., tuple[Any, dict[str, Any]]]:
+def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """`from_pretrained` for a new head: its report leaves out tensors of heads and poolers."""
-
-    def load(source: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-        model, report = model_class.from_pretrained(source, **options)
-        encoder = re.compile(rf"{model.base_model_prefix}\.(?!pooler\.)")
-        for problem in ("missing_keys", "unexpected_keys"):
-            report[problem] = [name for name in report[problem] if encoder.match(name)]
-        report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
-        return model, report
-
-    return load
+    model, report = model_class.from_pretrained(source, **options)
+    encoder = re.compile(rf"{model.base_model_prefix}\.(?!pooler\.)")
+    for problem in ("missing_keys", "unexpected_keys"):
+        report[problem] = [name for name in report[problem] if encoder.match(name)]
+    report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
+    return model, report
 
 
 def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[str]) -> None:
@@ -323,11 +316,8 @@ _PEFT_TASKS = {
 
 
 def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str], **options: Any) -> Any:
-    """Freezes the encoder and gives its linear layers of these names adapters; the head is trained and saved whole.
-    Returns a `peft.PeftModel`.
-
-    `source` is the directory or Hub id of the encoder, for whoever loads the adapters; `options` are those of
-    `peft.LoraConfig`. An encoder without such layers is a `ValueError`.
+    """A `peft.PeftModel` with adapters for the encoder's linear layers of these names (none is a ValueError); the head
+    is trained and saved whole. `source` is the encoder, for whoever loads the adapters; `options` are `LoraConfig`'s.
     """
     from peft import LoraConfig, get_peft_model
 

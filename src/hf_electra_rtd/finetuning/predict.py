@@ -3,8 +3,8 @@
     hf-electra-rtd predict --model_name_or_path runs/reviews --file new.csv --text_column_name review
     echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
-A line holds the columns of the input and `label`, `score` and `probabilities`; `number`; `tags`; `answer` and `nbest`
-(the input has `question` and `context`); or `choice` (`context`, `question`, `choices`). A column of the input with
+A line holds the columns of the input and `label`, `score` and `probabilities`; `labels`; `number`; `tags`; `answer`
+and `nbest` (the input has `question` and `context`); or `choice` (`question`, `choices`). A column of the input with
 one of these names becomes `input_label`, ... Text to tag is split at spaces, or into characters if the model was
 fine-tuned on characters.
 """

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -36,20 +36,22 @@ _BLANK_TAG = re.compile(r"#idiom\d+#")  # of ChID
 _ASKED_BLANK, _OTHER_BLANK = "____", "□□□□"  # an idiom has four characters
 _BLANK_CONTEXT = 56  # characters on each side: with the blank, a candidate and special tokens they fill 128
 _IDS = ("id", "index", "qid")
+_NUMBER = re.compile(r"[-+]?[\d.]+")
 
 
 def example_features(kind: str) -> Any:
-    """The columns of examples of a kind, as `datasets.Features`. A label, tags or answers that are not known are null.
+    """The columns of examples of a kind, as `datasets.Features`. A label, tags or answers that are not known are null;
+    an empty list stands for none of the labels, and for no answer.
 
     The start of an answer is its first character in the context, or -1 where the context does not have the answer word
-    by word: such an answer cannot be learned, but predictions are scored by it. Answers with a start come first. No
-    answers means that there is none.
+    by word: such an answer cannot be learned, but predictions are scored by it. Answers with a start come first.
     """
     from datasets import Features, List, Value
 
     text, number = Value("string"), Value("int64")
     columns: dict[str, Any] = {
         "classification": {"texts": List(text), "label": text},
+        "multi_label": {"texts": List(text), "label": List(text)},
         "regression": {"texts": List(text), "label": Value("float64")},
         "multiple_choice": {"context": text, "question": text, "choices": List(text), "label": number},
         "question_answering": {"question": text, "context": text, "answers": List(text), "starts": List(number)},
@@ -59,14 +61,13 @@ def example_features(kind: str) -> Any:
 
 
 def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
-    """The examples of rows, with null in place of an id for each row that is skipped.
-
-    Raises:
-        ValueError: for a row that cannot be used, with its place; or if there is none.
-    """
+    """The examples of rows, with null in place of an id for each row that is skipped. A row that cannot be used is a
+    ValueError with its place; so is having none."""
     index = -1
     for index, (place, row) in enumerate(rows):
         try:
+            if task.benchmark == "own" and row and any("\0" in one for one in row.values() if isinstance(one, str)):
+                raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
             examples = None if row is None else _convert(task, split, row, index)
         except KeyError as error:
             names = known_names(str(error.args[0]), row or (), "columns")
@@ -105,15 +106,14 @@ def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
         found = [path] if os.path.isabs(path) else [f"{data_dir}/{part}" for part in path.split("+")]
         if all(os.path.isfile(part.partition("::")[0]) for part in found):
             return found
-    looked = ", ".join(paths[:3]) + f" and {len(paths) - 3} more" * (len(paths) > 3)
+    looked = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
     where = f" in {data_dir}" if data_dir else " (--data_dir)" * (task.benchmark != "own")
     raise ValueError(f"{task.title} has no file for its split {split!r}{where}. Looked for {looked or 'none'}.")
 
 
 def answer_file(path: str) -> str:
     """ChID: `train_answer.json` has the answers of `train.json`."""
-    stem, suffix = os.path.splitext(path)
-    return f"{stem}_answer{suffix}"
+    return "_answer".join(os.path.splitext(path))
 
 
 def read_rows(task: Task, split: str, path: str) -> Rows:
@@ -124,17 +124,17 @@ def read_rows(task: Task, split: str, path: str) -> Rows:
             from datasets import load_dataset
 
             yield from hub_rows(path, load_dataset("parquet", data_files=path, split="train"))
-        elif format in ("tsv", "csv", "xnli"):
-            yield from _table_rows(task, split, path, quoted=format == "csv")
+        elif format in _READERS:
+            yield from _READERS[format](path)
         else:
-            yield from _READERS.get(format, _json_rows)(path)
+            yield from _table_rows(task, split, path, quoted=format == "csv")
 
 
 def format_of(kind: str, path: str) -> str:
     suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         raise ValueError(f"{path} must have a name that ends in .{', .'.join(FORMATS)}.")
-    return "conll" if kind == "tagging" and suffix == "txt" else FORMATS[suffix]
+    return {("tagging", "txt"): "conll", ("question_answering", "json"): "squad"}.get((kind, suffix), FORMATS[suffix])
 
 
 def _open(path: str) -> AbstractContextManager[TextIO]:
@@ -144,11 +144,6 @@ def _open(path: str) -> AbstractContextManager[TextIO]:
     archive, _, member = path.partition("::")
     url = f"zip://{member}::{archive}" if member else path
     return fsspec.open(url, "rt", encoding="utf-8-sig", newline="\n", compression="infer")
-
-
-def _read(path: str) -> str:
-    with _open(path) as file:
-        return file.read()
 
 
 def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
@@ -161,41 +156,43 @@ def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
         for number, cells in enumerate(lines, 1):
             place = f"{path}, line {reader.line_num if quoted else number}"
             if header is None:
-                header = tuple(task.renamed.get(name, name) for name in cells)
+                header = tuple(cells)
             elif len(cells) == len(header):
                 yield place, dict(zip(header, cells, strict=True))
-            elif cells not in ([], [""]):
-                if not task.skip_broken_lines:
-                    remedy = "Quote fields that hold commas." if quoted else "Remove tabs and line breaks in fields."
-                    raise ValueError(f"{place} has {len(cells)} columns instead of {len(header)}. {remedy}")
+            elif task.skip_broken_lines and cells not in ([], [""]):
                 yield place, None
+            elif cells not in ([], [""]):
+                remedy = "Quote fields that hold commas." if quoted else "Remove tabs and line breaks in fields."
+                raise ValueError(f"{place} has {len(cells)} columns instead of {len(header)}. {remedy}")
+
+
+def _load(path: str) -> Any:
+    with _open(path) as file:
+        return json.load(file)
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Row]]:
     """JSON lines, or a list."""
-    text = _read(path)
-    if text.lstrip().startswith("["):
+    with _open(path) as file:
+        text = file.read()
+    if is_list := text.lstrip().startswith("["):
         yield from ((f"{path}, record {number}", row) for number, row in enumerate(json.loads(text), 1))
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        place = f"{path}, line {number}"
+    for number, line in enumerate(() if is_list else text.split("\n"), 1):
         if line.strip():
-            with reading(place):
+            with reading(place := f"{path}, line {number}"):
                 row = json.loads(line)
             yield place, row
 
 
 def _squad_rows(path: str) -> Rows:
-    paragraphs = [paragraph for article in json.loads(_read(path))["data"] for paragraph in article["paragraphs"]]
+    paragraphs = [paragraph for article in _load(path)["data"] for paragraph in article["paragraphs"]]
     for context, question in ((one["context"], question) for one in paragraphs for question in one["qas"]):
-        given = question.get("answers", [])
-        known = given or question.get("is_impossible")
-        answers = {name: [answer[name] for answer in given] for name in ("text", "answer_start")} if known else None
+        answers = question.get("answers") or ([] if question.get("is_impossible") else None)
         yield f"{path}, question {question['id']}", {**question, "context": context, "answers": answers}
 
 
 def _c3_rows(path: str) -> Rows:
-    for context, questions, *ids in json.loads(_read(path)):
+    for context, questions, *ids in _load(path):
         for index, question in enumerate(questions):
             # Questions of the test file have an id; elsewhere only the dialogue or text that they are about has one.
             row = {"id": "-".join([*ids, str(index)]), **question, "context": context}
@@ -204,7 +201,7 @@ def _c3_rows(path: str) -> Rows:
 
 def _chid_rows(path: str) -> Rows:
     beside = answer_file(path)
-    answers = json.loads(_read(beside)) if os.path.isfile(beside) else None
+    answers = _load(beside) if os.path.isfile(beside) else None
     for place, row in _json_rows(path):
         tags = _BLANK_TAG.findall("".join(row["content"]))
         yield place, {**row, "answers": {"candidate_id": answers and [answers[tag] for tag in tags]}}
@@ -215,8 +212,7 @@ def _conll_rows(path: str) -> Rows:
     sentence: list[list[str]] = []
     with _open(path) as file:
         for number, line in enumerate(itertools.chain(file, ["\n"]), 1):
-            # By tabs or plain spaces: other white space, such as U+3000, may be a word.
-            line = line.rstrip("\r\n")
+            line = line.rstrip("\r\n")  # by tabs or plain spaces: other white space, such as U+3000, may be a word
             cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
             if cells and cells[0] != "-DOCSTART-":  # CoNLL-2003: begins a document, and is no word
                 sentence.append(cells)
@@ -224,8 +220,8 @@ def _conll_rows(path: str) -> Rows:
                     raise ValueError(f"{path}, line {number} has {len(cells)} columns, not {len(sentence[0])}.")
             elif sentence:
                 words, tags = [cells[0] for cells in sentence], [cells[-1] for cells in sentence]
-                first = number - len(sentence)
-                yield f"{path}, line {first}", {"words": words, "tags": tags if len(sentence[0]) > 1 else None}
+                row = {"words": words, "tags": tags if len(sentence[0]) > 1 else None}
+                yield f"{path}, line {number - len(sentence)}", row
                 sentence = []
 
 
@@ -244,8 +240,10 @@ def _cluener_rows(path: str) -> Rows:
 
 
 _READERS = {
-    "squad": _squad_rows, "c3": _c3_rows, "chid": _chid_rows, "cluener": _cluener_rows, "conll": _conll_rows
-}  # fmt: skip
+    **{"json": _json_rows, "conll": _conll_rows, "squad": _squad_rows, "c3": _c3_rows, "chid": _chid_rows},
+    **{"cluener": _cluener_rows, "wsc": _json_rows},
+}
+FORMAT_NAMES = ("tsv", "csv", "xnli", "parquet", *_READERS)
 
 
 # ---- From a row to its examples: None skips it, and an empty list leaves it out ----
@@ -254,15 +252,20 @@ _READERS = {
 def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | None:
     if task.format == "chid":
         return _chid_examples(row)
+    if task.renamed:
+        row = {task.renamed.get(name, name): value for name, value in row.items()}
     name = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
     common = {"id": str(row[name] if name else index)}
+    column = task.label_column
+    if column == "answers" and column not in row and "answer" in row:
+        column = "answer"
+    given = row.get(column) if split in task.test_splits else row[column]
     if task.kind == "question_answering":
-        return [common | _question(row)]
-    if task.kind == "multiple_choice":
-        return [common | _choice(row)]
-    given = row.get(task.label_column) if split in task.test_splits else row[task.label_column]
+        return [common | _question(row, given)]
     if isinstance(given, str) and not given.strip():
-        given = None
+        given = [] if task.kind == "multi_label" else None
+    if task.kind == "multiple_choice":
+        return [common | _choice(row, given)]
     if task.kind == "tagging":
         return [common | _tagged(task, row[task.columns[0]], given)]
     if task.format == "xnli" and row.get("language", task.language) != task.language:
@@ -271,34 +274,47 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
     texts = [mark_spans(row)] if task.format == "wsc" else [_text(row, column) for column in task.columns]
     if None in texts or (official and given == _NO_AGREEMENT):
         return None
-    hidden = given is None or (official and given == -1)
-    return [common | {"texts": texts, "label": None if hidden else _label(task, given)}]
+    known = given is not None and not (official and given == -1)
+    return [common | {"texts": texts, "label": _label(task, given) if known else None}]
 
 
-def _text(row: Row, column: str) -> str:
+def _text(row: Row, column: str, between: str = " ") -> str:
     value = row[column]
-    if isinstance(value, list):  # CSL's keywords
-        value = " ".join(value)
+    if isinstance(value, list):  # CSL's keywords, C3's dialogues
+        value = between.join(value)
     if value is not None and not isinstance(value, str):
         raise ValueError(f"column {column!r} holds {value!r}, which is not text.")
     return value or ""
 
 
-def _label(task: Task, value: Any) -> str | float:
+def _label(task: Task, value: Any) -> Any:
     if task.kind == "regression":
         if not math.isfinite(number := float(value)):
             raise ValueError(f"the label {value!r} is not a finite number.")
         return number
+    if task.kind == "multi_label":
+        found = {_class(task, one) for one in (value.split("|") if isinstance(value, str) else value)}
+        return sorted(found, key=task.labels.index if task.labels else None)
+    return _class(task, value)
+
+
+def _class(task: Task, value: Any) -> str:
     if not isinstance(value, (str, int)):
         raise ValueError(f"the label {value!r} is not text or a whole number. Is this --task_kind regression?")
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
-    if task.labels and label not in task.labels:
-        named_by_numbers = any(re.fullmatch(r"[-+]?[\d.]+", name) for name in task.labels)
-        if label.isdecimal() and int(label) < len(task.labels) and not named_by_numbers:
-            return task.labels[int(label)]
+    place = _place(task.labels, label)
+    if task.labels and place is None:
         raise _unknown_label(task, label)
-    return label
+    return label if place is None else task.labels[place]
+
+
+def _place(names: Sequence[str], label: str) -> int | None:
+    """Of a name, or of a number that stands for one: where one of the names is a number, there are no indices."""
+    if label in names:
+        return names.index(label)
+    is_place = label.isdecimal() and int(label) < len(names) and not any(map(_NUMBER.fullmatch, names))
+    return int(label) if is_place else None
 
 
 def _unknown_label(task: Task, label: str) -> ValueError:
@@ -307,11 +323,8 @@ def _unknown_label(task: Task, label: str) -> ValueError:
 
 
 def mark_spans(row: Row) -> str | None:
-    """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets; None where the text
-    does not have them, or they overlap. Wrong places are corrected.
-
-    Source: CLUEbenchmark/CLUE, baselines/models_pytorch/classifier_pytorch/processors/clue.py, `WscProcessor`.
-    """
+    """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets, also where their
+    places are wrong; None where the text does not have them, or they overlap (CLUEbenchmark/CLUE, `WscProcessor`)."""
     text, target = row["text"], row["target"]
     spans = []
     for number, marks in ((1, "__"), (2, "[]")):
@@ -332,20 +345,36 @@ def find_text(context: str, text: str, start: int) -> int:
     return min(places, key=lambda place: abs(place - start), default=-1)
 
 
-def _question(row: Row) -> Example:
-    context, given = row["context"], row["answers"]
-    example = {"question": row["question"], "context": context, "answers": None, "starts": None}
-    if given is None or any(text.startswith(_HIDDEN_ANSWER) for text in given["text"]):
+def _question(row: Row, given: Any) -> Example:
+    """Answers are those of SQuAD (`{"text": [...], "answer_start": [...]}`, or a list of such pairs), or texts."""
+    context = _text(row, "context")
+    example = {"question": _text(row, "question"), "context": context, "answers": None, "starts": None}
+    if isinstance(given, str):
+        given = [given] if given.strip() else []
+    if given is None:
         return example
-    pairs = zip(given["text"], given["answer_start"], strict=True)
+    if isinstance(given, Mapping):
+        pairs = list(zip(given["text"], given["answer_start"], strict=True))
+    else:
+        pairs = [(one["text"], one["answer_start"]) if isinstance(one, Mapping) else (one, 0) for one in given]
+    if any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
+        return example
     found = sorted(((text, find_text(context, text, start)) for text, start in pairs), key=lambda one: one[1] < 0)
     return example | {"answers": [text for text, _ in found], "starts": [start for _, start in found]}
 
 
-def _choice(row: Row) -> Example:
-    choices, answer = row["choice"], row.get("answer")
-    label = choices.index(answer) if answer else None  # an empty one stands for what is hidden, on the Hub
-    return {"context": "\n".join(row["context"]), "question": row["question"], "choices": choices, "label": label}
+def _choice(row: Row, given: Any) -> Example:
+    """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), of which
+    empty ones do not count. The right choice is given by its index, or by its text."""
+    found = [value for name, value in row.items() if name.startswith("choice")]
+    choices = [choice for choice in (found[0] if len(found) == 1 else found) if choice not in ("", None)]
+    if len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError(f"its choices {choices} are not two or more texts (choices: [...]; choice_a, choice_b, ...).")
+    label = _place(choices, given) if isinstance(given, str) else given
+    if given is not None and (label is None or not 0 <= label < len(choices)):
+        raise ValueError(f"there is no choice {given!r}. {known_names(str(given), choices, 'choices')}")
+    context = _text(row, "context", "\n") if "context" in row else ""
+    return {"context": context, "question": _text(row, "question"), "choices": choices, "label": label}
 
 
 def _chid_examples(row: Row) -> list[Example]:

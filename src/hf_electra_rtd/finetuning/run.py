@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
@@ -11,7 +10,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
-from hf_electra_rtd.files import hash_files, hash_model, write_text
+from hf_electra_rtd.files import hash_files, hash_model, remove_partial
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_task, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
@@ -31,6 +30,7 @@ from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
+from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
 
 
 if TYPE_CHECKING:
@@ -39,18 +39,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL_DIRECTORY, MERGED_DIRECTORY, SUBMISSION_DIRECTORY = "model", "merged", "submission"
-_SETTINGS = "unfinished.json"  # of a seed, as long as it is trained
 _DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
-# Flags that decide the result of a run as they are; `_settings` adds what it derives.
-_TASK_FLAGS = (
-    *("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "select"),
-    *("class_weights", "max_train_samples", "max_eval_samples"),
-)
-_TRAINING_FLAGS = (
+# Flags that decide the result of a run as they are; `check` adds what it derives.
+_FLAGS: tuple[str, ...] = (
     *("learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction"),
-    *("max_grad_norm", "train_sampling_strategy", "neftune_noise_alpha", "early_stopping_patience"),
+    *("max_grad_norm", "train_sampling_strategy", "neftune_noise_alpha", "early_stopping_patience", "select"),
+    *("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "class_weights"),
+    *("max_train_samples", "max_eval_samples"),
 )
 
 
@@ -60,11 +57,15 @@ class Job:
 
     task: Task
     kind: Kind
-    splits: dict[str, Split]  # by name, `train` first; encoded
     settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
-    dev: str | None  # the split that models are chosen by
+    splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
     unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
+
+    @property
+    def dev(self) -> str | None:
+        """The split that models are chosen by."""
+        return next((name for name in self.task.dev_splits if name in self.splits), None)
 
 
 @dataclass
@@ -79,112 +80,64 @@ class FineTuning:
     command: str = ""
 
     def __post_init__(self) -> None:
-        task_args, own_args, lora = self.task_args, self.own_args, self.lora_args.lora
-        self.directory, self.name = Path(str(self.args.output_dir)), task_args.model_name_or_path
+        given, own, lora = self.task_args, self.own_args, self.lora_args.lora
+        self.directory, self.name = Path(str(self.args.output_dir)), given.model_name_or_path
         self.is_main = self.args.process_index == 0
-        evaluate_only, from_scratch = task_args.evaluate_only, task_args.from_scratch
-        if lora and from_scratch:
+        if lora and given.from_scratch:
             raise ValueError("--lora with --from_scratch would train adapters for random weights that nobody keeps.")
-        if lora and task_args.layerwise_lr_decay not in (None, 1):
+        if lora and given.layerwise_lr_decay not in (None, 1):
             raise ValueError("--layerwise_lr_decay is not for --lora: adapters have one learning rate.")
-        if evaluate_only and (from_scratch or lora):
+        if given.evaluate_only and (given.from_scratch or lora):
             raise ValueError("--evaluate_only takes a model as it is. Leave out --from_scratch and --lora.")
-        if not evaluate_only and heads.adapter_base(self.name) is not None:
+        if not given.evaluate_only and heads.adapter_base(self.name) is not None:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
-        self.tokenizer = load_tokenizer(task_args.tokenizer or self.encoder_name)
-        self.size = task_args.size or guess_size(self.config)
+        self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
+        self.size = given.size or guess_size(self.config)
         path, sha256 = Path(self.encoder_name), None
         if path.is_dir():
-            sha256 = hash_files([path / "config.json"]) if from_scratch else hash_model(path)
+            sha256 = hash_files([path / "config.json"]) if given.from_scratch else hash_model(path)
         self.identity = {
             "name_or_path": public(self.name, "model_name_or_path"),
             "sha256": sha256,
             "revision": getattr(self.config, "_commit_hash", None),
             "tokenizer": tokenizer_hash(self.tokenizer),
-            "from_scratch": from_scratch,
-            "head": heads.head_of(self.config) if evaluate_only else task_args.head,
+            "from_scratch": given.from_scratch,
+            "head": heads.head_of(self.config) if given.evaluate_only else given.head,
         }
-        if own_args.train_file or own_args.validation_file or own_args.test_file or own_args.dataset:
-            self.tasks = [self._own_task()]
+        if own.is_given:
+            name = None if given.task_name == ["all"] else given.task_name[0]
+            self.tasks = [own_task(name, own, heads.labels_of(self.config) if given.evaluate_only else None)]
         else:
-            names = expand_task_names(task_args.benchmark, task_args.task_name)
-            self.tasks = [get_task(task_args.benchmark, name) for name in names]
+            self.tasks = [get_task(given.benchmark, n) for n in expand_task_names(given.benchmark, given.task_name)]
         # What one's own task has to predict was given for that.
-        self.predicts = task_args.predict or (self.tasks[0].benchmark == "own" and bool(self.tasks[0].test_splits))
-        self.seeds = [self.args.seed + offset for offset in range(1 if evaluate_only else task_args.seeds)]
+        self.predicts = given.predict or (self.tasks[0].benchmark == "own" and bool(self.tasks[0].test_splits))
+        self.seeds = [self.args.seed + offset for offset in range(1 if given.evaluate_only else given.seeds)]
 
-    def _own_task(self) -> Task:
-        name = "own" if self.task_args.task_name == ["all"] else self.task_args.task_name[0]
-        if Path(name).name != name or name == "..":
-            raise ValueError(f"--task_name is {name!r}: it names a directory in --output_dir, so it is a plain word.")
-        if not self.task_args.evaluate_only:
-            return own_task(name, self.own_args)
-        own = replace(self.own_args, train_file=None, validation_share=0.0)
-        return own_task(name, own, heads.labels_of(self.config))
-
-    def check(self, task: Task) -> tuple[FineTuningArguments, dict[str, Any], Kind]:
-        """Fills in a task's recipe. Settings that it or the model cannot have are a ValueError; no data are read."""
-        given, args = self.task_args, copy.copy(self.args)
+    def check(self, task: Task) -> Job:
+        """A task with its recipe, and without data. Settings that it or the model cannot have are a ValueError."""
+        given, args, size, lora = self.task_args, copy.copy(self.args), get_size(self.size), self.lora_args.lora
         if not task.dev_splits and (given.select == "best" or (given.keep_models == "best" and len(self.seeds) > 1)):
             flag = "--select last" if given.select == "best" else "--keep_models all or none"
             raise ValueError(f"{task.title} has no dev split to choose the best model by. Pass {flag}.")
         if given.class_weights == "balanced" and task.kind != "classification":
             raise ValueError(f"--class_weights is for classification, but {task.title} is {task.kind}.")
-        settings = self._settings(task, args)
-        kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
-        if not given.evaluate_only:
-            heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
-        return args, settings, kind
-
-    def prepare(self, task: Task) -> Job:
-        """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
-        does not fit together, before anything is trained or deleted."""
-        given, (args, settings, kind) = self.task_args, self.check(task)
-        train, optional_test = not given.evaluate_only, len(self.tasks) > 1
-        splits = load_task(task, given.data_dir, train=train, test=self.predicts, optional_test=optional_test)
-        for name, split in splits.items():
-            number = given.max_train_samples if name == "train" else given.max_eval_samples
-            if number and (name == "train" or name in task.dev_splits) and number < len(split.examples):
-                chosen = random.Random(0).sample(range(len(split.examples)), number)
-                split.examples = split.examples.select(sorted(chosen))
-        dev = next((name for name in task.dev_splits if name in splits), None)
-        job = Job(task, kind, splits, settings, args, dev)
-        if task.kind == "regression" and train:
-            job.unit = _unit(task, splits["train"])
-        if given.class_weights == "balanced" and train:
-            kind.class_weights = _balanced(task, splits["train"])
-        if not given.overwrite_output_dir:
-            for seed in self.seeds:
-                self._finished(job, seed)
-        elif Path(self.name).resolve().is_relative_to((self.directory / task.name).resolve()):
-            raise ValueError(f"--overwrite_output_dir would delete {self.name}. Choose another --output_dir.")
-        encode_task(kind, splits)
-        model = self.make_model(job, args.seed)
-        if train and settings["layerwise_lr_decay"] != 1:
-            layer_heights(model)
-        return job
-
-    def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
-        """Fills in the recipe, and returns what decides the result beside model, data and seed."""
-        given, size, lora = self.task_args, get_size(self.size), asdict(self.lora_args)
-        del lora["merge_adapter"]
         if args.learning_rate is None:
-            args.learning_rate = LORA_LEARNING_RATE if lora["lora"] else size.learning_rate
+            args.learning_rate = LORA_LEARNING_RATE if lora else size.learning_rate
         args.num_train_epochs = args.num_train_epochs or task.epochs
-        decay = given.layerwise_lr_decay or (1.0 if lora["lora"] else size.layerwise_lr_decay)
+        decay = given.layerwise_lr_decay or (1.0 if lora else size.layerwise_lr_decay)
         if decay != 1 and not given.evaluate_only and args.optim not in LAYERWISE_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
-        evaluations: tuple[str, ...] = ()
+        flags = _FLAGS
         if args.early_stopping_patience and given.select != "best":
             raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if given.select == "best":
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
             args.save_strategy, args.save_steps = args.eval_strategy, args.eval_steps or args.save_steps
-            args.load_best_model_at_end, args.save_total_limit = True, 1
             args.metric_for_best_model, args.greater_is_better = f"eval_{task.main_metric}", True
-            evaluations = ("eval_strategy", "eval_steps")
+            args.load_best_model_at_end = True
+            flags += ("eval_strategy", "eval_steps")
         # Encoders with relative positions have no limit; RoBERTa's positions begin behind that of padding.
         length = given.max_seq_length or task.max_seq_length
         positions = min(getattr(self.config, "max_position_embeddings", length), self.tokenizer.model_max_length)
@@ -195,20 +148,53 @@ class FineTuning:
             if given.dropout is not None:
                 raise ValueError(f"--dropout: {self.name} has no {' and '.join(_DROPOUTS)} to set. Leave it out.")
             dropout = None
-        training = args.to_dict()
+        known = {**args.to_dict(), **vars(given)}
         settings = {
             "labels": task.labels,
             "metrics": task.metrics,
-            **{name: training[name] for name in _TRAINING_FLAGS + evaluations},
-            **{name: getattr(given, name) for name in _TASK_FLAGS},
+            **{name: known[name] for name in flags},
             "layerwise_lr_decay": decay,
             "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "dropout": dropout,
             "max_seq_length": int(min(length, positions)),
-            "lora": lora if self.lora_args.lora else None,
+            "lora": asdict(self.lora_args) if lora else None,
         }
-        return json.loads(json.dumps(settings))  # as the record will have it
+        kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
+        if not given.evaluate_only:
+            heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
+        return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
+
+    def prepare(self, task: Task) -> Job:
+        """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
+        does not fit together, before anything is trained or deleted."""
+        given, job = self.task_args, self.check(task)
+        is_trained, optional_test = not given.evaluate_only, len(self.tasks) > 1
+        splits = load_task(task, given.data_dir, train=is_trained, test=self.predicts, optional_test=optional_test)
+        job.splits = splits
+        for name, split in splits.items():
+            number = given.max_train_samples if name == "train" else given.max_eval_samples
+            if number and (name == "train" or name in task.dev_splits) and number < len(split.examples):
+                chosen = random.Random(0).sample(range(len(split.examples)), number)
+                split.examples = split.examples.select(sorted(chosen))
+        if is_trained and task.kind == "regression":
+            labels = np.array([label for label in splits["train"].examples["label"] if label is not None])
+            if labels.min() == labels.max():
+                raise ValueError(f"{task.title}: all training labels are {labels[0]:g}, so there is nothing to learn.")
+            job.unit = (float(labels.mean()), float(labels.std()))
+        if is_trained and given.class_weights == "balanced":
+            counts = Counter(label for label in splits["train"].examples["label"] if label is not None)
+            job.kind.class_weights = [counts.total() / len(task.labels) / max(counts[one], 1) for one in task.labels]
+        if not given.overwrite_output_dir:
+            for seed in self.seeds:
+                self._finished(job, seed)
+        elif Path(self.name).resolve().is_relative_to((self.directory / task.name).resolve()):
+            raise ValueError(f"--overwrite_output_dir would delete {self.name}. Choose another --output_dir.")
+        encode_task(job.kind, splits)
+        model = self.make_model(job, job.args.seed)
+        if is_trained and job.settings["layerwise_lr_decay"] != 1:
+            layer_heights(model)
+        return job
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
         """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
@@ -221,11 +207,8 @@ class FineTuning:
         changed = {key: now for key, now in job.settings.items() if then.get(key) != now}
         different = [f"{key} {then.get(key)!r} (now {now!r})" for key, now in changed.items()]
         different += [f"the model's {key}" for key, now in self.identity.items() if model.get(key) != now]
-        different += [
-            f"the data of {name}"
-            for name, split in job.splits.items()
-            if name in data and not split.source.items() <= data[name].items()
-        ]
+        sources = ((name, split.source) for name, split in job.splits.items() if name in data)
+        different += [f"the data of {name}" for name, now in sources if not now.items() <= data[name].items()]
         if different:
             raise ValueError(
                 f"{directory} holds a run with other settings: {', '.join(different)}. Choose another --output_dir, "
@@ -242,7 +225,8 @@ class FineTuning:
         if self.task_args.overwrite_output_dir and self.is_main:
             shutil.rmtree(self.directory / job.task.name, ignore_errors=True)
         PartialState().wait_for_everyone()
-        logger.info(f"{title}: {_describe(job)}")
+        counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
+        logger.info(f"{title}: examples: {counts}.")
         records: dict[int, EvaluationRecord] = {}
         kept: list[int] = []
         for seed in self.seeds:
@@ -254,10 +238,9 @@ class FineTuning:
             for other in records.keys() - set(kept) if self.is_main else ():
                 for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
                     shutil.rmtree(self._directory(job.task, other) / name, ignore_errors=True)
-        for seed in kept if "train" in job.splits else ():
-            if not (self._directory(job.task, seed) / MODEL_DIRECTORY).exists():
-                logger.info(f"{title}, seed {seed}: its model was not kept, so it is trained again.")
-                records[seed] = self._run(job, seed)
+        for directory in (self._directory(job.task, seed) for seed in kept if "train" in job.splits):
+            if not (directory / MODEL_DIRECTORY).exists():
+                logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
         return list(records.values())
 
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
@@ -270,20 +253,19 @@ class FineTuning:
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
         elif self.is_main:
             shutil.rmtree(directory, ignore_errors=True)
-            write_text(directory / _SETTINGS, json.dumps(settings))
         args = copy.copy(job.args)
         args.seed, args.data_seed, args.output_dir = seed, seed, str(directory)
-        train, dev = splits.get("train"), splits.get(job.dev or "")
         model = self.make_model(job, seed)
         decay = (job.settings["layerwise_lr_decay"], job.settings["layerwise_lr_decay_off_by_one"])
         job.kind.unit = job.unit
-        trainer = FineTuner(model, args, job.kind, *decay, train, dev)
+        train = splits.get("train")
+        trainer = FineTuner(model, args, job.kind, *decay, train, splits.get(job.dev or ""), settings)
         seconds, epochs, examples, selection = 0.0, 0.0, 0.0, "as it was given"
         if train is not None:
             result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             seconds = result.metrics["train_runtime"] - trainer.evaluation_seconds
             epochs, selection = float(trainer.state.epoch or 0.0), "last step"
-            before = int(checkpoint.name.rpartition("-")[2]) if checkpoint else 0  # seconds are of what came after it
+            before = checkpoint_step(checkpoint) if checkpoint else 0  # seconds are of what came after it
             examples = epochs * len(train.features or ()) * (1 - before / max(trainer.state.global_step, 1))
             if self.task_args.select == "best":
                 count = sum(f"eval_{task.main_metric}" in entry for entry in trainer.state.log_history)
@@ -315,9 +297,9 @@ class FineTuning:
             curves=trainer.state.log_history,
         )
         if self.is_main:
-            for path in directory.glob("checkpoint-*"):
+            remove_partial(directory)
+            for path in list_checkpoints(directory):
                 shutil.rmtree(path)
-            (directory / _SETTINGS).unlink()
             owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(task)}
             for name, (predictions, _) in answers.items():
                 owner, split = owners.get(name, (task, name))
@@ -335,25 +317,26 @@ class FineTuning:
     def make_model(self, job: Job, seed: int) -> Any:
         """The model that a run begins with. Raises a ValueError if it does not fit the task."""
         set_seed(seed)
-        task, auto_class, lora = job.task, job.kind.auto_class, self.lora_args
-        labels = task.labels if task.kind in ("classification", "tagging") else ()
+        task, auto_class, lora, labels = job.task, job.kind.auto_class, self.lora_args, job.task.labels
         if self.task_args.evaluate_only:
             return heads.load_fine_tuned(auto_class, self.name, labels)
-        options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": self.task_args.from_scratch}
-        options["unit"] = job.unit
+        options: dict[str, Any] = {"unanswerable": task.unanswerable, "unit": job.unit}
+        options["from_scratch"] = self.task_args.from_scratch
         if job.settings["dropout"] is not None:
             options |= dict.fromkeys(_DROPOUTS, job.settings["dropout"])
         model = heads.load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
         exchange_layers(model)
+        model.config.problem_type = job.kind.problem_type
         model.config.fine_tuned_for = {  # for `predict`
             "task": {name: getattr(task, name) for name in ("kind", "language", "unanswerable")},
-            "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
+            "characters": task.kind == "tagging"
+            and all(len(word) == 1 for words in job.splits["train"].examples["words"] for word in words),
             "lengths": {name: job.settings[name] for name in _LENGTHS},
         }
-        if not lora.lora:
-            return model
-        options = {"r": lora.lora_r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
-        return heads.add_adapters(model, self.encoder_name, lora.lora_target_modules, **options)
+        if lora.lora:
+            numbers = {"r": lora.lora_r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
+            model = heads.add_adapters(model, self.encoder_name, lora.lora_target_modules, **numbers)
+        return model
 
     def _save_model(self, model: Any, directory: Path) -> None:
         target, merged = directory / MODEL_DIRECTORY, directory / MERGED_DIRECTORY
@@ -366,18 +349,11 @@ class FineTuning:
 
 def _newest_checkpoint(directory: Path, settings: dict[str, Any]) -> Path | None:
     """The newest whole checkpoint of a run that was broken off and had these settings."""
-    try:
-        if json.loads((directory / _SETTINGS).read_text()) != json.loads(json.dumps(settings)):
-            return None
-    except (OSError, ValueError):
+    path = latest_checkpoint(directory)
+    if path is None:
         return None
-    paths = directory.glob("checkpoint-*")
-    for path in sorted(paths, key=lambda path: int(path.name.rpartition("-")[2]), reverse=True):
-        with contextlib.suppress(OSError, ValueError):
-            json.loads((path / "trainer_state.json").read_text())  # is written last
-            if (path / "optimizer.pt").is_file():
-                return path
-    return None
+    manifest, _ = read_checkpoint(path)
+    return path if manifest["run"] == settings and "optimizer.pt" in manifest["files"] else None
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
@@ -394,22 +370,6 @@ def guess_size(config: Any) -> str:
     return nearest
 
 
-def _unit(task: Task, train: Split) -> tuple[float, float]:
-    labels = np.array([label for label in train.examples["label"] if label is not None])
-    if labels.min() == labels.max():
-        raise ValueError(f"{task.title}: all training labels are {labels[0]:g}, so there is nothing to learn.")
-    return float(labels.mean()), float(labels.std())
-
-
-def _balanced(task: Task, train: Split) -> list[float]:
-    counts = Counter(label for label in train.examples["label"] if label is not None)
-    return [counts.total() / len(task.labels) / max(counts[label], 1) for label in task.labels]
-
-
-def _has_characters(split: Split) -> bool:
-    return all(len(word) == 1 for words in split.examples["words"] for word in words)
-
-
 def _describe_model(model: Any) -> dict[str, Any]:
     is_adapted = hasattr(model, "peft_config")
     core = model.get_base_model() if is_adapted else model
@@ -421,13 +381,6 @@ def _describe_model(model: Any) -> dict[str, Any]:
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "peft": "lora" if is_adapted else None,
     }
-
-
-def _describe(job: Job) -> str:
-    counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
-    names = ("learning_rate", "layerwise_lr_decay", "batch_size", "num_train_epochs", "max_steps")
-    recipe = ", ".join(f"{name} {job.settings[name]:g}" for name in names)
-    return f"examples: {counts}; {recipe if 'train' in job.splits else 'evaluated as it is'}."
 
 
 def _describe_score(record: EvaluationRecord) -> str:

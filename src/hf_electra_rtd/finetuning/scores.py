@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import re
 import string
@@ -17,16 +16,14 @@ from typing import Any
 import numpy as np
 
 
-logger = logging.getLogger(__name__)
-
 METRICS: Mapping[str, tuple[str, ...]] = {
     "classification": ("accuracy", "macro_f1", "f1", "matthews"),
+    "multi_label": ("micro_f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
     "multiple_choice": ("accuracy",),
     "question_answering": ("exact_match", "f1"),
     "tagging": ("f1", "precision", "recall", "macro_f1", "accuracy"),
 }
-CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 # ---- Labels and numbers ----
@@ -37,8 +34,8 @@ def score_labels(
 ) -> dict[str, float]:
     """Scores of labels or of numbers, one an example.
 
-    `macro_f1` is the mean over the labels that are right or predicted somewhere. Where one side is constant there is
-    no correlation, and `matthews`, `pearson` and `spearman` are 0.
+    `macro_f1` is the mean over the labels that are right or predicted somewhere. Where one side is constant,
+    `matthews`, `pearson` and `spearman` are 0.
 
     Args:
         labels: all labels in the task's order; of two, the second is the positive one of `f1`.
@@ -67,15 +64,13 @@ def score_labels(
         columns = [np.asarray(column, dtype=np.float64) for column in columns]
         if not np.isfinite(columns).all():
             raise ValueError(f"{metrics[0]} needs finite numbers.")
-    scores = {}
+    scores = dict.fromkeys(metrics, 0.0)
+    is_constant = any(len(set(column)) == 1 for column in columns)
     for name in metrics:
-        scores[name] = 0.0
-        if name in CORRELATIONS and any(len(set(column)) == 1 for column in columns):
-            logger.warning(f"All predictions or all references are the same, so {name} is given as 0.")
-            continue
-        with warnings.catch_warnings(), contextlib.suppress(stats.NearConstantInputWarning):
-            warnings.simplefilter("error", stats.NearConstantInputWarning)  # numbers that differ by rounding only
-            scores[name] = float(functions[name](*columns))
+        if not (is_constant and name in ("matthews", "pearson", "spearman")):
+            with warnings.catch_warnings(), contextlib.suppress(stats.NearConstantInputWarning):
+                warnings.simplefilter("error", stats.NearConstantInputWarning)  # numbers that differ by rounding only
+                scores[name] = float(functions[name](*columns))
     return scores
 
 
@@ -86,7 +81,29 @@ def number_errors(predictions: Sequence[float], references: Sequence[float]) -> 
     return {"mae": float(np.abs(errors).mean()), "rmse": float(np.sqrt(np.square(errors).mean()))}
 
 
-# ---- Tags ----
+# ---- Sets of labels, and tags ----
+
+
+def score_label_sets(
+    metrics: Sequence[str], predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Scores of examples with any number of labels: `micro_f1` is of all labels of all examples together, `macro_f1`
+    the mean over the labels that are right or predicted somewhere, `accuracy` the share of examples whose labels are
+    exactly those. No example, and lengths that differ, are a ValueError."""
+    report = label_report(predictions, references)
+    overall = report.pop("overall")
+    macro = _ratio(math.fsum(values["f1"] for values in report.values()), len(report))
+    scores = {"micro_f1": overall["f1"], "macro_f1": macro, "accuracy": overall["accuracy"]}
+    return {name: scores[name] for name in metrics}
+
+
+def label_report(
+    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """As `tag_report`, of sets of labels; `accuracy` is of examples."""
+    _check_lengths(predictions, references)
+    pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
+    return _report([({(x,) for x in one}, {(x,) for x in two}) for one, two in pairs], [a == b for a, b in pairs])
 
 
 def score_tags(
@@ -113,22 +130,29 @@ def tag_report(
     """`precision`, `recall`, `f1` and `number` (of right chunks) of each type; under `overall` those of all chunks,
     and `accuracy`. What has no chunk to divide by is 0."""
     _check_lengths(predictions, references)
-    predicted, right, shared = Counter[str](), Counter[str](), Counter[str]()  # chunks by type
     hits: list[bool] = []
+    pairs = []
     for row, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
         if len(prediction) != len(reference):
             raise ValueError(f"Sentence {row} has {len(prediction)} predicted tags for {len(reference)} words.")
-        found, wanted = find_chunks(prediction), find_chunks(reference)
-        for counter, chunks in ((predicted, found), (right, wanted), (shared, found & wanted)):
-            counter.update(kind for _, _, kind in chunks)
+        pairs.append((find_chunks(prediction), find_chunks(reference)))
         hits += [tag == other for tag, other in zip(prediction, reference, strict=True)]
+    return _report(pairs, hits)
 
-    def values(shared: int, predicted: int, right: int) -> dict[str, float]:
-        f1 = _ratio(2 * shared, predicted + right)
-        return {"precision": _ratio(shared, predicted), "recall": _ratio(shared, right), "f1": f1, "number": right}
 
-    report = {kind: values(shared[kind], predicted[kind], right[kind]) for kind in sorted(predicted | right)}
-    overall = values(shared.total(), predicted.total(), right.total())
+def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> dict[str, dict[str, float]]:
+    """Of what was predicted and what is right in each example: tuples whose last entry is the type."""
+    counts = [Counter[str](), Counter[str](), Counter[str]()]  # by type: predicted, right, both
+    for found, wanted in pairs:
+        for counter, items in zip(counts, (found, wanted, found & wanted), strict=True):
+            counter.update(item[-1] for item in items)
+
+    def values(predicted: int, right: int, both: int) -> dict[str, float]:
+        f1 = _ratio(2 * both, predicted + right)
+        return {"precision": _ratio(both, predicted), "recall": _ratio(both, right), "f1": f1, "number": right}
+
+    report = {kind: values(*(counter[kind] for counter in counts)) for kind in sorted(counts[0] | counts[1])}
+    overall = values(*(counter.total() for counter in counts))
     return report | {"overall": overall | {"accuracy": _ratio(sum(hits), len(hits))}}
 
 
@@ -159,6 +183,7 @@ def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_KOREAN_SPACES = str.maketrans(dict.fromkeys("'\"《》<>〈〉()‘’", " "))  # noqa: RUF001
 
 # The characters that `cmrc2018_evaluate.py` takes out. Its list holds "……", two characters, which never equals one:
 # a single "…" stays.
@@ -180,15 +205,17 @@ _PairScore = Callable[[str, str], float]  # of a prediction and an answer
 def score_answers(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str = "en"
 ) -> dict[str, float]:
-    """`exact_match` and `f1`, means over the questions: by the rules of SQuAD 1.1 (its `evaluate-v1.1.py`), or for
-    Chinese (`zh`) by those of CMRC 2018 (ymcui/cmrc2018, `cmrc2018_evaluate.py`), which score DRCD, too.
+    """`exact_match` and `f1`, means over the questions: by the rules of SQuAD 1.1 (its `evaluate-v1.1.py`), for
+    Chinese (`zh`) by those of CMRC 2018 (ymcui/cmrc2018, `cmrc2018_evaluate.py`), which score DRCD, too, or for Korean
+    (`ko`) by those of KorQuAD 1.0 (its `evaluate-v1.0.py`).
 
     A prediction gets the best of its scores against each answer. SQuAD compares texts in lower case, without ASCII
     punctuation, without the words a, an and the, and with single spaces; F1 is of words. CMRC compares in lower case
     and without punctuation. For F1 it cuts texts into single Chinese characters (U+4E00 to U+9FA5) and, between them,
     words; what two texts share is their longest common run of these, without gaps. The script cuts words by
     `nltk.word_tokenize`; here the rules of that (Penn Treebank) are followed for what answers hold, but without its
-    list of abbreviations and its rarer contractions (`cannot`, `gonna`).
+    list of abbreviations and its rarer contractions (`cannot`, `gonna`). KorQuAD compares as SQuAD, but keeps a, an
+    and the, and reads quotes and brackets as spaces; F1 is of characters without spaces, wherever they stand.
 
     Raises:
         ValueError: for no question, lengths that differ, or a question without an answer.
@@ -196,16 +223,20 @@ def score_answers(
     _check_lengths(predictions, answers)
     if not all(answers):
         raise ValueError("A question has no answer. Score unanswerable questions by the rules of SQuAD 2.0.")
-    normalized, f1 = (_cmrc_normalized, _cmrc_f1) if language == "zh" else (_squad_normalized, _squad_f1)
+    normalized, f1 = _rules(language)
     scores = {"exact_match": _equal_after(normalized), "f1": f1}
     return {name: fmean(_best_of_each(predictions, answers, score)) for name, score in scores.items()}
 
 
 def score_squad_v2(
-    predictions: Sequence[str], answers: Sequence[Sequence[str]], no_answer_scores: Sequence[float], threshold: float
+    predictions: Sequence[str],
+    answers: Sequence[Sequence[str]],
+    no_answer_scores: Sequence[float],
+    threshold: float,
+    language: str = "en",
 ) -> dict[str, float]:
-    """Exact match and F1 of words, by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`): as `score_answers`, but to a
-    question without answers the empty text is right. As in the official script, the best threshold is sought question
+    """Exact match and F1 by the rules of SQuAD 2.0 (its `evaluate-v2.0.py`): as `score_answers`, but to a question
+    without answers the empty text is right. As in the official script, the best threshold is sought question
     by question, and is 0 where it is best to answer none.
 
     Args:
@@ -224,31 +255,36 @@ def score_squad_v2(
     _check_lengths(predictions, answers)
     if len(no_answer_scores) != len(predictions) or not all(map(math.isfinite, no_answer_scores)):
         raise ValueError(f"There must be a finite no_answer_score for each of the {len(predictions)} questions.")
-    golds = [[answer for answer in given if _squad_normalized(answer)] or [""] for given in answers]
+    normalized, f1 = _rules(language)
+    golds = [[answer for answer in given if normalized(answer)] or [""] for given in answers]
+
+    def f1_or_empty(prediction: str, answer: str) -> float:  # 1 where nothing is left of both
+        return f1(prediction, answer) if normalized(f"{prediction} {answer}") else 1.0
+
     raw = {
-        "exact_match": _best_of_each(predictions, golds, _equal_after(_squad_normalized)),
-        "f1": _best_of_each(predictions, golds, _squad_f1_or_empty),
+        "exact_match": _best_of_each(predictions, golds, _equal_after(normalized)),
+        "f1": _best_of_each(predictions, golds, f1_or_empty),
     }
+    scores, has_answer = np.asarray(no_answer_scores, dtype=np.float64), np.array(list(map(bool, answers)))
+    surest = np.argsort(scores, kind="stable")
     result: dict[str, float] = {}
-    for prefix, wanted in (("", (True, False)), ("has_answer_", (True,)), ("no_answer_", (False,))):
-        for name, values in raw.items():
-            chosen = [
-                float(not given) if score > threshold else value
-                for value, score, given in zip(values, no_answer_scores, answers, strict=True)
-                if bool(given) in wanted
-            ]
-            if chosen:
-                result[prefix + name] = fmean(chosen)
-    surest = sorted(range(len(answers)), key=lambda row: no_answer_scores[row])
-    for name, values in raw.items():  # begin with no question answered, and answer them from the surest on
-        total = best = float(sum(not given for given in answers))
-        best_threshold = 0.0
-        for row in surest:
-            total += values[row] if answers[row] else -bool(predictions[row])
-            if total > best:
-                best, best_threshold = total, float(no_answer_scores[row])
-        result |= {f"best_{name}": best / len(values), f"best_{name}_threshold": best_threshold}
+    for name, values in raw.items():
+        counted = np.where(scores > threshold, ~has_answer, values)
+        for prefix, rows in (("", has_answer | True), ("has_answer_", has_answer), ("no_answer_", ~has_answer)):
+            if rows.any():
+                result[prefix + name] = fmean(counted[rows])
+        gains = np.where(has_answer, values, [-bool(prediction) for prediction in predictions])
+        totals = np.cumsum([(~has_answer).sum(), *gains[surest]])  # with none answered, the surest one, ...
+        best = int(totals.argmax())
+        result[f"best_{name}"] = float(totals[best]) / len(values)
+        result[f"best_{name}_threshold"] = float(scores[surest[best - 1]]) if best else 0.0
     return result
+
+
+def _rules(language: str) -> tuple[Callable[[str], str], _PairScore]:
+    """How texts are compared, and F1."""
+    others = {"zh": (_cmrc_normalized, _cmrc_f1), "ko": (_korquad_normalized, _korquad_f1)}
+    return others.get(language, (_squad_normalized, _squad_f1))
 
 
 def _best_of_each(predictions: Sequence[str], answers: Sequence[Sequence[str]], score: _PairScore) -> list[float]:
@@ -264,13 +300,20 @@ def _squad_normalized(text: str) -> str:
 
 
 def _squad_f1(prediction: str, answer: str) -> float:
-    predicted, right = _squad_normalized(prediction).split(), _squad_normalized(answer).split()
+    return _shared(_squad_normalized(prediction).split(), _squad_normalized(answer).split())
+
+
+def _korquad_normalized(text: str) -> str:
+    return " ".join(text.translate(_KOREAN_SPACES).lower().translate(_PUNCTUATION).split())
+
+
+def _korquad_f1(prediction: str, answer: str) -> float:
+    return _shared(*("".join(_korquad_normalized(text).split()) for text in (prediction, answer)))
+
+
+def _shared(predicted: Sequence[str], right: Sequence[str]) -> float:
+    """F1 of words or characters, in any order."""
     return _ratio(2 * (Counter(predicted) & Counter(right)).total(), len(predicted) + len(right))
-
-
-def _squad_f1_or_empty(prediction: str, answer: str) -> float:
-    """F1 as of SQuAD 2.0: 1 where nothing is left of both texts."""
-    return _squad_f1(prediction, answer) if _squad_normalized(prediction + " " + answer) else 1.0
 
 
 def _cmrc_normalized(text: str) -> str:

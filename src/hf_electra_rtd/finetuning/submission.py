@@ -44,9 +44,8 @@ def write_submission(
     """Writes the file that the benchmark's server takes for a test split, and returns its path; None where no server
     takes the split, and, with a warning, where examples were skipped: the lines would not be those of the test set.
 
-    CLUE 1.1 replaced some test sets, and files are named after the version: the one whose test set has as many
-    examples, else 1.1. The number does not tell those of TNEWS and ChID apart: rename the file for their old test
-    sets.
+    CLUE 1.1 replaced some test sets. The file is named after the version whose test set has as many examples, else 1.1
+    (so those of TNEWS and ChID; rename the file for their old test sets).
     """
     if split not in task.submission:
         return None

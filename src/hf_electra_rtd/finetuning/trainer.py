@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from hf_electra_rtd.finetuning.data import Split, predict
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
 from hf_electra_rtd.recipes import FINETUNING
 from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
+from hf_electra_rtd.training.checkpoints import writing_checkpoint
 from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
 
 
@@ -34,7 +37,6 @@ _REFUSED = {
     "resume_from_checkpoint": "The same command goes on with what is missing.",
     "data_seed": "The order of the examples follows --seed.",
     "label_smoothing_factor": "The task decides the loss.",
-    "prediction_loss_only": "Scores need predictions.",
     "dataloader_drop_last": "Every example is trained on and evaluated.",
     "fsdp": _ONE_GPU_EACH,
     "deepspeed": _ONE_GPU_EACH,
@@ -43,11 +45,8 @@ _REFUSED = {
 
 @dataclass
 class FineTuningArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the paper's recipe.
-
-    What depends on the size (learning rate) or the task (epochs) is None until it is known. Batches hold examples of
-    similar length, padded to the longest. Nothing is evaluated or saved before the end by default.
-    """
+    """`transformers.TrainingArguments` with the paper's recipe. What depends on the size (learning rate) or the task
+    (epochs) is None until it is known. By default, nothing is evaluated or saved before the end."""
 
     learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
     num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
@@ -60,7 +59,7 @@ class FineTuningArguments(TrainingArguments):
     bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
-    save_total_limit: int | None = flag(1, "Checkpoints to keep.")
+    save_total_limit: int | None = flag(2, "Checkpoints to keep.")
     logging_steps: float = flag(50, "Steps between two lines of the log.")
     bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
@@ -79,7 +78,8 @@ class FineTuningArguments(TrainingArguments):
 
 
 class _LengthGroupedSampler(LengthGroupedSampler):
-    """Batches of similar length, in an order that follows from seed and epoch: a run can go on inside an epoch."""
+    """Batches of similar length, shuffled. Their order follows from seed and epoch: a run can go on inside an epoch.
+    The longest comes first, so that memory that does not suffice shows at once; the last may be smaller."""
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
@@ -91,11 +91,16 @@ class _LengthGroupedSampler(LengthGroupedSampler):
     def __iter__(self) -> Iterator[int]:
         generator: Any = self.generator
         generator.manual_seed(int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0]))
-        return super().__iter__()
+        indices = list(super().__iter__())  # without the shuffle, each 50 batches go from long to short
+        batches = [indices[start : start + self.batch_size] for start in range(0, len(indices), self.batch_size)]
+        between = batches[1:-1]
+        batches[1:-1] = [between[place] for place in torch.randperm(len(between), generator=generator).tolist()]
+        return itertools.chain(*batches)
 
 
 class FineTuner(Trainer):
     """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
+    `settings` are kept in checkpoints, which are written whole or not at all.
 
     The loss of an optimizer step is the mean over all its labels, whatever batches and processes they fall into. (The
     stock heads take the mean of each batch, which the Trainer then averages over accumulated batches and processes.)
@@ -113,9 +118,11 @@ class FineTuner(Trainer):
         off_by_one: bool = False,
         train: Split | None = None,
         dev: Split | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         args.label_names = ["labels"]
-        self.kind, self.dev = kind, dev
+        self.kind, self.dev, self.settings = kind, dev, dict(settings or {})
+        self._staging: Path | None = None  # where a checkpoint is written
         self.layerwise_lr_decay, self.off_by_one = layerwise_lr_decay, off_by_one
         self.evaluation_seconds = 0.0
         super().__init__(
@@ -146,14 +153,10 @@ class FineTuner(Trainer):
         args: Any = self.args
         trained: Any = model or self.model
         if self.optimizer is None and args.optim in LAYERWISE_OPTIMIZERS:
-            rates = (args.learning_rate, self.layerwise_lr_decay)
-            self.optimizer = ElectraAdamW(
-                layerwise_groups(trained, *rates, args.weight_decay, self.off_by_one),
-                args.learning_rate,
-                (args.adam_beta1, args.adam_beta2),
-                args.adam_epsilon,
-                bias_correction=args.bias_correction,
-            )
+            rates = (args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
+            groups, betas = layerwise_groups(trained, *rates), (args.adam_beta1, args.adam_beta2)
+            options = {"bias_correction": args.bias_correction}
+            self.optimizer = ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, **options)
         return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
@@ -195,6 +198,18 @@ class FineTuner(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        saving = (str(self.args.output_dir), self.accelerator, self.args.save_total_limit, self.state)
+        with writing_checkpoint(*saving, "finetune", self.settings) as checkpoint:
+            self._staging = checkpoint.parent
+            super()._save_checkpoint(model, trial)
+            self._staging = None
+            if self.state.best_global_step == self.state.global_step:
+                self.state.best_model_checkpoint = str(Path(saving[0], checkpoint.name))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
 
 # ---- Learning rates by depth ----
 
@@ -202,15 +217,13 @@ class FineTuner(Trainer):
 def layerwise_groups(
     model: PreTrainedModel, learning_rate: float, decay: float, weight_decay: float, off_by_one: bool = False
 ) -> list[dict[str, Any]]:
-    """Groups of parameters with a learning rate for each depth, those of the head first.
+    """Groups of parameters with a learning rate for each depth, those of the head first; at each depth one with weight
+    decay and one without (biases and LayerNorm). A `decay` of 1 needs no layers.
 
     The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, so that the top layer is
     decayed once, and the embeddings with their projection n + 1 times. This is how we read the layer-wise
     learning-rate decay of the paper (Table 7). The original's code decays everything below the head once more
     (google-research/electra model/optimization.py, `_get_layer_lrs`); so does `off_by_one`.
-
-    For each depth there is a group with weight decay and one without (biases and LayerNorm). Every parameter that is
-    trained is in one of them. A `decay` of 1 needs no layers.
     """
     groups = get_parameter_groups(model, weight_decay)
     if decay == 1:
@@ -230,9 +243,8 @@ def layer_heights(model: PreTrainedModel) -> dict[int, int]:
     """How far below the head each parameter is, by its id: 0 for the head's, 1 for those of the top layer.
 
     The layers are the list of modules with the most parameters, and lists beside it that are as long (XLM has one for
-    each part of a layer). Children of the encoder that come after them (a pooler, a last LayerNorm) are part of the
-    head, and all else (embeddings, relative positions) is below the lowest layer. A model without a list of layers is
-    a `ValueError`.
+    each part of a layer); without one it is a ValueError. Children of the encoder that come after them (a pooler, a
+    last LayerNorm) are part of the head, and all else (embeddings, relative positions) is below the lowest layer.
     """
     encoder: Any = model.base_model
     lists = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList)}

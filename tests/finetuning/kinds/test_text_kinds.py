@@ -22,7 +22,7 @@ LABELS = ("no", "yes", "perhaps")
 
 def make(tokenizer, kind="classification", max_seq_length=16, **facts):
     metrics = ("pearson", "spearman") if kind == "regression" else ("accuracy",)
-    labels = LABELS if kind == "classification" else ()
+    labels = LABELS if kind in ("classification", "multi_label") else ()
     return make_kind(Task("t", "Mine", kind=kind, metrics=metrics, labels=labels, **facts), tokenizer, max_seq_length)
 
 
@@ -161,6 +161,27 @@ def test_numbers_are_learned_in_their_unit_by_the_squared_error(tokenizer, unit)
     predictions = kind.decode(wanted.numpy(), features, rows)
     assert predictions == pytest.approx([5.0, 0.0, 2.6])
     assert kind.score(predictions, rows) == {"pearson": pytest.approx(1), "spearman": pytest.approx(1)}
+
+
+def test_each_label_of_several_is_a_loss_and_a_prediction_of_its_own(tokenizer):
+    kind = make(tokenizer, "multi_label")
+    rows = texts(("the river", ["perhaps", "no"]), ("a mill", []), kind="multi_label")
+    features = kind.encode(rows, training=True)
+    batch = kind.collate(list(features))
+    assert batch["labels"].tolist() == [[1, 0, 1], [0, 0, 0]]
+    logits = torch.tensor([[2.0, -1.0, 0.5], [-3.0, 0.1, -0.2]])
+    loss = kind.loss(SimpleNamespace(logits=logits), batch)
+    signs = [1, -1, 1, -1, -1, -1]
+    wanted = sum(math.log1p(math.exp(-s * x)) for s, x in zip(signs, logits.flatten().tolist(), strict=True))
+    assert (loss.total.item(), loss.num_items.item()) == (pytest.approx(wanted), 6)
+    predictions = kind.decode(logits.numpy(), features, rows)
+    assert predictions == [["no", "perhaps"], ["yes"]]
+    assert kind.score(predictions, rows) == {"accuracy": 0.5}
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    ids = make(tokenizer).encode(texts(("the [SEP] river [MASK]", "yes")), training=False)[0]["input_ids"]
+    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.mask_token_id)) == (1, 0)
 
 
 # ---- Multiple choice ----

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
-from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind, MultipleChoiceKind, RegressionKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
 from hf_electra_rtd.tasks import Task
 
 
 KINDS: Mapping[str, type[Kind]] = {
-    "classification": ClassificationKind,
-    "regression": RegressionKind,
-    "multiple_choice": MultipleChoiceKind,
+    "classification": classification.ClassificationKind,
+    "multi_label": classification.MultiLabelKind,
+    "regression": classification.RegressionKind,
+    "multiple_choice": classification.MultipleChoiceKind,
     "question_answering": QuestionAnsweringKind,
     "tagging": TaggingKind,
 }

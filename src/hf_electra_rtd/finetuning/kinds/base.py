@@ -31,11 +31,12 @@ Feature = dict[str, Any]
 class Kind(ABC):
     """A kind of task, for one task and tokenizer. A new kind is a module with a subclass, and an entry in `KINDS`.
 
-    Lengths are in tokens: of a feature with its special tokens; in question answering, of what two windows of a
-    context share, and of a question. Lengths that leave no room for text are a `ValueError`.
+    Lengths are in tokens: of a feature with its special tokens; of what two windows of a context share; and of a
+    question. Lengths that leave no room for text are a `ValueError`.
     """
 
     auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
+    problem_type: ClassVar[Any] = None  # of the model's configuration, for stock pipelines
     make_collator: ClassVar[Any] = DataCollatorWithPadding
     label_column: ClassVar[str] = "label"  # of examples: null where the label is not known
     # Columns of features, beside those that all kinds have: `labels`, and what `decode` needs.
@@ -63,10 +64,8 @@ class Kind(ABC):
     def encode(self, examples: Dataset, training: bool) -> Dataset:
         """The features of examples (as `data.load_split` gives them), cached by `datasets`: `input_ids`;
         `token_type_ids` where the tokenizer gives them; `labels`, unless an example has none; `length` in tokens;
-        `example`, the index of its example; `truncated`, whether that lost text; and what `decode` needs.
-
-        `training` adds what only training sees (both orders of a pair), and leaves out what cannot be learned.
-        """
+        `example`, the index of its example; `truncated`, whether that lost text; and what `decode` needs. `training`
+        adds what only training sees (both orders of a pair), and leaves out what cannot be learned."""
         common = {"length": Value("int32"), "example": Value("int64"), "truncated": Value("bool")}
         types = {**dict.fromkeys(self.input_names, self.input_type), **common, **self.columns}
 
@@ -93,7 +92,6 @@ class Kind(ABC):
         """The features of some examples, whose places are `indices`. See `encode`."""
 
     def _inputs(self, tokens: Any, row: int) -> Feature:
-        """What the tokenizer gave for a text or a pair of texts, as columns of a feature."""
         return {name: tokens[name][row] for name in self.input_names} | {"length": len(tokens["input_ids"][row])}
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -117,8 +115,7 @@ class Kind(ABC):
     @abstractmethod
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
         """A prediction for each example, those without a feature included. `outputs` are the model's for all features
-        (encoded with `training` off) in order, as NumPy arrays, padded with -100 where features differ in length: one
-        array, or a tuple where the model gives several."""
+        (encoded with `training` off) in order: a NumPy array or several, padded with -100 where lengths differ."""
 
     def score(self, predictions: Sequence[Prediction], examples: Dataset) -> dict[str, float]:
         """The task's metrics over the labeled examples, as fractions or correlations; empty where none is labeled."""

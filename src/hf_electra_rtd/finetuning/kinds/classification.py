@@ -1,4 +1,4 @@
-"""A label or a number for a text or a pair of texts, and the right one of several answers to a question."""
+"""Labels or a number for a text or a pair of texts, and the right one of several answers to a question."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, DataCollatorForMultipleChoice
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
+from hf_electra_rtd.finetuning.scores import score_label_sets
 from hf_electra_rtd.ops import IGNORED, LossSum
 
 
 class ClassificationKind(Kind):
     """One of several labels for a text or a pair of texts.
 
-    A feature is `[CLS] text [SEP]` or `[CLS] text [SEP] text [SEP]`. What is too long is truncated at its end, of a
-    pair always the longer text, the second where both are as long (google-research/electra
+    A feature is `[CLS] text [SEP]` or `[CLS] text [SEP] text [SEP]`; `[SEP]` in a text is text. What is too long is
+    truncated at its end, of a pair always the longer text, the second where both are as long (google-research/electra
     finetune/classification/classification_tasks.py, `_truncate_seq_pair`). Training leaves out examples without a
     label or with an empty text.
     """
@@ -39,7 +40,8 @@ class ClassificationKind(Kind):
         # One token more than there is room for: the tokenizer shortens the second of two texts that are as long, or
         # the first, but the last token goes by the original's rule.
         columns = zip(*(texts for _, texts, _ in rows), strict=True)
-        tokens = self.tokenizer(*map(list, columns), truncation=True, max_length=self.max_seq_length + 1)
+        options = {"truncation": True, "max_length": self.max_seq_length + 1, "split_special_tokens": True}
+        tokens = self.tokenizer(*map(list, columns), **options)
         features = []
         for row, (index, _, label) in enumerate(rows):
             feature = self._inputs(tokens, row) | {"example": index}
@@ -66,17 +68,41 @@ class ClassificationKind(Kind):
         return self.task.labels[int(logits.argmax())]
 
 
+class MultiLabelKind(ClassificationKind):
+    """Any number of labels for a text or a pair of texts: those whose probability is above 0.5."""
+
+    problem_type = "multi_label_classification"
+    columns: ClassVar = {"labels": List(Value("float32"))}
+
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """Binary cross-entropy of each label of each example."""
+        labels = batch["labels"]
+        losses = F.binary_cross_entropy_with_logits(outputs.logits.float(), labels, reduction="none")
+        return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
+
+    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
+        return score_label_sets(self.task.metrics, predictions, references)
+
+    def _target(self, label: list[str]) -> list[float]:
+        return [float(name in label) for name in self.task.labels]
+
+    def _prediction(self, logits: np.ndarray) -> list[str]:
+        return [name for name, logit in zip(self.task.labels, logits, strict=True) if logit > 0]
+
+
 class RegressionKind(ClassificationKind):
     """A number for a text or a pair of texts: learned in its `unit` (mean and standard deviation of the training
     labels), by the squared error, and predicted without bounds."""
 
+    problem_type = "regression"
     columns: ClassVar = {"labels": Value("float64")}
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """As any; labels in the unit, from float64."""
         mean, deviation = self.unit
-        known = "labels" in features[0]
-        return super().collate([{**f, "labels": (f["labels"] - mean) / deviation} if known else f for f in features])
+        if "labels" in features[0]:
+            features = [{**feature, "labels": (feature["labels"] - mean) / deviation} for feature in features]
+        return super().collate(features)
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         labels = batch["labels"]
@@ -92,15 +118,11 @@ class RegressionKind(ClassificationKind):
 
 
 class MultipleChoiceKind(Kind):
-    """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice:
-
-        [CLS] context [SEP] question [SEP] choice [SEP]
-
-    with segment 0 for the context and 1 for the rest, and without the question and its [SEP] where it is empty.
-    Source: CLUEbenchmark/CLUE baselines/models_pytorch/mrc_pytorch/run_c3.py (`convert_examples_to_features`).
-
-    The baseline shortens the longest part. Here the context is truncated, so that the choices keep what tells them
-    apart; where question and choice are too long without it, the question is left out.
+    """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice: `[CLS] context
+    [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP].
+    Source: CLUEbenchmark/CLUE baselines/models_pytorch/mrc_pytorch/run_c3.py (`convert_examples_to_features`). The
+    baseline shortens the longest part. Here the context is truncated, so that the choices keep what tells them apart;
+    where question and choice are too long without it, the question is left out.
     """
 
     auto_class = AutoModelForMultipleChoice
@@ -114,8 +136,8 @@ class MultipleChoiceKind(Kind):
                 continue
             asked = question + str(self.tokenizer.sep_token) if question.strip() else ""
             for seconds in ([asked + choice for choice in choices], choices):
-                longest = max(map(len, self.tokenizer(seconds, add_special_tokens=False, verbose=False)["input_ids"]))
-                if fits := longest < self.max_seq_length - self.num_special:
+                alone = self.tokenizer(seconds, add_special_tokens=False, verbose=False)["input_ids"]
+                if fits := max(map(len, alone)) < self.max_seq_length - self.num_special:
                     break
             truncation = "only_first" if fits else "longest_first"
             contexts = [context] * len(choices)
@@ -127,9 +149,8 @@ class MultipleChoiceKind(Kind):
         return features
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Questions with fewer choices than the
-        others get choices of one padding token, which is attended to: attention over nothing is not a number on some
-        devices."""
+        """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Missing choices are filled by one
+        padding token, which is attended to: attention over nothing is not a number on some devices."""
         num_choices = max(len(feature["input_ids"]) for feature in features)
         filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
         filled: list[dict[str, Any]] = [

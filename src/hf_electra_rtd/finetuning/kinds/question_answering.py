@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from datasets import Dataset, List, Value
+from scipy.special import softmax
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
@@ -19,23 +20,21 @@ from hf_electra_rtd.ops import IGNORED, LossSum
 from hf_electra_rtd.tasks import Task
 
 
-N_BEST = 20  # answers that are kept (google-research/electra configure_finetuning.py, `n_best_size`)
-MAX_ANSWER_TOKENS = 30  # the same, `max_answer_length`
-# A token is a character: of the answers that CMRC 2018 trains on, 21 % have more than 30, 0.4 % more than 100.
-MAX_ANSWER_TOKENS_ZH = 100
-ANSWERABLE_WEIGHT = 0.5  # of the loss, beside the mean of start and end (the same, `answerable_weight`)
+# google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`, `answerable_weight` (beside the
+# mean of start and end). In Chinese a token is a character: of the answers that CMRC 2018 trains on, 21 % have more
+# than 30, 0.4 % more than 100.
+N_BEST, MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS_ZH, ANSWERABLE_WEIGHT = 20, 30, 100, 0.5
 NO_ANSWER_THRESHOLD = 0.0  # as the evaluation of SQuAD 2.0 has it before a better one is sought on dev
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
 
 
 class QuestionAnsweringKind(Kind):
-    """Extractive question answering (SQuAD 1.1 and 2.0, CMRC 2018, DRCD).
+    """Extractive question answering (SQuAD 1.1 and 2.0, CMRC 2018, DRCD, own).
 
     A feature is a question and a window of its context. Its labels are the tokens where the answer starts and ends,
     and, where a context may hold none, 1 or 0 for whether this window holds one. A window without the answer is
-    labeled [CLS], the first token, in training too, as in google-research/electra (finetune/qa/qa_tasks.py,
-    `featurize`). There, however, every window counts as answerable if the question is; here each has its own label,
-    because prediction takes the likeliest window.
+    labeled [CLS], the first token, as in google-research/electra (finetune/qa/qa_tasks.py, `featurize`). There every
+    window counts as answerable if the question is; here not, because prediction takes the likeliest window.
 
     A prediction is `text`; `nbest`, up to 20 different texts, each with its `probability` among these, best first; and
     where a context may hold no answer, `no_answer_score`: above 0, `text` is empty.
@@ -54,9 +53,8 @@ class QuestionAnsweringKind(Kind):
         room = self.max_seq_length - self.max_query_length - self.num_special
         if not 0 <= self.doc_stride < room:
             raise ValueError(
-                f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context, beside a "
-                f"question of up to {self.max_query_length} tokens, and windows cannot share {self.doc_stride} of "
-                "them. Raise it, or lower --doc_stride or --max_query_length."
+                f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context, and windows "
+                f"cannot share {self.doc_stride}. Raise it, or lower --doc_stride or --max_query_length."
             )
         self.max_answer_tokens = MAX_ANSWER_TOKENS_ZH if task.language == "zh" else MAX_ANSWER_TOKENS
 
@@ -64,8 +62,7 @@ class QuestionAnsweringKind(Kind):
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         kept = []
-        columns = (batch[name] for name in ("question", "context", "answers", "starts"))
-        for row in zip(indices, *columns, strict=True):
+        for row in zip(indices, *(batch[name] for name in ("question", "context", "answers", "starts")), strict=True):
             _, question, context, answers, _ = row
             is_learned = answers or (self.task.unanswerable and answers is not None)
             if question.strip() and context.strip() and (is_learned or not training):
@@ -81,12 +78,18 @@ class QuestionAnsweringKind(Kind):
             stride=self.doc_stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
+            split_special_tokens=True,
         )
         features: list[Feature] = []
         owners = tokens["overflow_to_sample_mapping"]
         for owner, rows in itertools.groupby(range(len(owners)), key=owners.__getitem__):
             index, question, _, answers, starts = kept[owner]
-            windows = [self._window(tokens, row) for row in rows]
+            windows = []
+            for row in rows:
+                places = [place for place, part in enumerate(tokens.sequence_ids(row)) if part == 1]
+                first, last = (places[0], places[-1] + 1) if places else (0, 0)
+                offsets = tokens["offset_mapping"][row][first:last]
+                windows.append(self._inputs(tokens, row) | {"first": first, "offsets": offsets})
             if not any(window["offsets"] for window in windows):
                 continue  # a context of characters that the tokenizer drops
             labels = self._labels(windows, answers, starts)
@@ -99,16 +102,12 @@ class QuestionAnsweringKind(Kind):
 
     def _shorten(self, questions: list[str]) -> list[str]:
         limit = self.max_query_length
-        offsets = self.tokenizer(questions, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        options = {"add_special_tokens": False, "return_offsets_mapping": True, "split_special_tokens": True}
+        offsets = self.tokenizer(questions, **options)["offset_mapping"]
         return [
             question[: of_question[limit - 1][1]] if len(of_question) > limit else question
             for question, of_question in zip(questions, offsets, strict=True)
         ]
-
-    def _window(self, tokens: Any, row: int) -> Feature:
-        places = [place for place, part in enumerate(tokens.sequence_ids(row)) if part == 1]
-        first, last = (places[0], places[-1] + 1) if places else (0, 0)
-        return self._inputs(tokens, row) | {"first": first, "offsets": tokens["offset_mapping"][row][first:last]}
 
     def _labels(self, windows: list[Feature], answers: list[str] | None, starts: Any) -> list[Any]:
         """Of each window; None where the answer is not known, -100 where the context does not have it."""
@@ -139,8 +138,8 @@ class QuestionAnsweringKind(Kind):
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         """Of a feature: (cross-entropy of its start + that of its end) / 2, and half the binary cross-entropy of
         whether there is an answer, where the head predicts that (google-research/electra finetune/qa/qa_tasks.py,
-        `get_prediction_module`). It is multiplied by the number of labels of a feature: then the mean over labels is
-        the mean over features."""
+        `get_prediction_module`); times the number of its labels, as the mean over labels is then that over features.
+        """
         labels = batch["labels"]
         real = labels != IGNORED
         losses = torch.zeros(labels.shape, device=labels.device)
@@ -175,8 +174,7 @@ class QuestionAnsweringKind(Kind):
                 if text:
                     scores[text] = max(score, scores.get(text, score))
         best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[:N_BEST]
-        weights = np.exp([score - best[0][1] for _, score in best])
-        shares = (weights / weights.sum()).tolist()
+        shares = softmax([score for _, score in best]).tolist() if best else []
         nbest = [{"text": text, "probability": share} for (text, _), share in zip(best, shares, strict=True)]
         prediction: dict[str, Any] = {"text": best[0][0] if best else "", "nbest": nbest}
         if self.task.unanswerable:
@@ -197,12 +195,11 @@ class QuestionAnsweringKind(Kind):
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         if not self.task.unanswerable:
-            texts = [prediction["text"] for prediction in predictions]
-            return score_answers(texts, references, self.task.language)
+            return score_answers([one["text"] for one in predictions], references, self.task.language)
         # What would be answered if there must be an answer: the threshold is applied there.
-        texts = [prediction["nbest"][0]["text"] if prediction["nbest"] else "" for prediction in predictions]
-        sureness = [prediction["no_answer_score"] for prediction in predictions]
-        return score_squad_v2(texts, references, sureness, NO_ANSWER_THRESHOLD)
+        texts = [one["nbest"][0]["text"] if one["nbest"] else "" for one in predictions]
+        sureness = [one["no_answer_score"] for one in predictions]
+        return score_squad_v2(texts, references, sureness, NO_ANSWER_THRESHOLD, self.task.language)
 
 
 def _best_spans(starts: np.ndarray, ends: np.ndarray, max_tokens: int) -> list[tuple[int, int, float]]:

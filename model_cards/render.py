@@ -2,8 +2,8 @@
 """Renders the model cards in this directory from the records beside them: `python model_cards/render.py`.
 
 A model is a directory with `card.json` (what no record knows: the repositories' prefix, license, languages),
-`run_record.json`, and the results of its fine-tuned discriminators: `evaluations/final`, `evaluations/step-<N>` and,
-of other models, `evaluations/compared`.
+`run_record.json`, and fine-tuning results: `evaluations/final` of its discriminator, `evaluations/compared` of other
+models, and `evaluations/step-<N>` of its exports, which docs/results.md shows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hf_electra_rtd.publishing.card import CardArguments, Evaluations, pretraining_card
+from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
 from hf_electra_rtd.records import PretrainingRecord
@@ -26,19 +26,15 @@ def render(directory: Path) -> dict[Path, str]:
     prefix = described.pop("prefix")
     ids = {part: f"{prefix}-{part}" for part in ("discriminator", "generator")}
     record, results = PretrainingRecord.load(directory), directory / "evaluations"
-    found = {path.name: read_evaluations([path]) for path in results.glob("*")}
-    evaluations = Evaluations(
-        final=found.get("final", []),
-        compared=found.get("compared", []),
-        fractions={int(name[5:]): runs for name, runs in found.items() if name.startswith("step-")},
-    )
+    own, compared = (list(read_evaluations(results.glob(name)).values()) for name in ("final", "compared"))
     return {
         directory / f"{part}.md": pretraining_card(
             record,
             part,
             repo_id,
             CardArguments(**described),
-            evaluations if part == "discriminator" else None,
+            own if part == "discriminator" else (),
+            compared,
             related=ids,
         )
         for part, repo_id in ids.items()

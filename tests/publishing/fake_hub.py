@@ -60,12 +60,8 @@ class FakeHub:
     """The server. `identity` is what `whoami` answers."""
 
     def __init__(self) -> None:
-        self.identity: dict[str, Any] = {
-            "type": "user",
-            "name": "maria",
-            "orgs": [{"name": "lab", "roleInOrg": "write"}, {"name": "museum", "roleInOrg": "read"}],
-            "auth": {"accessToken": {"role": "write"}},
-        }
+        orgs = [{"name": "lab", "roleInOrg": "write"}, {"name": "museum", "roleInOrg": "read"}]
+        self.identity = {"type": "user", "name": "maria", "orgs": orgs, "auth": {"accessToken": {"role": "write"}}}
         self.repositories: dict[str, FakeRepository] = {}
         self.collections: dict[str, dict[str, Any]] = {}
         self.objects: dict[str, bytes] = {}
@@ -93,11 +89,8 @@ class FakeHub:
 
     def everything(self) -> dict[tuple[str, str], dict[str, bytes]]:
         """Files by repository and branch."""
-        return {
-            (repo_id, branch): self.files(repo_id, branch)
-            for repo_id, repository in self.repositories.items()
-            for branch in repository.branches
-        }
+        branches = [(name, branch) for name, repository in self.repositories.items() for branch in repository.branches]
+        return {(name, branch): self.files(name, branch) for name, branch in branches}
 
     def asked(self, pattern: str) -> int:
         """How many requests match."""
@@ -265,15 +258,13 @@ class _Handler(BaseHTTPRequestHandler):
         if header["value"].get("parentCommit") not in (None, parent.oid):
             raise _AnswerError(412, "A commit has happened since. Please refresh and try again.")
         tree = dict(parent.tree)
-        for operation in operations:
-            value = operation["value"]
-            if operation["key"] == "deletedFile":
+        for kind, value in ((operation["key"], operation["value"]) for operation in operations):
+            if kind == "deletedFile":
                 del tree[value["path"]]
+            elif kind == "lfsFile":
+                tree[value["path"]] = self.hub.objects.get(value["oid"], b"by Xet")
             else:
-                large = operation["key"] == "lfsFile"
-                tree[value["path"]] = (
-                    self.hub.objects.get(value["oid"], b"by Xet") if large else base64.b64decode(value["content"])
-                )
+                tree[value["path"]] = base64.b64decode(value["content"])
         return repository.commit(branch, header["value"]["summary"], tree).oid
 
 

@@ -39,7 +39,7 @@ def test_cards_hold_the_figures_of_the_record_beside_them(model):
 @pytest.mark.parametrize("model", EVALUATED, ids=lambda path: path.name)
 @pytest.mark.parametrize("page", ["docs/results.md", "discriminator.md"])
 def test_tables_hold_the_results_of_the_records(model, page):
-    records = read_evaluations([model / "evaluations/final", model / "evaluations/compared"])
+    records = read_evaluations([model / "evaluations/final", model / "evaluations/compared"]).values()
     text = (ROOT / page if "/" in page else model / page).read_text(encoding="utf-8")
     assert figures(results_table(records))
     for figure in figures(results_table(records)):

@@ -108,7 +108,8 @@ def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
     assert preview.read_bytes() == hub.files(DISCRIMINATOR, "step-2")["README.md"]
 
 
-def test_a_fine_tuning_becomes_a_repository_for_each_task(runs, hub):
+def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs, hub, caplog):
+    shutil.copytree(next((runs / "halfway").glob("reviews")), runs / "tuned/films")
     assert send(runs / "tuned", "--base_model", DISCRIMINATOR, "--eval_results", "True") == 0
     ((key, files),) = hub.everything().items()
     assert key == (f"{PREFIX}-reviews", "main")
@@ -117,38 +118,35 @@ def test_a_fine_tuning_becomes_a_repository_for_each_task(runs, hub):
     assert files["evaluation_record.json"] == (kept.parent / "evaluation_record.json").read_bytes()
     data = card(hub, f"{PREFIX}-reviews").data
     assert (data.base_model, data.language) == (DISCRIMINATOR, ["en"])
+    assert "films: no model was kept: it is not published. Fine-tune with --keep_models best." in caplog.text
 
 
-def test_a_task_without_a_kept_model_is_named_and_left_out(runs, hub, caplog):
-    shutil.copytree(next((runs / "halfway").glob("reviews")), runs / "tuned/films")
-    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
-    assert list(hub.repositories) == [f"{PREFIX}-reviews"]
-    assert "films: no model was kept, so it is not published. Fine-tune with --keep_models best." in caplog.text
-
-
-def test_evaluations_find_the_discriminator_that_they_belong_to_and_stay_when_published_again(runs, hub):
-    results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
-    assert send(runs / "run", *results) == 0
-    texts = {key: files["README.md"].decode() for key, files in hub.everything().items()}
-    shown = {key for key, text in texts.items() if "reviews" in text.partition("# tiny")[2]}
+def test_evaluations_find_their_discriminator_and_stay_unless_removed_with_force(runs, hub):
+    results = [str(runs / "tuned"), str(runs / "halfway")]
+    assert send(runs / "run", "--evaluations", *results) == 0
+    before = hub.everything()
+    shown = {key for key, files in before.items() if b"reviews" in files["README.md"].partition(b"# tiny")[2]}
     assert shown == {(DISCRIMINATOR, "main"), (DISCRIMINATOR, "step-2"), (DISCRIMINATOR, "step-4")}
     assert send(runs / "run") == 0
     assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
-    assert {key: files["README.md"].decode() for key, files in hub.everything().items()} == texts
+    with pytest.raises(ValueError, match=r"halfway are published and would be gone.*--force"):
+        send(runs / "run", "--evaluations", results[0])
+    assert hub.everything() == before
+    assert send(runs / "run", "--evaluations", results[0], "--force") == 0
+    assert hub.everything() != before
 
 
 def test_evaluations_of_another_model_are_refused_and_can_be_compared(runs, hub):
-    record = EvaluationRecord.load(next((runs / "halfway").rglob("evaluation_record.json")))
+    place = runs / "halfway/reviews/seed_42"
+    record = EvaluationRecord.load(place)
     model = {**record.model, "sha256": "0" * 64, "name_or_path": "stranger/foreign"}
-    dataclasses.replace(record, model=model).save(runs / "halfway/reviews/seed_42")
+    dataclasses.replace(record, model=model).save(place)
     results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
     with pytest.raises(ValueError, match=r"reviews, seed 42, is a result of stranger/foreign.*--compared"):
         send(runs / "run", *results)
     assert send(runs / "run", *results[:2], "--compared", results[2]) == 0
     assert "foreign" in card(hub, DISCRIMINATOR).text
-    dataclasses.replace(record, model={**model, "sha256": None, "name_or_path": DISCRIMINATOR}).save(
-        runs / "halfway/reviews/seed_42"
-    )
+    dataclasses.replace(record, model={**model, "sha256": None, "name_or_path": DISCRIMINATOR}).save(place)
     (runs / "run/publish.json").unlink()  # else --compared would count again
     assert send(runs / "run", *results[:1], results[2], "--force") == 0  # of the repository itself, by its id
 
@@ -167,21 +165,10 @@ def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, m
         assert (tmp_path / "again" / path).read_bytes() == (finished_run / path).read_bytes()
 
 
-def test_results_that_are_published_are_removed_with_force_alone(runs, hub):
-    results = [str(runs / "tuned"), str(runs / "halfway")]
-    assert send(runs / "run", "--evaluations", *results) == 0
-    before = hub.everything()
-    with pytest.raises(ValueError, match=r"halfway are published and would be gone.*--force"):
-        send(runs / "run", "--evaluations", results[0])
-    assert hub.everything() == before
-    assert send(runs / "run", "--evaluations", results[0], "--force") == 0
-    assert hub.everything() != before
-
-
 def test_card_only_uploads_cards_and_results_and_leaves_every_other_file(runs, hub):
     results = ["--evaluations", str(runs / "tuned"), "--card_only"]
-    assert send(runs / "run", *results) == 1
-    assert hub.everything() == {}
+    with pytest.raises(ValueError, match="does not exist yet"):
+        send(runs / "run", *results)
     assert send(runs / "run") == 0
     before, sent = hub.everything(), hub.asked("PUT")
     assert send(runs / "run", *results, "--license", "apache-2.0") == 0
@@ -220,29 +207,21 @@ def test_a_private_run_stays_out_of_a_public_collection(runs, hub, caplog):
     assert f"/collections/{slug}" not in card(hub, DISCRIMINATOR).text
 
 
-@pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}])
-def test_what_failed_has_another_status_and_is_sent_by_resume(failure, runs, hub, capsys):
-    hub.fail(COMMIT, **failure)
-    resume = ["--run", str(runs / "run"), "--resume"]
-    assert send(runs / "run") == 1
-    assert f"hf-electra-rtd publish --resume --run {runs / 'run'}" in capsys.readouterr().err
-    assert publish.main(resume) == 1
+@pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}, None])
+def test_what_failed_or_was_interrupted_is_sent_by_resume(failure, runs, hub, capsys, monkeypatch):
+    with monkeypatch.context() as patch:
+        if failure is None:
+            patch.setattr("huggingface_hub.HfApi.create_commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                send(runs / "run")
+        else:
+            hub.fail(COMMIT, **failure)
+            assert send(runs / "run") == 1
+            assert f"hf-electra-rtd publish --resume --run {runs / 'run'}" in capsys.readouterr().err
     hub.failures.clear()
-    assert publish.main(resume) == 0
+    assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
     assert len(hub.everything()) == 6
     assert card(hub, GENERATOR).data.license == "mit"
-
-
-def test_an_interrupted_upload_is_sent_by_resume(runs, hub, monkeypatch):
-    def interrupted(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.HfApi.create_commit", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            send(runs / "tuned", "--base_model", DISCRIMINATOR)
-    assert publish.main(["--run", str(runs / "tuned"), "--resume"]) == 0
-    assert card(hub, f"{PREFIX}-reviews").data.base_model == DISCRIMINATOR
 
 
 # ---- What must not leave ----
@@ -263,37 +242,58 @@ def test_nothing_private_leaves(runs, hub):
             assert not any(private.encode() in content for private in (str(runs), PLANTED, TOKEN))
 
 
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def note(text):
+    return lambda path: path.write_text(json.dumps({"note": text}))
+
+
+def link(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("nowhere")
+
+
+def fifo(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "found"),
+    ("name", "put", "message"),
     [
-        ("tokenizer.json", PLANTED, "a token of the Hub"),
-        ("vocab.txt", PLANTED, "a token of the Hub"),
-        ("generation_config.json", "see /home/ada/notes.txt", "/home/ada/notes.txt"),
-        ("generation_config.json", r"C:\data", r"C:\data"),
-        ("generation_config.json", r"\\server\share\ada", r"\\server\share"),
-        ("generation_config.json", "../../ada/notes.txt", "../../ada"),
-        ("tokenizer_config.json", "/root/vocab.txt", "/root/vocab.txt"),
-        ("generation_config.json", "https://example.org/a?b=c&token=abc", "a secret (&token=...)"),
-        ("generation_config.json", "https://ada:abc@example.org/a", "a user or password in an address"),
-        ("generation_config.json", "WANDB_API_KEY=abc", "a secret (WANDB_API_KEY=...)"),
+        ("tokenizer.json", note(PLANTED), "it holds a token of the Hub"),
+        ("vocab.txt", note(PLANTED), "it holds a token of the Hub"),
+        ("generation_config.json", note("see /home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
+        ("generation_config.json", note(r"C:\data"), r"it holds C:\data"),
+        ("generation_config.json", note(r"\\server\share\ada"), r"it holds \\server\share"),
+        ("generation_config.json", note("../../ada/notes.txt"), "it holds ../../ada"),
+        ("tokenizer_config.json", note("/root/vocab.txt"), "it holds /root/vocab.txt"),
+        ("generation_config.json", note("https://example.org/a?b=c&token=abc"), "it holds a secret (&token=...)"),
+        ("generation_config.json", note("https://ada:abc@example.org/a"), "it holds a user or password in an address"),
+        ("config.json", lambda p: p.write_text(r'{"a": "https:\/\/ada:abc@b.c"}'), "it holds a user or password"),
+        ("generation_config.json", note("WANDB_API_KEY=abc"), "it holds a secret (WANDB_API_KEY=...)"),
+        ("config.json", lambda path: path.write_bytes(b"{"), "cannot be read"),
+        ("config.json", lambda path: path.write_bytes(b"[]"), "cannot be read"),
+        ("tokenizer.json", lambda path: path.write_bytes(b'"\xff"'), "cannot be read"),
+        ("tokenizer.json", lambda path: path.write_bytes(b"[]"), "cannot be read"),
+        ("config.json", lambda path: path.write_text('{"id2label": "x"}'), "cannot be read"),
+        ("tokenizer.json", link, "cannot be read: No such file"),
+        ("spiece.model", link, "cannot be read: No such file"),
+        ("model.safetensors", link, "cannot be read: No such file"),
+        ("tokenizer.json", fifo, "cannot be read: it is no ordinary file"),
+        ("../fractions/50/fraction.json", link, "cannot be read: No such file"),
+        ("../training_curves.png", link, "cannot be read: No such file"),
     ],
-)
-def test_a_file_with_a_token_or_a_local_path_stops_everything(name, text, found, runs, hub):
-    path = runs / "run/generator" / name
-    path.write_text(json.dumps({"note": text}))
-    with pytest.raises(ValueError, match=re.escape(name)) as told:
-        send(runs / "run")
-    assert found in str(told.value)
-    assert PLANTED not in str(told.value)
-    assert hub.requests == []
-
-
-@pytest.mark.parametrize("damage", [b"{", b'"\xff"', b"[]"])
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_damaged_file_is_named_and_not_published(name, damage, runs, hub):
-    (runs / "run/generator" / name).write_bytes(damage)
-    with pytest.raises(ValueError, match=f"generator/{name} cannot be read"):
-        send(runs / "run")
+)  # fmt: skip
+def test_a_file_that_must_not_or_cannot_be_published_stops_everything(name, put, message, runs, hub):
+    put(runs / "run/generator" / name)
+    for flags in ([], ["--dry_run"]):
+        with pytest.raises(ValueError, match=re.escape(name.rpartition("/")[2])) as told:
+            send(runs / "run", *flags)
+        assert message in str(told.value)
+        assert PLANTED not in str(told.value)
     assert hub.requests == []
 
 

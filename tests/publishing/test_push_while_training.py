@@ -99,20 +99,6 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_resume(failure, finis
     assert hub.asked(COMMIT) == 2
 
 
-@pytest.mark.parametrize(
-    ("command", "given"),
-    [
-        (pretrain, ["--base_model", "a/b"]),
-        (pretrain, ["--eval_results", "True"]),
-        (finetune, ["--parts", "pair", "--model_name_or_path", "a/b"]),
-    ],
-)
-def test_a_command_has_no_flag_that_it_would_ignore(command, given, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        command.main(["--output_dir", str(tmp_path), *given])
-    assert f"there is no flag {given[0]}" in capsys.readouterr().err
-
-
 # ---- From a script ----
 
 

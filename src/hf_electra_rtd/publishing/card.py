@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
 from typing import Any
@@ -29,6 +28,7 @@ _TAGS = ["electra", PACKAGE, "pretraining"]
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
     "classification": ("text-classification", "SequenceClassification", "classifies texts"),
+    "multi_label": ("text-classification", "SequenceClassification", "gives texts any number of labels"),
     "regression": ("text-classification", "SequenceClassification", "gives texts a number"),
     "multiple_choice": ("multiple-choice", "MultipleChoice", "chooses between answers"),
     "question_answering": ("question-answering", "QuestionAnswering", "finds answers in a text"),
@@ -40,21 +40,28 @@ _METRICS = {
     "pearson": ("pearsonr", "Pearson correlation"),
     "spearman": ("spearmanr", "Spearman correlation"),
     "macro_f1": ("f1", "Macro F1"),
+    "micro_f1": ("f1", "Micro F1"),
 }
 # The settings that a card shows, and those that every size of the paper has: defaults of `ElectraConfig` and of
 # google-research/electra.
 _SETTINGS = (
     *("objective", "sharing", "generator_hidden_size", "generator_weight", "discriminator_weight", "temperature"),
-    *("sequences_per_step", "max_steps", "max_seq_length", "vocab_size", "learning_rate", "lr_scheduler_type"),
-    *("warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction", "max_grad_norm"),
-    *("mask_probability", "keep_probability", "masking", "hidden_dropout_prob", "attention_probs_dropout_prob"),
-    *("initializer_range", "bf16", "fp16", "seed"),
+    *("initialization", "sequences_per_step", "max_steps", "max_seq_length", "vocab_size", "learning_rate"),
+    *("lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("bias_correction", "max_grad_norm", "mask_probability", "keep_probability", "masking", "hidden_dropout_prob"),
+    *("attention_probs_dropout_prob", "initializer_range", "bf16", "fp16", "seed"),
 )
 _PAPER = {
-    **{"objective": "rtd", "bias_correction": False, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1},
-    **{"initializer_range": 0.02, "vocab_size": 30522},
+    **{
+        "objective": "rtd",
+        "initialization": "stock",
+        "bias_correction": False,
+        "hidden_dropout_prob": 0.1,
+        "attention_probs_dropout_prob": 0.1,
+    },
+    **{"initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings", "temperature": 1},
+    **{"discriminator_weight": 50},
 }
-_PAPER_PAIR = {"sharing": "embeddings", "temperature": 1, "discriminator_weight": 50}
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
 _FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
 # Where the bundled corpus lies in a clone and whom it is from, by its SHA-256.
@@ -76,74 +83,60 @@ class CardArguments:
     authors: str = flag("", "Authors of the model, for the citation.")
 
 
-@dataclass(frozen=True)
-class Evaluations:
-    """Fine-tuning results of a run's discriminator."""
-
-    final: Sequence[EvaluationRecord] = ()  # of its weights at the end of the run
-    fractions: Mapping[int, Sequence[EvaluationRecord]] = field(default_factory=dict)  # of its exports, by step
-    compared: Sequence[EvaluationRecord] = ()  # of other models
-
-
 def pretraining_card(
     record: PretrainingRecord,
     part: str,
     repo_id: str,
     card: CardArguments,
-    evaluations: Evaluations | None = None,
+    own: Sequence[EvaluationRecord] = (),
+    compared: Sequence[EvaluationRecord] = (),
     fraction: FractionRecord | None = None,
     *,
     related: Mapping[str, str] | None = None,
     branches: bool = False,
 ) -> str:
-    """The card of a part of a run; the picture `CURVES_FILE` must lie beside it.
-
-    Args:
-        part: `discriminator` (the encoder, whatever the objective), `generator` or `pair`.
-        fraction: given, the card is that of the branch `step-<N>`, and `evaluations.final` is of these weights.
-        related: Hub ids of the run's parts, by part.
-        branches: whether the exports at fractions are on the Hub, too.
-    """
-    model, evaluations = record.model, evaluations or Evaluations()
+    """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `generator` or `pair`; with
+    a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and `compared` are
+    results of these weights and of other models, `related` the Hub ids of the run's parts; `branches` says whether its
+    exports are on the Hub, too."""
     planned = max(record.steps, record.arguments["training"].get("max_steps") or 0)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
     step = fraction.step if fraction else record.steps
-    tokens = record.tokens * step / record.steps
-    detects = str(model["objective"]).startswith("rtd")
+    detects = str(record.model["objective"]).startswith("rtd")
     kind = ("detector" if detects else "encoder") if part == "discriminator" else part
-    fills = part == "generator" or (part == "discriminator" and model["objective"] == "mlm")
+    fills = part == "generator" or (part == "discriminator" and record.model["objective"] == "mlm")
     described = record.arguments.get("model", {})
     started = [described.get(name) for name in ("generator", "discriminator", "two_stage_from") if described.get(name)]
     size = None if started or described.get("model_config") else described.get("size")
     reference = size if size and SIZES[size].is_published else "small"
-    recipe = SIZES[reference].pretraining
-    own = [_named(run, repo_id) for run in evaluations.final]
-    others = [run for run in evaluations.compared if run.task in {result.task for result in own}]
+    recipe, tasks = SIZES[reference].pretraining, {run.task for run in own}
+    shown = [_named(run, repo_id) for run in own]
+    others = [run for run in compared if run.task in tasks]
     others = [_named(run, "the same architecture") if run.model["from_scratch"] else run for run in others]
-    tags = {"detector": ["discriminator", "replaced-token-detection"]}.get(kind, [kind])
     data = _metadata(
         repo_id,
         card,
-        evaluations.final,
+        own,
         library_name=PACKAGE if part == "pair" else "transformers",
         pipeline_tag="fill-mask" if fills else None,
-        tags=[*_TAGS, *tags],
+        tags=[*_TAGS, *(["discriminator", "replaced-token-detection"] if kind == "detector" else [kind])],
         datasets=card.corpora,
     )
     return _render(
         "pretraining.md",
         data,
         **{"record": record, "part": part, "kind": kind, "fills": fills, "repo_id": repo_id, "card": card},
-        **{"size": size, "fraction": fraction, "step": step, "planned": planned, "tokens": tokens, "started": started},
+        **{"size": size, "fraction": fraction, "step": step, "planned": planned, "started": started},
+        tokens=record.tokens * step / record.steps,
         main="discriminator" if detects else "encoder",
         related=[other for name, other in (related or {}).items() if name != part],
-        branches=[f"`step-{entry['step']}`" for entry in record.fractions] if branches else [],
+        branches=[f"step-{entry['step']}" for entry in record.fractions] if branches else [],
         picture=CURVES_FILE,
         seconds=fraction.train_seconds if fraction else record.train_seconds,
         held_out=_held_out(record, step),
-        results=results_table([*own, *others], published=size is not None) if own else "",
-        cautions=list(dict.fromkeys(_cautions(own, others))),
+        results=results_table([*shown, *others], published=size is not None) if own else "",
+        cautions=_cautions(shown, others),
         settings=_settings(record, reference, planned),
         reference=f"ELECTRA-{reference.capitalize()}",
         license_of_text=_license_of_text(record),
@@ -159,12 +152,8 @@ def fine_tuned_card(
     base_model: str | None = None,
     adapter: bool = False,
 ) -> str:
-    """The card of a fine-tuned model, or of LoRA adapters. `model-index` has the medians over seeds.
-
-    Args:
-        records: the runs of one model on one task; the first is the one whose weights are published.
-        base_model: Hub id of what was fine-tuned; None where it is not on the Hub.
-    """
+    """The card of a fine-tuned model, or of LoRA adapters, from the runs of one model on one task, the first of which
+    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub."""
     run, results = records[0], summarize(records)
     if len(results) != 1:
         raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one --output_dir at a time.")
@@ -187,15 +176,14 @@ def fine_tuned_card(
         base_model=derived,
         base_model_relation=derived and ("adapter" if adapter else "finetune"),
     )
-    cautions = list(dict.fromkeys(_cautions(records, ())))
+    cautions = _cautions(records, ())
     if len(set(results[0].main)) > 1 and run.score == max(results[0].main):
         cautions.append("This seed has the best score on the examples that chose it: on others, expect the median.")
     return _render(
         "fine_tuned.md",
         data,
         **{"run": run, "does": does, "repo_id": repo_id, "card": card, "base_model": base_model, "adapter": adapter},
-        **{"own_head": own_head, "is_electra": is_electra, "cautions": cautions},
-        runs=sorted(records, key=lambda other: other.seed),
+        **{"own_head": own_head, "is_electra": is_electra, "cautions": cautions, "runs": results[0].runs},
         model_class=run.model["architecture"] if own_head else f"AutoModelFor{auto_class}",
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
         results=results_table([_named(r, repo_id) for r in records], published=False) if len(records) > 1 else "",
@@ -212,16 +200,16 @@ def eval_results_files(records: Sequence[EvaluationRecord]) -> dict[str, bytes]:
     """The Hub's files of evaluation results, by path: for each task whose dataset is on the Hub, the median of the
     main metric. The Hub shows them where the dataset is registered as a benchmark."""
     files = {}
-    for result, run in _official(records):
+    for result in _official(records):
         if result.main:
-            split = next(iter(result.scores))
+            run = result.runs[0]
             entry = EvalResultEntry(
                 dataset_id=run.dataset["id"],
                 task_id=run.dataset["config"] or run.task,
                 value=median(result.main),
-                dataset_revision=run.data.get(split, {}).get("revision"),
+                dataset_revision=run.data.get(next(iter(run.metrics)), {}).get("revision"),
                 date=run.finished,
-                notes=f"{_metric_name(result.main_metric, result.main)}; model of a run: {run.selection}",
+                notes=f"{_metric_name(run.main_metric, result.main)}; model of a run: {run.selection}",
             )
             text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
             files[f"{EVAL_RESULTS}{run.task}.yaml"] = text.encode()
@@ -232,12 +220,6 @@ def eval_results_files(records: Sequence[EvaluationRecord]) -> dict[str, bytes]:
 
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
-    body = _environment().get_template(template).render(**values)
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
-
-
-@functools.cache
-def _environment() -> Any:
     # `ModelCard.from_template` knows no filters and imports, and shows nothing in place of a value that is missing.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -257,7 +239,8 @@ def _environment() -> Any:
             header, [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
         ),
     }
-    return environment
+    body = environment.get_template(template).render(**values)
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 
 def _number(value: Any) -> str:
@@ -271,20 +254,8 @@ def _number(value: Any) -> str:
 
 
 def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord], **values: Any) -> ModelCardData:
-    results = _model_index(runs)
-    return ModelCardData(
-        language=card.languages,
-        license=card.license,
-        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
-        model_name=repo_id.rpartition("/")[2] if results else None,
-        eval_results=results or None,
-        **{name: value for name, value in values.items() if value},
-    )
-
-
-def _model_index(records: Sequence[EvaluationRecord]) -> list[EvalResult]:
-    """The median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub."""
-    return [
+    """With the median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub."""
+    results = [
         EvalResult(
             task_type=_KINDS[run.kind][0],
             dataset_type=run.dataset["id"],
@@ -296,29 +267,34 @@ def _model_index(records: Sequence[EvaluationRecord]) -> list[EvalResult]:
             metric_name=_metric_name(metric, scores),
             metric_value=median(scores),
         )
-        for result, run in _official(records)
+        for result, run in ((result, result.runs[0]) for result in _official(runs))
         for split, metrics in result.scores.items()
         for metric, scores in metrics.items()
         if split in run.dataset["splits"]
     ]
+    return ModelCardData(
+        language=card.languages,
+        license=card.license,
+        metrics=list(dict.fromkeys(result.metric_type for result in results)) or None,
+        model_name=repo_id.rpartition("/")[2] if results else None,
+        eval_results=results or None,
+        **{name: value for name, value in values.items() if value},
+    )
 
 
-def _official(records: Sequence[EvaluationRecord]) -> list[tuple[TaskResult, EvaluationRecord]]:
-    """The result on each task whose dataset belongs to a benchmark and is on the Hub, with one of its runs. A
-    ValueError for a task whose runs differ in more than their seed: which figure is published must not be left open.
-    """
-    records = [_named(run, "the model") for run in records]
-    runs = {(run.benchmark, run.task): run for run in records if run.benchmark != "own" and run.dataset.get("id")}
-    results: dict[tuple[str, str], TaskResult] = {}
-    for result in summarize(records):
-        key = (result.benchmark, result.task)
-        if key in runs and key in results:
-            raise ValueError(
-                f"{result.task}: the runs are of several settings: {results[key].model}, {result.model}. Pass those "
-                "of one setting with --evaluations, and the others with --compared."
-            )
-        results[key] = result
-    return [(results[key], run) for key, run in runs.items()]
+def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
+    """The result on each task whose dataset belongs to a benchmark and is on the Hub. A ValueError for a task whose
+    runs differ in more than their seed: which figure is published must not be left open."""
+    results: dict[str, TaskResult] = {}
+    for result in summarize(_named(run, "the model") for run in records):
+        if result.benchmark != "own" and result.runs[0].dataset.get("id"):
+            if result.task in results:
+                raise ValueError(
+                    f"{result.task}: the runs are of several settings: {results[result.task].model}, {result.model}. "
+                    "Pass those of one setting with --evaluations, and the others with --compared."
+                )
+            results[result.task] = result
+    return list(results.values())
 
 
 def _metric_name(metric: str, scores: Sequence[float]) -> str:
@@ -333,46 +309,49 @@ def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
     """Held-out metrics of the objective after a step, without `eval_`; empty where there are none."""
     entries = [entry for entry in [*record.curves, {"step": record.steps, **record.metrics}] if entry["step"] == step]
     values = {key: value for entry in entries for key, value in entry.items() if value is not None}
-    prefixes = ("eval_generator", "eval_sampled", "eval_replaced", "eval_discriminator", "eval_copy")
+    prefixes = ("eval_generator", "eval_sampled", "eval_replaced", "eval_discriminator", "eval_copy", "eval_bigram")
     return {key.removeprefix("eval_"): value for key, value in values.items() if key.startswith(prefixes)}
 
 
 def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[tuple[str, Any, Any]]:
     """Name, value, and the paper's for a size where it is another one."""
     args, model, main = record.arguments["training"], record.model, record.model["discriminator_config"]
-    here = {**args, **model, **main, "max_steps": planned, "seed": str(args["seed"])}
+    here = {
+        **record.arguments.get("model", {}),
+        **args,
+        **model,
+        **main,
+        "max_steps": planned,
+        "seed": str(args["seed"]),
+    }
     here["sequences_per_step"], size = record.sequences / record.steps, SIZES[reference]
     paper = {**_PAPER, **size.pretraining, "sequences_per_step": size.pretraining["per_device_train_batch_size"]}
     if model["generator_config"]:
         here["generator_hidden_size"] = model["generator_config"]["hidden_size"] / main["hidden_size"]
-        paper |= {**_PAPER_PAIR, "generator_hidden_size": size.generator_hidden_size}
-    other = {name: paper[name] for name in paper if name in here and here[name] != paper[name]}
-    return [(f"`{name}`", here[name], other.get(name, "")) for name in _SETTINGS if name in here]
+        paper["generator_hidden_size"] = size.generator_hidden_size
+    return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in _SETTINGS if n in here]
 
 
 def _license_of_text(record: PretrainingRecord) -> str:
-    stated = record.arguments.get("data", {}).get("data_license")
     known = [_BUNDLED.get(source.get("sha256")) for source in record.data.get("train", {}).get("sources", [])]
-    return (
-        stated or "; ".join(corpus[1] if corpus else "not stated" for corpus in dict.fromkeys(known)) or "not stated"
-    )
+    licenses = "; ".join(corpus[1] if corpus else "not stated" for corpus in dict.fromkeys(known))
+    return record.arguments.get("data", {}).get("data_license") or licenses or "not stated"
 
 
 def _command(record: PretrainingRecord) -> str:
     """What repeats a run from a clone: the command with every flag that matters, those of a YAML file among them."""
-    words = record.command.split()
-    if words[:2] != [PACKAGE, "pretrain"]:
+    if record.command.split()[:2] != [PACKAGE, "pretrain"]:
         return record.command
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
     flags |= {name: training[name] for name in _FLAGS if name in training}
     sources = record.data.get("train", {}).get("sources", [])
     places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
-    words = words[:2]
+    words = [PACKAGE, "pretrain"]
     for name, value in flags.items():
-        values = [str(places.get(item, item)) for item in (value if isinstance(value, list) else [value])]
         if value not in (None, "", []) and name not in ("overwrite_output_dir", "num_proc"):
-            words += [f"--{name}", *values]
+            values = value if isinstance(value, list) else [value]
+            words += [f"--{name}", *(str(places.get(item, item)) for item in values)]
     return shlex.join(words)
 
 
@@ -380,19 +359,22 @@ def _named(run: EvaluationRecord, name: str) -> EvaluationRecord:
     return replace(run, model={**run.model, "name_or_path": name})
 
 
-def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord]) -> Iterator[str]:
+def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord]) -> list[str]:
     """How weak scores are to be read."""
+    cautions = []
     random = {result.task: result.main for result in summarize(run for run in others if run.model["from_scratch"])}
     majorities = {task.name: task.majority for tasks in BENCHMARKS.values() for task in tasks}
     for result in summarize(own):
-        task, score = result.task, median(result.main) if result.main else float("nan")
-        majority = majorities.get(task, 0.0) if result.main_metric == "accuracy" else 0.0
-        if result.main_metric == "matthews" and score == 0:
-            yield f"{task}: a Matthews correlation of 0 is that of giving every example the same label."
+        task, metric = result.task, result.runs[0].main_metric
+        score = result.figures.get("median", float("nan"))
+        majority = majorities.get(task, 0.0) if metric == "accuracy" else 0.0
+        if metric == "matthews" and score == 0:
+            cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
         elif random.get(task) and score <= median(random[task]):
-            yield f"{task}: not better than the same architecture from random weights."
+            cautions.append(f"{task}: not better than the same architecture from random weights.")
         if majority and score - majority < 0.05:
             both = f"{100 * score:.1f}; always giving the most frequent label scores {100 * majority:.1f}"
-            yield f"{task}: the median is {both}."
-        if len(result.seeds) == 1:
-            yield f"{task}: one run. Seeds often differ by a point or more, so small differences mean nothing."
+            cautions.append(f"{task}: the median is {both}.")
+        if len(result.runs) == 1:
+            cautions.append(f"{task}: one run. Seeds often differ by a point or more: small differences mean nothing.")
+    return list(dict.fromkeys(cautions))

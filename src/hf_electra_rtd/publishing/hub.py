@@ -1,8 +1,8 @@
 """The way to the Hub: one commit for each branch of a repository, private at first, and safe to repeat.
 
 The title of every commit holds the key of its run, which lies in the run's `publish.json`. So a branch that another
-run or a person wrote to is noticed, and a commit whose answer was lost is recognized. A push is repeated as it is:
-`huggingface_hub` makes no commit where nothing has changed.
+run or a person wrote to is noticed. A push is repeated as it is: `huggingface_hub` makes no commit where nothing has
+changed, as after one whose answer was lost.
 """
 
 from __future__ import annotations
@@ -20,19 +20,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalTokenNotFoundError,
-    OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, errors
 from huggingface_hub.utils import _http, build_hf_headers, get_session, hf_raise_for_status
 from huggingface_hub.utils import _xet as xet
 from huggingface_hub.utils._runtime import is_xet_available
 
-from hf_electra_rtd.files import read_json, reading, write_text
+from hf_electra_rtd.files import read_json, write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord, public
 
@@ -42,22 +35,16 @@ logger = logging.getLogger(__name__)
 PUBLISH_FILE = "publish.json"  # in a run's directory; never published
 RESUME = "hf-electra-rtd publish --resume"
 CARD_FILE = "README.md"
+EVAL_RESULTS = ".eval_results/"
 # What may be uploaded, and what a later commit removes where it is no longer part of the model.
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
     *("spm.model", "spiece.model"),
 )
 ADAPTER_CONFIG = "adapter_config.json"
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", ADAPTER_CONFIG)
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-MODEL_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    ADAPTER_CONFIG,
-    *VOCABULARIES,
-    *WEIGHTS,
-)
-EVAL_RESULTS = ".eval_results/"
+MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS)
 ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE)
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
 SILENCE = (10.0, 30.0, 30.0, 30.0)  # seconds without a byte while connecting, reading, writing, queueing
@@ -68,7 +55,7 @@ _TITLE = "hf-electra-rtd run"  # in the title of every commit
 _UNUSED = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # what the website puts into a new repository
 
 
-@dataclass(frozen=True)
+@dataclass
 class Repository:
     """One branch of a repository, as it shall stand on the Hub."""
 
@@ -115,7 +102,7 @@ def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, 
     try:
         with _Patience().limits():
             for repo_id in repo_ids:
-                _look(api, repo_id, None, key, private, force)
+                _look(api, Repository(repo_id, {}), key, private, force)
     except _HubError as error:
         if not error.transient:
             raise ValueError(str(error)) from None
@@ -125,30 +112,19 @@ def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, 
 def publish(
     repositories: Sequence[Repository], directory: str | Path, private: bool = True, force: bool = False
 ) -> list[Published]:
-    """Publishes the repositories of a run, each branch in one commit. There are three tries in all. Where the Hub
-    cannot be reached in the last one, the repositories that are left are not tried.
+    """Publishes the repositories of a run, whose `publish.json` lies in `directory`, each branch in one commit, with
+    three tries in all. Where the Hub cannot be reached in the last one, what is left is not tried.
 
-    Args:
-        directory: where the `publish.json` of the run lies.
-        private: new repositories are private, and public ones are refused.
-        force: a branch that another run or a person wrote to is overwritten; files that are not ours stay.
-
-    Raises:
-        ValueError: before anything is sent, for a file that cannot be read and what this run may not do. Failures are
-            in `Published.error`.
-    """
-    for path in (path for each in repositories for path in each.files.values() if isinstance(path, Path)):
-        with reading(path), path.open("rb") as file:
-            file.read(1)
+    Raises a ValueError, before anything is sent, for what this run may not do: write to public repositories if
+    `private`; and, without `force`, over what another run or a person wrote. Failures are in `Published.error`."""
     api, publication, patience = HfApi(), remember(directory), _Patience()
     key, name, collection = publication["run"], publication["flags"].get("hub_model_id"), None
-    unchecked = list(dict.fromkeys(each.repo_id for each in repositories))
-    results: list[Published] = []
+    unchecked, results = list(repositories), list[Published]()
     for pause in (*PAUSES, None):
         try:
             with patience.limits():
                 while unchecked:
-                    _look(api, unchecked[0], None, key, private, force)
+                    _look(api, unchecked[0], key, private, force)
                     unchecked.pop(0)
                 if name and collection is None:
                     collection = _collect(api, name, private)
@@ -169,17 +145,28 @@ def publish(
     return results
 
 
-def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: bool, force: bool) -> Any:
-    """What the Hub holds on a branch: its `ModelInfo` and its commits, the last one first; None if there is no branch.
-    Refuses a branch that this run must not write to."""
+def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Any:
+    """What the Hub holds on a branch: its files and commits, the last one first; None if there is no branch. Refuses
+    one that this run must not write to."""
+    repo_id, revision = repository.repo_id, repository.revision
     with _explained(repo_id):
-        _refuse_outsider(api.whoami(cache=True), repo_id)
+        # The Hub itself refuses only when the repository is created, after the training.
+        identity, owner = api.whoami(cache=True), repo_id.partition("/")[0].lower()
+        roles = {org["name"].lower(): org.get("roleInOrg") for org in identity.get("orgs", ())}
+        role = "admin" if owner == identity["name"].lower() else roles.get(owner, "no_access")
+        if "read" in (role, identity.get("auth", {}).get("accessToken", {}).get("role")) or role == "no_access":
+            raise _HubError(
+                f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, "
+                "log in with another token, or change --hub_model_id."
+            )
         try:
             info = api.model_info(repo_id, revision=revision)
             api.auth_check(repo_id, write=True)
             commits = api.list_repo_commits(repo_id, revision=revision)
-        except (RevisionNotFoundError, RepositoryNotFoundError):
-            return None
+        except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError):
+            if repository.is_whole:
+                return None
+            raise _HubError(f"{repository.url} does not exist yet. Publish the model, without --card_only.") from None
     if private and not info.private:
         raise _HubError(
             f"{repo_id} is public. Make it private in its settings, choose another --hub_model_id, or publish with "
@@ -192,7 +179,7 @@ def _look(api: HfApi, repo_id: str, revision: str | None, key: str, private: boo
             f"{repo_id}, branch {revision or 'main'}: the last commit is of {writer}; {len(paths)} files are there, "
             f"such as {paths[-1]}. Choose another --hub_model_id, or replace the model and card with --force."
         )
-    return info, commits
+    return paths, commits
 
 
 def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Published:
@@ -200,28 +187,24 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
     repo_id, revision, files = repository.repo_id, repository.revision, repository.files
     try:
         with _explained(repo_id):
-            there = _look(api, repo_id, revision, key, private, force)
-            if there is None and not repository.is_whole:
-                raise _HubError(f"{repository.url} does not exist yet. Publish the model, without --card_only.")
+            there = _look(api, repository, key, private, force)
             if there is None:
                 api.create_repo(repo_id, private=private, exist_ok=True)
+                last, ours = api.list_repo_commits(repo_id)[-1], set()
                 if revision is not None:  # begins at the first commit, so that it holds this export alone
-                    first = api.list_repo_commits(repo_id)[-1].commit_id
-                    api.create_branch(repo_id, branch=revision, revision=first, exist_ok=True)
-                there = _look(api, repo_id, revision, key, private, force)
-            if there is None:
-                raise RuntimeError("it was created but is not found")
-            info, (last, *_) = there
-            ours = {file.rfilename for file in info.siblings} if _TITLE in last.title else set()
+                    api.create_branch(repo_id, branch=revision, revision=last.commit_id, exist_ok=True)
+            else:
+                paths, (last, *_) = there
+                ours = set(paths) if _TITLE in last.title else set()
             may_go = ALLOWED if repository.is_whole else ()
             gone = sorted(path for path in ours - files.keys() if path in may_go or path.startswith(EVAL_RESULTS))
-            operations = [CommitOperationDelete(path, is_folder=False) for path in gone]
             if is_xet_available():  # a refusal by the Hub has words here, and only a number from the Xet client
                 address = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{revision or 'main'}"
                 hf_raise_for_status(get_session().get(address, headers=build_hf_headers()))
             commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
                 repo_id,
-                [*operations, *(CommitOperationAdd(path, content) for path, content in files.items())],
+                [CommitOperationDelete(path, is_folder=False) for path in gone]
+                + [CommitOperationAdd(path, content) for path, content in files.items()],
                 commit_message=f"Publish the model and its card ({_TITLE} {key})",
                 revision=revision,
                 parent_commit=last.commit_id,
@@ -234,16 +217,15 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
 
 
 def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ()) -> Any:
-    """The collection of a run's repositories, which is made where there is none; None where that fails, and for a
-    public one that would show what is private."""
+    """The collection of a run's repositories, made where there is none; None where that fails, and for a public one
+    that would show what is private."""
     owner, _, title = name.partition("/")
     try:
         with _explained(f"the collection {title}"):
             collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
             if private and not collection.private:
                 remedy = "Make it private in its settings, or rename it"
-                logger.warning(f"The collection {title} is public, so this run stays out of it. {remedy}.")
-                return None
+                raise _HubError(f"The collection {title} is public, so this run stays out of it. {remedy}.")
             for repo_id in dict.fromkeys(repo_ids):
                 if repo_id not in [item.item_id for item in collection.items]:
                     collection = api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
@@ -262,17 +244,6 @@ def _linked(repository: Repository, collection: Any) -> Repository:
     return replace(repository, files={**repository.files, CARD_FILE: card})
 
 
-def _refuse_outsider(identity: dict[str, Any], repo_id: str) -> None:
-    """The Hub itself refuses only when the repository is created, after the training."""
-    roles = {identity["name"]: "admin", **{org["name"]: org.get("roleInOrg") for org in identity.get("orgs", ())}}
-    role = {owner.lower(): role for owner, role in roles.items()}.get(repo_id.partition("/")[0].lower(), "no_access")
-    if identity.get("auth", {}).get("accessToken", {}).get("role") == "read" or role in ("read", "no_access"):
-        raise _HubError(
-            f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, log in "
-            "with another token, or change --hub_model_id."
-        )
-
-
 class _Patience:
     """Bounds the time that a delivery waits in vain; the library itself would wait for ever. What moves is not cut."""
 
@@ -283,19 +254,20 @@ class _Patience:
     @contextmanager
     def limits(self) -> Iterator[None]:
         """Sets them for all that `huggingface_hub` does."""
-        more: dict[str, Callable[[Any], None]] = {"request": self._ask, "response": self._hear}
+        make_client, get_xet_session = _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session
         before: list[tuple[Any, dict[str, Any]]] = []  # clients and their own hooks
 
-        def watched(client: Any) -> Any:
-            before.append((client, client.event_hooks))
-            client.event_hooks = {name: [*client.event_hooks[name], hook] for name, hook in more.items()}
+        def watch(client: Any) -> Any:
+            hooks = client.event_hooks
+            before.append((client, hooks))
+            ask, hear = [*hooks["request"], self._ask], [*hooks["response"], self._hear]
+            client.event_hooks = {"request": ask, "response": hear}
             return client
 
         # After a refused connection, the library makes another client. Its `set_client_factory` would close the one
         # that other threads may be using.
-        make_client, get_xet_session = _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session
-        watched(get_session())
-        _http._GLOBAL_CLIENT_FACTORY = lambda: watched(make_client())
+        watch(get_session())
+        _http._GLOBAL_CLIENT_FACTORY = lambda: watch(make_client())
         xet.get_xet_session = lambda: _WatchedXet(get_xet_session(), self)
         for name, value in _XET_LIMITS.items():
             os.environ.setdefault(name, value)
@@ -336,28 +308,23 @@ class _WatchedXet:
         return commit
 
     def _watch(self, commit: Any) -> None:
-        seen, since, limit = [None], time.monotonic(), min(SILENCE[1], self._patience.left)
+        seen: list[Any] = []
+        since, limit = time.monotonic(), min(SILENCE[1], self._patience.left)
         while str(commit.status()).endswith(("Running", "Finalizing")):
             threading.Event().wait(limit / 30)
-            now = _moved(commit.progress())
-            if now != seen:
-                seen, since = now, time.monotonic()
+            report = commit.progress()
+            both = (report, getattr(report, "shard", None))
+            counts = [[getattr(each, n) for n in dir(each) if re.fullmatch("total.*(?<!rate)", n)] for each in both]
+            if counts != seen:
+                seen, since = counts, time.monotonic()
             elif time.monotonic() - since > limit:
                 self._patience.left -= limit
                 commit.abort()
 
 
-def _moved(report: Any) -> list[Any]:
-    """The counts in a progress report of the Xet client."""
-    both = (report, getattr(report, "shard", None))
-    return [getattr(each, name) for each in both for name in dir(each) if re.fullmatch("total.*(?<!rate)", name)]
-
-
 class Background:
-    """Publishes while training goes on, one publication at a time.
-
-    Its thread is a daemon: `HfApi.run_as_future` would make Ctrl-C wait for the Hub at the end of the process.
-    """
+    """Publishes while training goes on, one publication at a time. Its thread is a daemon: `HfApi.run_as_future` would
+    make Ctrl-C wait for the Hub at the end of the process."""
 
     def __init__(self) -> None:
         self._thread = threading.Thread()
@@ -369,16 +336,15 @@ class Background:
 
     def start(self, function: Callable[[], Any]) -> None:
         """Calls a function in the background, unless the last one is under way."""
-
-        def run() -> None:
-            try:
-                function()
-            except Exception as error:  # whatever it is: the training is worth more
-                logger.exception(f"This was not published: {error}")
-
         if not self.busy:
-            self._thread = threading.Thread(target=run, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
             self._thread.start()
+
+    def _run(self, function: Callable[[], Any]) -> None:
+        try:
+            function()
+        except Exception as error:  # whatever it is: the training is worth more
+            logger.exception(f"This was not published: {error}")
 
     def wait(self) -> None:
         """Waits for the last function."""
@@ -389,24 +355,21 @@ class Background:
 # ---- What went wrong ----
 
 _LATER = f"Publish it later: {RESUME}."
-_OFFLINE, _NO_ANSWER, _REFUSED, _FULL, _RIGHTS = "offline", "no answer", "refused", "full", "rights"
 _EXPLANATIONS: dict[str | int, str] = {  # by what is wrong, or by the status that the Hub answers with
-    _OFFLINE: f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
-    _NO_ANSWER: f"the Hub cannot be reached, or the upload broke off. Check the network. {_LATER}",
-    _REFUSED: "the Hub refuses this, so correct it.",
+    "offline": f"offline mode is on (HF_HUB_OFFLINE). Unset it. {_LATER}",
+    "no answer": f"the Hub cannot be reached, or the upload broke off. Check the network. {_LATER}",
+    "refused": "the Hub refuses this, so correct it.",
+    "full": "the storage of its owner is full. Free some, or let the owner get more.",
+    "rights": "the token may not write there. Ask for write access, or log in with another token (hf auth login).",
     401: "nobody is logged in to the Hub, or it does not accept the token. Log in (hf auth login) or set HF_TOKEN.",
-    _FULL: "the storage of its owner is full. Free some, or let the owner get more.",
-    _RIGHTS: "the token may not write there. Ask for write access, or log in with another token (hf auth login).",
     403: "the storage of its owner is full, or the token may not write there. Free some, or ask for write access.",
     **dict.fromkeys((409, 412), "it was changed by somebody else at the same time. Look at it, then publish again."),
     429: f"the Hub counts too many requests. {_LATER}",
 }
-_PASSING = (_OFFLINE, _NO_ANSWER, 408, 425, 429, *range(500, 600))  # may succeed later as it is
+_PASSING = ("offline", "no answer", 408, 425, 429, *range(500, 600))  # may succeed later as it is
 # The Hub has one status for a full storage and for missing rights.
-_OF_STORAGE, _OF_RIGHTS = (
-    re.compile(r"storage|quota", re.I),
-    re.compile(r"role|permission|rights|authori|access", re.I),
-)
+_OF_STORAGE = re.compile(r"storage|quota", re.IGNORECASE)
+_OF_RIGHTS = re.compile(r"role|permission|rights|authori|access", re.IGNORECASE)
 # The Xet client raises built-in errors, `ConnectionError` for a refusal too; the status stands in the text alone.
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 
@@ -428,20 +391,19 @@ def _explained(repo_id: str) -> Iterator[None]:
         raise
     except Exception as error:
         chain: list[BaseException] = [error]
-        while chain[-1].__cause__ is not None and not isinstance(chain[-1], HfHubHTTPError):
+        while chain[-1].__cause__ is not None and not isinstance(chain[-1], errors.HfHubHTTPError):
             chain.append(chain[-1].__cause__)
-        origin = chain[-1]
-        cause = _REFUSED if type(error) is ValueError else _cause(chain)  # a card that is not valid
+        cause = _cause(chain)
         if cause is None:
             raise
-        answer = origin.server_message or "" if isinstance(origin, HfHubHTTPError) else str(error)
-        if cause in (402, 403, 413, _REFUSED) and _OF_STORAGE.search(answer):
-            cause = _FULL
+        answer = chain[-1].server_message or "" if isinstance(chain[-1], errors.HfHubHTTPError) else str(error)
+        if cause in (402, 403, 413, "refused") and _OF_STORAGE.search(answer):
+            cause = "full"
         elif cause == 403 and _OF_RIGHTS.search(answer):
-            cause = _RIGHTS
-        said = " ".join((str(error) if cause == _REFUSED else answer).split())
-        said = "" if "cancelled by user" in said else said  # by `_WatchedXet`
-        said = f" It says: {public(said)[:300].rstrip('.')}." if said else ""
+            cause = "rights"
+        said = " ".join((str(error) if cause == "refused" else answer).split())
+        # What `_WatchedXet` cancelled says nothing.
+        said = f" It says: {public(said)[:300].rstrip('.')}." if said and "cancelled by user" not in said else ""
         message = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}")
         raise _HubError(f"{repo_id}: {message}{said}", cause in _PASSING) from error
 
@@ -450,16 +412,17 @@ def _cause(chain: Sequence[BaseException]) -> str | int | None:
     """What is wrong, from an error and its causes: a key of `_EXPLANATIONS` or a status; None for a bug and for a file
     of this machine."""
     error = chain[-1]
-    if isinstance(error, HfHubHTTPError):
+    if type(chain[0]) is ValueError:  # a card that is not valid
+        return "refused"
+    if isinstance(error, errors.HfHubHTTPError):
         return error.response.status_code
     if found := _XET_STATUS.search(str(error)):
         return int(found[1])
-    if isinstance(error, LocalTokenNotFoundError):
+    if isinstance(error, errors.LocalTokenNotFoundError):
         return 401
-    if isinstance(error, OfflineModeIsEnabled):
-        return _OFFLINE
-    is_of_network = isinstance(error, RuntimeError)  # of the Xet client
-    for each in chain:  # `httpx2`, by version of the library
-        of_http = type(each).__module__.startswith(("httpx", "httpcore"))
-        is_of_network = is_of_network or of_http or isinstance(each, (ConnectionError, TimeoutError))
-    return _NO_ANSWER if is_of_network else None
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return "offline"
+    # A `RuntimeError` is of the Xet client; `httpx` is `httpx2`, by version of the library.
+    of_network = any(isinstance(each, (ConnectionError, TimeoutError)) for each in chain)
+    of_http = any(type(each).__module__.startswith(("httpx", "httpcore")) for each in chain)
+    return "no answer" if of_network or of_http or isinstance(error, RuntimeError) else None

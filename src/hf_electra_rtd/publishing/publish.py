@@ -17,8 +17,8 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hf_electra_rtd.cli import flag, parse_arguments, run
 from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
-from hf_electra_rtd.publishing.card import CardArguments, Evaluations
+from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Published, Repository
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
@@ -84,13 +84,12 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
 def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[str] = PARTS[:2]) -> dict[str, str]:
     """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
     tokens is `NAME-encoder`."""
-    ids = {}
+    ids, names = {}, {} if str(model["objective"]).startswith("rtd") else {"discriminator": "encoder"}
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
-        detects = str(model["objective"]).startswith("rtd")
         if part != "generator" or model.get("generator_config") is not None:
-            ids[part] = _repo_id(hub_model_id, "encoder" if part == "discriminator" and not detects else part)
+            ids[part] = _repo_id(hub_model_id, names.get(part, part))
     if not ids:
         raise ValueError(f"--parts {' '.join(parts)}: this run has no generator. Publish another part.")
     return ids
@@ -108,49 +107,50 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
     """The repositories of a pre-training run: each part's `main`, then its branches `step-<N>`. `directory` holds what
     a run leaves. Raises a ValueError for what must not be published, and for evaluations of another model."""
     directory = Path(directory)
-    record = PretrainingRecord.load(directory)
+    record, curves = PretrainingRecord.load(directory), directory / CURVES_FILE
     ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts") or PARTS[:2])
-    paths = [path.parent for path in directory.glob(f"*/*/{FractionRecord.FILE}")]
-    exports = sorted(((FractionRecord.load(path), path) for path in paths), key=lambda export: export[0].step)
-    results = _sort_evaluations(directory, exports, ids.get("discriminator"), flags)
-    curves: dict[str, Path | bytes] = {CURVES_FILE: directory / CURVES_FILE}
-    if not (directory / CURVES_FILE).exists():
-        plot_curves(record, directory / CURVES_FILE)
-    of_run = {**curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
+    paths = [path for path in directory.glob("*/*") if os.path.lexists(path / FractionRecord.FILE)]
+    exports = sorted(
+        ((FractionRecord.load(path / FractionRecord.FILE), path) for path in paths), key=lambda e: e[0].step
+    )
+    final, fractions, compared = _sort_evaluations(directory, exports, ids.get("discriminator"), flags)
+    if not os.path.lexists(curves):
+        plot_curves(record, curves)
     repositories = []
     for part, repo_id in ids.items():
         branches = exports if flags.get("revisions", True) and part != "pair" else []
-        theirs = results if part == "discriminator" else Evaluations()
+        own = final if part == "discriminator" else []
         known: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
-        text = cards.pretraining_card(record, evaluations=theirs, branches=bool(branches), **known)
-        more = {**of_run, **_result_files(theirs.final, flags)}
-        repositories.append(_repository(repo_id, directory if part == "pair" else directory / part, text, more))
+        text = cards.pretraining_card(record, own=own, compared=compared, branches=bool(branches), **known)
+        more = {PretrainingRecord.FILE: directory / PretrainingRecord.FILE, **_result_files(own, flags)}
+        place = directory if part == "pair" else directory / part
+        repositories.append(_repository(repo_id, place, text, {CURVES_FILE: curves, **more}))
         for fraction, path in branches:
-            at_step = Evaluations(theirs.fractions.get(fraction.step, ()))
-            text = cards.pretraining_card(record, evaluations=at_step, fraction=fraction, **known)
-            repositories.append(_repository(repo_id, path / part, text, curves, revision=f"step-{fraction.step}"))
+            at_step = fractions[fraction.step] if part == "discriminator" else []
+            text = cards.pretraining_card(record, own=at_step, fraction=fraction, **known)
+            revision = f"step-{fraction.step}"
+            repositories.append(_repository(repo_id, path / part, text, {CURVES_FILE: curves}, revision=revision))
     return repositories
 
 
 def _sort_evaluations(
     directory: Path, exports: Sequence[tuple[FractionRecord, Path]], repo_id: str | None, flags: Flags
-) -> Evaluations:
-    """Finds the discriminator of each result: by the hash of its weights, or by its id on the Hub, which stands for
-    the end of the run."""
-    others = read_evaluations(flags.get("compared") or ())
-    records = read_evaluations(flags.get("evaluations") or ())
-    if not records:
-        return Evaluations(compared=others)
+) -> tuple[list[EvaluationRecord], dict[int, list[EvaluationRecord]], list[EvaluationRecord]]:
+    """The results of the final discriminator, of its exports by step, and of other models. A discriminator is known by
+    the hash of its weights; its id on the Hub stands for the end of the run."""
+    compared = list(read_evaluations(flags.get("compared") or ()).values())
+    final: list[EvaluationRecord] = []
+    fractions: dict[int, list[EvaluationRecord]] = defaultdict(list)
+    if not flags.get("evaluations"):
+        return final, fractions, compared
     steps = {hash_model(path / "discriminator"): fraction.step for fraction, path in exports}
     end = hash_model(directory / "discriminator")
-    final: list[EvaluationRecord] = []
-    fractions = defaultdict(list)
-    for record in records:
+    for record in read_evaluations(flags["evaluations"]).values():
         digest = record.model["sha256"]
         if digest in steps:  # the export at the end of the run is the final discriminator, too
             fractions[steps[digest]].append(record)
         if record.model["from_scratch"]:
-            others.append(record)
+            compared.append(record)
         elif digest == end or record.model["name_or_path"] == repo_id:
             final.append(record)
         elif digest not in steps:
@@ -158,7 +158,7 @@ def _sort_evaluations(
                 f"--evaluations: {record.task}, seed {record.seed}, is a result of {record.model['name_or_path']}, "
                 f"whose weights are not those of {directory} or its fractions. Pass it with --compared."
             )
-    return Evaluations(final, fractions, others)
+    return final, fractions, compared
 
 
 def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Repository]:
@@ -172,19 +172,16 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
     for task, runs in tasks.items():
         kept = [path for path in runs if (path / "model").is_dir()]
         if not kept:
-            logger.warning(
-                f"{task.name}: no model was kept, so it is not published. Fine-tune with --keep_models best."
-            )
+            logger.warning(f"{task.name}: no model was kept: it is not published. Fine-tune with --keep_models best.")
             continue
         best = max(kept, key=lambda path: -inf if (score := runs[path].score) is None else score)
         repo_id, model = _repo_id(flags["hub_model_id"], task.name), runs[best].model
-        records = [runs[best], *(record for path, record in runs.items() if path != best)]
+        records = [runs.pop(best), *runs.values()]
         base = flags.get("base_model") or (None if model["sha256"] else model["name_or_path"])
-        adapter = (best / "model/adapter_config.json").is_file()
+        adapter = os.path.lexists(best / "model" / hub.ADAPTER_CONFIG)
         text = cards.fine_tuned_card(records, repo_id, known_card(flags), base, adapter)
-        more: dict[str, Path | bytes] = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
-        more |= _result_files(records, flags)
-        labels = runs[best].arguments.get("labels") or ()
+        more = {EvaluationRecord.FILE: best / EvaluationRecord.FILE, **_result_files(records, flags)}
+        labels = records[0].arguments.get("labels") or ()
         repositories.append(_repository(repo_id, best / "model", text, more, base=base or "", labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
@@ -196,8 +193,8 @@ def known_card(flags: Flags) -> CardArguments:
     return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
 
 
-def _result_files(records: Sequence[EvaluationRecord], flags: Flags) -> dict[str, bytes]:
-    return cards.eval_results_files(records) if flags.get("eval_results") else {}
+def _result_files(records: Sequence[EvaluationRecord], flags: Flags) -> dict[str, Path | bytes]:
+    return {**cards.eval_results_files(records)} if flags.get("eval_results") else {}
 
 
 def _repository(
@@ -212,61 +209,58 @@ def _repository(
     """The model in `directory` with its card. Nothing else leaves the directory. `base` is that of adapters; `labels`
     (and those in `config.json`) are no paths, whatever they look like."""
     files: dict[str, Path | bytes] = {}
-    files |= {name: directory / name for name in hub.MODEL_FILES if (directory / name).is_file()}
+    files |= {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
     if not files.keys() & set(hub.WEIGHTS):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
     if hub.ADAPTER_CONFIG in files:
         config = read_json(directory / hub.ADAPTER_CONFIG)
         files[hub.ADAPTER_CONFIG] = json.dumps({**config, "base_model_name_or_path": base}, indent=2).encode()
     config = read_json(directory / "config.json") if "config.json" in files else {}
-    labels = [*labels, *(config.get("id2label") or {}).values(), *(config.get("label2id") or {})]
+    with reading(directory / "config.json"):
+        labels = [*labels, *dict(config.get("id2label") or {}).values(), *dict(config.get("label2id") or {})]
     files |= {hub.CARD_FILE: card.encode(), **more}
     for name, content in files.items():
-        _refuse_private(content if isinstance(content, Path) else directory / name, content, labels)
+        path = content if isinstance(content, Path) else directory / name
+        if isinstance(content, Path):
+            with reading(path), path.open("rb") as file:
+                content = file.read(1 if path.suffix not in _TEXTS else -1)
+        if path.suffix in _TEXTS:
+            _refuse_private(path, content, labels)
     return Repository(repo_id, files, revision)
 
 
 # ---- What must not leave ----
 
+_TEXTS = (".json", ".txt", ".md", ".yaml")
 # One below a directory of the root, which is the first group, or a home, `../a/b`, `C:\a` or `\\server\share`.
 _PATH = re.compile(
     r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|\.\.[\\/]+[\w.-]+[\\/]+[\w.-]+|[A-Za-z]:(?:\\+|/)\w+"
     r"|\\{2,}[\w.-]+\\+[\w$.-]+)"
 )
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 
 
-def _refuse_private(path: Path, content: Path | bytes, labels: Iterable[str] = ()) -> None:
+def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
     """Refuses a text with a secret or a path of this machine that stands in none of the labels. Vocabularies are
     pieces of the corpus, so that only tokens of the Hub count there."""
-    if path.suffix not in (".json", ".txt", ".md", ".yaml"):
-        return
     with reading(path):
-        text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-        values = json.loads(text) if path.suffix == ".json" else text.splitlines()
-        if path.suffix == ".json" and not isinstance(values, dict):
+        text = content.decode()
+        values = json.loads(text) if path.suffix == ".json" else {}
+        if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     if path.name not in hub.VOCABULARIES:
-        text = text.replace(r"\\", "\\") if path.suffix == ".json" else text
+        strings = _STRING.findall(json.dumps(values, ensure_ascii=False)) or text.splitlines()
+        text = text.replace(r"\\", "\\") if values else text
         roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
         of_labels = {match[0] for label in labels for match in _PATH.finditer(str(label))}
         paths = [match for match in _PATH.finditer(text) if match[0] not in of_labels]
         found += [match[0] for match in paths if match[1] is None or match[1] in roots]
-        for value in _strings(values):
-            for name, secret, _ in SECRETS:
-                found += [name.format(*match.groups()) for match in secret.finditer(value)]
-        found = list(dict.fromkeys(found))
+        for name, secret, _ in SECRETS:
+            found += [name.format(*match.groups()) for each in strings for match in secret.finditer(each.strip())]
     if found:
-        raise ValueError(f"{path} must not be published: it holds {', '.join(found)}. Remove that, then try again.")
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in a value of JSON, keys among them."""
-    if isinstance(value, str):
-        yield value.strip()
-    elif isinstance(value, (dict, list)):
-        for each in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _strings(each)
+        told = ", ".join(dict.fromkeys(found))
+        raise ValueError(f"{path} must not be published: it holds {told}. Remove that, then try again.")
 
 
 # ---- The command ----
@@ -287,7 +281,7 @@ def main(argv: list[str]) -> int:
     if args.hub_model_id is None:
         raise ValueError("Pass where to publish: --hub_model_id ORG/NAME.")
     flags = {**asdict(args), **asdict(card)}
-    for name in ("run", "card_only", "dry_run", "resume", "force"):
+    for name in ("run", "card_only", "dry_run", "resume", "force"):  # of this call alone
         del flags[name]
     for name in ("evaluations", "compared"):
         flags[name] = [os.path.abspath(path) for path in flags[name] or ()]
@@ -299,9 +293,9 @@ def main(argv: list[str]) -> int:
         )
     repositories = _repositories(directory, flags)
     if args.card_only:
-        kept = (hub.CARD_FILE, hub.EVAL_RESULTS)
-        files = [{path: file for path, file in each.files.items() if path.startswith(kept)} for each in repositories]
-        repositories = [replace(r, files=f, is_whole=False) for r, f in zip(repositories, files, strict=True)]
+        for each in repositories:
+            kept = [path for path in each.files if path.startswith((hub.CARD_FILE, hub.EVAL_RESULTS))]
+            each.files, each.is_whole = {path: each.files[path] for path in kept}, False
     if args.dry_run:
         show(repositories, directory)
         return 0
@@ -318,24 +312,23 @@ def _publication_directory(directory: Path) -> Path:
 
 
 def _repositories(directory: Path, flags: Flags) -> list[Repository]:
+    def refuse(kind: str, *names: str) -> None:
+        for name in names:
+            if (flags[name] or None) != (getattr(PublishArguments(), name) or None):
+                raise ValueError(f"--{name} has no meaning for {kind}. Leave it out.")
+
     if (directory / PretrainingRecord.FILE).is_file():
-        _refuse_unused(flags, ["base_model"], "a pre-training")
+        refuse("a pre-training", "base_model")
         if not flags["evaluations"]:
-            _refuse_unused(flags, ["compared", "eval_results"], "a pre-training without --evaluations")
+            refuse("a pre-training without --evaluations", "compared", "eval_results")
         return pretraining_repositories(directory, flags)
     if any(directory.rglob(EvaluationRecord.FILE)):
-        _refuse_unused(flags, ["parts", "revisions", "evaluations", "compared"], "a fine-tuning")
+        refuse("a fine-tuning", "parts", "revisions", "evaluations", "compared")
         return fine_tuned_repositories(directory, flags)
     raise ValueError(
         f"{directory} holds no {PretrainingRecord.FILE} of a finished pre-training and no {EvaluationRecord.FILE} of "
         "a fine-tuning. Continue an interrupted run with --resume_from_checkpoint latest."
     )
-
-
-def _refuse_unused(flags: Flags, names: Sequence[str], kind: str) -> None:
-    for name in names:
-        if (flags[name] or None) != (getattr(PublishArguments(), name) or None):
-            raise ValueError(f"--{name} has no meaning for {kind}. Leave it out.")
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

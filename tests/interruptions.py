@@ -20,8 +20,8 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Sequence
+from multiprocessing import Process, get_context
 from pathlib import Path
 
 
@@ -48,7 +48,7 @@ WEIGHTS = ("model.safetensors", "generator/model.safetensors", "discriminator/mo
 
 
 class Runs:
-    """Runs of one script in a directory: small, with dropout, so that the state of random numbers counts."""
+    """Runs of one script: small, with dropout, so that the state of random numbers counts."""
 
     def __init__(self, script: str, workplace: Path, seed: int) -> None:
         self.main, self.workplace, self.random = SCRIPTS[script], workplace, random.Random(seed)
@@ -61,53 +61,44 @@ class Runs:
         self.finish(self.reference, "--save_total_limit", "1000")
         self.longest = time.monotonic() - began
 
-    def start(self, output_dir: Path, *more: str) -> int:
-        """Forks a run that writes what it prints to the log; returns its process id."""
+    def start(self, output_dir: Path, *more: str) -> Process:
+        """Forks a run that writes what it prints to the log."""
         options: dict[str, object] = {"max_steps": MAX_STEPS, "warmup_steps": 5, "eval_steps": 1000}
         options |= {"save_steps": SAVE_STEPS, "per_device_train_batch_size": 4, "model_config": self.workplace}
         flags = pretraining_flags(self.workplace, self.workplace / "corpus.txt", output_dir, *more, **options)
-        if child := os.fork():
-            return child
-        status = 1
-        try:
-            descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(descriptor, 1)
-            os.dup2(descriptor, 2)
-            sys.argv = ["pretrain.py"]
-            status = self.main(flags)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
+        process = get_context("fork").Process(target=self.run, args=[flags])
+        process.start()
+        return process
+
+    def run(self, flags: list[str]) -> None:
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.argv = ["pretrain.py"]
+        sys.exit(self.main(flags))
 
     def finish(self, output_dir: Path, *more: str) -> None:
-        if os.waitpid(self.start(output_dir, *more), 0)[1]:
+        process = self.start(output_dir, *more)
+        process.join()
+        if process.exitcode:
             raise RuntimeError(f"The run failed:\n{self.log.read_text()[-3000:]}")
 
-    def kill(self, child: int, output_dir: Path, in_a_write: bool) -> bool:
-        """Kills a run, anywhere or in one of its next writes; False if it was over before."""
-        deadline = time.monotonic() + (30.0 if in_a_write else self.random.uniform(0.0, self.longest))
-        writes_to_wait_for, writing = self.random.randrange(3) if in_a_write else 10**9, False
-        while time.monotonic() < deadline:
-            if os.waitpid(child, os.WNOHANG)[0]:
-                return False
-            before, writing = writing, is_writing(output_dir)
-            if writing and not before:
-                if writes_to_wait_for > 0:
-                    writes_to_wait_for -= 1
-                else:
-                    time.sleep(self.random.uniform(0.0, 0.03))
-                    os.kill(child, signal.SIGSTOP)
-                    if is_writing(output_dir):
-                        break
-                    os.kill(child, signal.SIGCONT)  # the write was over: wait for the next one
+    def kill(self, process: Process, output_dir: Path, in_a_write: bool) -> bool:
+        """Kills a run, at any time or in a write after some time; False if it was over before."""
+        time.sleep(self.random.uniform(0.0, self.longest / 2 if in_a_write else self.longest))
+        while in_a_write and process.is_alive():
+            if is_writing(output_dir):
+                time.sleep(self.random.uniform(0.0, 0.03))
+                os.kill(process.pid, signal.SIGSTOP)
+                if is_writing(output_dir):
+                    break
+                os.kill(process.pid, signal.SIGCONT)  # the write was over: wait for the next one
             time.sleep(0.0005)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        self.in_a_write += is_writing(output_dir)
-        return True
+        was_alive = process.is_alive()
+        process.kill()
+        process.join()
+        self.in_a_write += was_alive and is_writing(output_dir)
+        return was_alive
 
     def examine(self, output_dir: Path) -> None:
         """Looks at what a killed run left."""

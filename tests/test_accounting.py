@@ -80,17 +80,17 @@ def test_the_papers_convention_counts_what_is_computed_too():
     assert paper_flops(frozen, 1, 128) == pytest.approx(parts[1] + alone / 2)
 
 
-def test_shared_parameters_are_counted_once():
-    counts = count_parameters(ElectraForRTDPretraining(tiny_config(sharing="embeddings")))
-    apart = count_parameters(ElectraForRTDPretraining(tiny_config(sharing="none")))
-    assert apart.total == apart.generator + apart.discriminator
-    shared = 55 * 16 + 64 * 16 + 2 * 16 + 16 + 16
-    assert counts.shared == shared
-    assert counts.total == counts.generator + counts.discriminator - shared
-    alone = count_parameters(ElectraForRTDPretraining(tiny_config(objective="mlm")))
-    assert (alone.generator, alone.total) == (0, alone.discriminator)
-    copying = count_parameters(ElectraForRTDPretraining(tiny_config(objective="all_tokens_mlm")))
-    assert copying.head == 32 * 32 + 32 + 32 + 1
-    one = ElectraForRTDPretraining(tiny_config(sharing="all"))
-    electra = sum(p.numel() for p in one.discriminator.electra.parameters())
-    assert count_parameters(one).shared == electra
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [
+        ({"sharing": "none"}, 0),
+        ({"sharing": "embeddings"}, 55 * 16 + 64 * 16 + 2 * 16 + 16 + 16),
+        ({"objective": "mlm"}, 0),
+        ({"objective": "all_tokens_mlm", "sharing": "word"}, 55 * 16),
+    ],
+)
+def test_shared_parameters_are_counted_once(options, shared):
+    counts = count_parameters(ElectraForRTDPretraining(tiny_config(**options)))
+    assert counts["total"] == counts["generator"] + counts["discriminator"] + counts["head"] - shared
+    assert (counts["generator"] > 0) == (options.get("objective") != "mlm")
+    assert counts["head"] == (32 * 32 + 32 + 32 + 1 if options.get("objective") == "all_tokens_mlm" else 0)

@@ -34,12 +34,8 @@ def parse(*argv, recipes=RECIPES, **options):
 
 @pytest.fixture
 def config(tmp_path):
-    def write(text):
-        path = tmp_path / "recipe.yaml"
-        path.write_text(text)
-        return str(path)
-
-    return write
+    path = tmp_path / "recipe.yaml"
+    return lambda text: path.write_text(text) and str(path)
 
 
 def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(config):
@@ -80,12 +76,11 @@ def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv,
 def test_a_number_outside_its_interval_is_refused_by_flag_and_inside_it_accepted(flag):
     low, high = (float(end) for end in RANGES[flag][1:-1].split(", "))
     inside = (low + min(high, low + 2)) / 2
-    accepted = [inside, None, [inside, inside]] + [low] * (RANGES[flag][0] == "[") + [high] * (RANGES[flag][-1] == "]")
-    for value in accepted:
+    ends = {low: RANGES[flag][0] == "[", high: RANGES[flag][-1] == "]"}
+    included = [end for end, is_in in ends.items() if is_in]
+    for value in (inside, None, [inside, inside], *included):
         check_ranges(SimpleNamespace(**{flag: value}))
-    refused = [low - 1, high + 1, nan, inf, -inf, [inside, nan]]
-    refused += [low] * (RANGES[flag][0] == "(") + [high] * (RANGES[flag][-1] == ")")
-    for value in refused:
+    for value in (low - 1, high + 1, nan, inf, -inf, [inside, nan], *(ends.keys() - included)):
         with pytest.raises(ValueError, match=f"--{flag} is .*: it must be "):
             check_ranges(SimpleNamespace(**{flag: value}))
 
@@ -97,6 +92,14 @@ def test_a_number_of_steps_is_at_least_1_or_minus_1(steps):
         check_ranges(SimpleNamespace(max_steps=steps))
 
 
+def exit_of(run_command, monkeypatch, capsys, *argv):
+    """(exit status, what was printed)."""
+    monkeypatch.setattr(sys, "argv", list(argv))
+    with pytest.raises(SystemExit) as ended:
+        run_command()
+    return ended.value.code, "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("result", "status", "message"),
     [
@@ -104,21 +107,18 @@ def test_a_number_of_steps_is_at_least_1_or_minus_1(steps):
         (1, 1, ""),
         (ValueError("too little text"), FAILED, "error: too little text\n"),
         (OSError("disk full"), FAILED, "error: disk full\n"),
+        (OSError(2, "No such file", "a.txt"), FAILED, "error: a.txt: No such file\n"),
         (KeyboardInterrupt(), INTERRUPTED, "\nInterrupted.\n"),
     ],
 )
 def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, capsys, result, status, message):
-    monkeypatch.setattr(sys, "argv", ["command", "--flag"])
-
     def command(argv):
         assert argv == ["--flag"]
         if isinstance(result, BaseException):
             raise result
         return result
 
-    with pytest.raises(SystemExit) as ended:
-        run(command)
-    assert (ended.value.code, capsys.readouterr().err) == (status, message)
+    assert exit_of(lambda: run(command), monkeypatch, capsys, "command", "--flag") == (status, message)
     with pytest.raises(ZeroDivisionError):  # a bug keeps its traceback
         run(lambda argv: 1 // 0)
 
@@ -132,10 +132,7 @@ def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(sent, s
 
 @pytest.mark.parametrize(("word", "message"), [("", "'' (after --file) is empty"), ("\udcff", "is not UTF-8")])
 def test_an_empty_name_and_one_that_is_no_text_are_refused(monkeypatch, capsys, word, message):
-    monkeypatch.setattr(sys, "argv", ["command", "--file", word])
-    with pytest.raises(SystemExit):
-        run(lambda argv: None)
-    assert message in capsys.readouterr().err
+    assert message in exit_of(lambda: run(lambda argv: None), monkeypatch, capsys, "command", "--file", word)[1]
 
 
 @pytest.mark.parametrize(
@@ -147,11 +144,9 @@ def test_an_empty_name_and_one_that_is_no_text_are_refused(monkeypatch, capsys, 
     ],
 )
 def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, status, message):
-    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd", *argv])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == status
-    assert message in "".join(capsys.readouterr())
+    code, printed = exit_of(cli.main, monkeypatch, capsys, "hf-electra-rtd", *argv)
+    assert code == status
+    assert message in printed
 
 
 @pytest.mark.parametrize(
@@ -162,17 +157,15 @@ def test_the_console_command_lists_its_commands(monkeypatch, capsys, argv, statu
         ("__main__", None, "own.py"),
     ],
 )
-def test_a_command_has_its_console_name_however_it_is_started(monkeypatch, module, spec, name):
+def test_a_command_has_its_console_name_however_it_is_started(monkeypatch, capsys, module, spec, name):
     found = None if module == "__main__" and spec is None else SimpleNamespace(name=spec or module)
     monkeypatch.setitem(sys.modules, module, SimpleNamespace(__spec__=found))
-    monkeypatch.setattr(sys, "argv", ["own.py", "--flag"])
 
     def command(argv):
         assert sys.argv == [name, "--flag"]
 
     command.__module__ = module
-    with pytest.raises(SystemExit):
-        run(command)
+    assert exit_of(lambda: run(command), monkeypatch, capsys, "own.py", "--flag") == (None, "")
 
 
 @pytest.mark.slow

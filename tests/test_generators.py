@@ -84,14 +84,6 @@ def test_sampling_without_dropout_adds_no_gradient(batch):
         assert torch.equal(one, other)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_second_pass_for_the_samples_traces_whole(batch):
-    torch.compiler.reset()
-    model = with_dropout(sampling_dropout=False, temperature=0.0)
-    sampled = torch.compile(model, backend="eager", fullgraph=True)(**batch).corrupted_input_ids
-    assert torch.equal(sampled, model.eval()(**batch).corrupted_input_ids)
-
-
 @pytest.mark.parametrize("resized", [False, True])
 def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimizer(batch, resized, tmp_path):
     model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))

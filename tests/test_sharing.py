@@ -22,17 +22,14 @@ SHARED["all"] = SHARED["embeddings"]
 
 
 def assert_shares_exactly(model, sharing):
-    generator = dict(model.generator.electra.embeddings.named_parameters())
-    discriminator = dict(model.discriminator.electra.embeddings.named_parameters())
-    for name in generator:
-        tied = name in SHARED[sharing]
-        assert (generator[name] is discriminator[name]) == tied, name
-        assert (generator[name].data_ptr() == discriminator[name].data_ptr()) == tied, name
-    encoders = [dict(tower.electra.encoder.named_parameters()) for tower in (model.generator, model.discriminator)]
+    encoders = [dict(tower.electra.encoder.named_parameters()) for tower in model.towers.values()]
     assert all((encoders[0][name] is encoders[1][name]) == (sharing == "all") for name in encoders[0])
-    assert model.generator.generator_lm_head.weight is generator["word_embeddings.weight"]
-    for tower in (model.generator, model.discriminator):
-        assert tower.get_input_embeddings().padding_idx is None
+    blocks = [dict(tower.electra.embeddings.named_parameters()) for tower in model.towers.values()]
+    for name in blocks[0]:
+        assert (blocks[0][name] is blocks[1][name]) == (name in SHARED[sharing]), name
+    assert len({id(p) for p in model.parameters()}) == len({p.data_ptr() for p in model.parameters()})
+    assert model.generator.generator_lm_head.weight is blocks[0]["word_embeddings.weight"]
+    assert all(tower.get_input_embeddings().padding_idx is None for tower in model.towers.values())
 
 
 @pytest.mark.parametrize("sharing", SHARED)
@@ -62,7 +59,7 @@ def test_a_resize_keeps_all_three_tables_tied(tmp_path, batch, sharing, change):
     assert torch.equal(model.get_input_embeddings().weight[:kept], before[:kept])
     head = model.generator.generator_lm_head
     assert (head.out_features, head.bias.shape, head.weight.shape[0]) == (size, (size,), size)
-    for tower in (model.generator, model.discriminator):
+    for tower in model.towers.values():
         assert tower.get_input_embeddings().num_embeddings == tower.config.vocab_size == size
     batch |= {name: batch[name].clamp(max=size - 1) for name in ("input_ids", "labels")}
     loss = model(**batch).loss
@@ -73,8 +70,7 @@ def test_a_resize_keeps_all_three_tables_tied(tmp_path, batch, sharing, change):
 
 
 def test_a_resize_to_nothing_in_particular_changes_nothing(model):
-    embedding = model.get_input_embeddings()
-    assert model.resize_token_embeddings() is embedding
+    assert model.resize_token_embeddings() is model.get_input_embeddings()
     assert model.resize_token_embeddings(pad_to_multiple_of=64).num_embeddings == 64
 
 
@@ -187,6 +183,6 @@ def test_tensors_of_disentangled_embeddings_are_not_read_as_others(tmp_path):
     ElectraForRTDPretraining(tiny_config(sharing="gdes")).save_pretrained(tmp_path / "gdes")
     ElectraForRTDPretraining(tiny_config(sharing="none")).save_pretrained(tmp_path / "none")
     for saved, wanted in (("gdes", "none"), ("none", "gdes")):
-        message = f"saved with sharing='{saved}' and cannot be read with sharing='{wanted}'"
+        message = f"was saved with sharing='{saved}' and cannot be read with sharing='{wanted}'"
         with pytest.raises(ValueError, match=message):
             ElectraForRTDPretraining.from_pretrained(tmp_path / saved, sharing=wanted)

@@ -14,38 +14,22 @@ same, a frozen generator has no backward pass, and one that samples without drop
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class ParameterCount:
-    """Numbers of parameters."""
-
-    generator: int  # 0 without a network
-    discriminator: int
-    head: int  # of the objective, not exported
-    total: int  # shared ones counted once
-
-    @property
-    def shared(self) -> int:
-        """What both towers have in common."""
-        return self.generator + self.discriminator + self.head - self.total
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
-def count_parameters(model: Any) -> ParameterCount:
-    """Parameters of a joint model (`parameters()` yields a tied tensor once)."""
-    parts = (model.generator, model.discriminator, model.main_head, model)
-    return ParameterCount(*(0 if part is None else sum(each.numel() for each in part.parameters()) for part in parts))
+def count_parameters(model: Any) -> dict[str, int]:
+    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (of the objective, not
+    exported), and the `total`, with shared ones counted once."""
+    parts = {"generator": model.generator, "discriminator": model.discriminator, "head": model.main_head}
+    return {
+        name: 0 if part is None else sum(parameter.numel() for parameter in part.parameters())
+        for name, part in {**parts, "total": model}.items()
+    }
 
 
 def model_flops(config: Any, num_sequences: int, max_seq_length: int, num_masked: int) -> int:
     """FLOPs of training a joint model's `config` on `num_sequences` sequences, over all steps, of `max_seq_length`
-    tokens, `num_masked` of them masked: in matrix products. The vocabulary projection runs only on tokens that a tower
-    predicts."""
+    tokens, `num_masked` of them masked. The vocabulary projection runs only on tokens that a tower predicts."""
     return num_sequences * int(_of_sequence(config, max_seq_length, num_masked, _PRODUCTS))
 
 
@@ -55,11 +39,11 @@ def paper_flops(config: Any, num_sequences: int, max_seq_length: int, masked_sha
 
 
 class _Convention(NamedTuple):
-    """Operations of the parts of a tower, from its configuration."""
+    """Operations of the parts of a tower for one token, from its configuration."""
 
-    encoder: Callable[[Any, int], float]  # for one token of a sequence of that length
-    masked_lm_head: Callable[[Any], float]  # for one token
-    binary_head: Callable[[Any], float]  # likewise
+    encoder: Callable[[Any, int], float]  # in a sequence of that length
+    masked_lm_head: Callable[[Any], float]
+    binary_head: Callable[[Any], float]
     backward: int  # what a backward pass costs, in forward passes
 
 

@@ -3,12 +3,10 @@
     hf-electra-rtd convert --tf_checkpoint models/my_electra/model.ckpt-1000000 --size small \\
         --vocab_file vocab.txt --output_dir runs/converted
 
-reads the checkpoint whose files are `model.ckpt-1000000.index` and `.data-...`. It writes the joint model into
-`runs/converted`, to continue its pre-training, and both towers into its `generator` and `discriminator`: native
-checkpoints with their tokenizer. A checkpoint that holds only a discriminator gives that tower. `--size` is one of the
-released models (`small++` was released as ELECTRA-Small).
-
-A model of other sizes needs its hparams, under the original's names, as a JSON file (`--hparams`), such as
+reads `model.ckpt-1000000.index` and `.data-...`. It writes the joint model into `runs/converted`, to continue its
+pre-training, and both towers into its `generator` and `discriminator`: native checkpoints with their tokenizer. A
+checkpoint that holds only a discriminator gives that tower. `--size` is one of the released models (`small++` was
+released as ELECTRA-Small). Any other model needs its hparams, under the original's names, as a JSON file, such as
 {"model_size": "small", "model_hparam_overrides": {"num_hidden_layers": 6}, "vocab_size": 32000}. The optimizer's
 state is left out. TensorFlow, an optional extra, reads the file: pip install -e '.[tf]'
 """
@@ -16,7 +14,6 @@ state is left out. TensorFlow, an optional extra, reads the file: pip install -e
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -32,7 +29,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.cli import run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
-from hf_electra_rtd.files import known_names, reading
+from hf_electra_rtd.files import known_names, read_json, reading
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.towers import save_towers
 
@@ -53,36 +50,29 @@ def main(argv: list[str]) -> None:
     output = Path(arguments.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} (--output_dir) is not empty. Choose another directory.")
+    hparams = SIZE_HPARAMS[arguments.size] if arguments.size else read_json(arguments.hparams)
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
-        size, file = arguments.size, arguments.hparams
-        found = SIZE_HPARAMS[size] if size else json.loads(Path(file).read_text(encoding="utf-8"))
-        hparams = found.get("hparams", found)
         config = config_from_hparams(hparams)
     if not Path(arguments.vocab_file).is_file():
         raise ValueError(f"There is no vocabulary {arguments.vocab_file} (--vocab_file).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
-    tower_config = config.discriminator_config
-    tokenizer.model_max_length = tower_config.max_position_embeddings
-    if len(tokenizer) > tower_config.vocab_size:
-        sizes = f"has {len(tokenizer)} tokens, but the hparams say {tower_config.vocab_size}"
-        raise ValueError(f"{arguments.vocab_file} (--vocab_file) {sizes} (vocab_size).")
-    try:
-        variables = read_tf_variables(arguments.tf_checkpoint)
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    tokenizer.model_max_length = config.discriminator_config.max_position_embeddings
+    if len(tokenizer) > (size := config.discriminator_config.vocab_size):
+        told = f"has {len(tokenizer)} tokens, but the hparams say {size} (vocab_size)"
+        raise ValueError(f"{arguments.vocab_file} (--vocab_file) {told}.")
+    variables = read_tf_variables(arguments.tf_checkpoint)
     print(f"read     {len(variables)} variables of {arguments.tf_checkpoint}, without the optimizer's state")
     if config.has_generator_network and not any(name.startswith("generator") for name in variables):
         print("found    a discriminator only")
-        towers = {"discriminator": discriminator_from_variables(config, variables)}
-        save_towers({"discriminator": towers["discriminator"]}, output, tokenizer)
+        towers = {"discriminator": model_from_variables(config, variables, discriminator_only=True)}
     else:
         print(f"found    objective={config.objective}, generator={config.generator}, sharing={config.sharing}")
-        pair = pair_from_variables(config, variables)
+        pair = model_from_variables(config, variables)
         towers = pair.towers
         pair.save_pretrained(output)
         save_tokenizer(tokenizer, output)
-        pair.save_towers(output, tokenizer)
         print(f"wrote    {output}: the joint model")
+    save_towers(towers, output, tokenizer)
     for name, tower in towers.items():
         print(f"wrote    {output / name}: {type(tower).__name__}, {tower.num_parameters():,} parameters")
 
@@ -142,41 +132,37 @@ SIZE_HPARAMS: dict[str, dict[str, Any]] = {
 
 
 def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
-    """The configuration that hparams of google-research/electra describe; those not given have the original's
-    defaults. Settings that the original ignores (such as a temperature without a generator network) are left out.
-    Raises ValueError for an unknown hparam, a model that cannot be converted, or sizes that cannot be built.
-    """
+    """The configuration that hparams of google-research/electra describe. Settings that the original ignores (such as
+    a temperature without a generator network) are left out. Raises ValueError for an unknown hparam, a model that
+    cannot be converted, or sizes that cannot be built."""
     _check_names("There is no hparam", hparams, (*MODEL_HPARAMS, *UNSUPPORTED, *OTHER_HPARAMS))
     values = {**MODEL_HPARAMS, **hparams}
+    if values["model_size"] == "small":
+        values["embedding_size"] = hparams.get("embedding_size", 128)
     unsupported = [name for name in UNSUPPORTED if values.get(name)]
     if unsupported:
         raise ValueError(f"A model of {' and '.join(unsupported)} cannot be converted.")
-    discriminator = _tower_config(values, embedding_size_given="embedding_size" in hparams)
+    discriminator = _tower_config(values)
+    options: dict[str, Any] = {"discriminator_config": discriminator}
     if not values["electra_objective"]:
         if values["uniform_generator"]:
             raise ValueError("uniform_generator without electra_objective is a model that has no variable to learn.")
-        return ElectraRTDConfig(
-            objective="mlm", discriminator_config=discriminator, discriminator_weight=values["gen_weight"]
-        )
-    options = {
-        "discriminator_config": discriminator,
-        "generator_weight": values["gen_weight"],
-        "discriminator_weight": values["disc_weight"],
-        "disallow_correct": values["disallow_correct"],
-    }
+        return ElectraRTDConfig(objective="mlm", discriminator_weight=values["gen_weight"], **options)
+    options |= {"generator_weight": values["gen_weight"], "discriminator_weight": values["disc_weight"]}
+    options["disallow_correct"] = values["disallow_correct"]
     if values["uniform_generator"]:
         return ElectraRTDConfig(generator="uniform", **options)
     options["temperature"] = values["temperature"]
     if not values["untied_generator"]:
         return ElectraRTDConfig(sharing="all", generator_config=discriminator, **options)
     generator = derive_generator_config(discriminator, values["generator_hidden_size"], values["generator_layers"])
-    if values["untied_generator_embeddings"]:
+    sharing = "none" if values["untied_generator_embeddings"] else "embeddings"
+    if sharing == "none":
         generator.embedding_size = generator.hidden_size  # the original gives such a block no size of its own
-        return ElectraRTDConfig(sharing="none", generator_config=generator, **options)
-    return ElectraRTDConfig(sharing="embeddings", generator_config=generator, **options)
+    return ElectraRTDConfig(sharing=sharing, generator_config=generator, **options)
 
 
-def _tower_config(values: Mapping[str, Any], embedding_size_given: bool) -> ElectraConfig:
+def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     overrides, size = values["model_hparam_overrides"], values["model_size"]
     _check_names("model_hparam_overrides cannot name", overrides, OVERRIDES)
     if size not in MODEL_SIZES:
@@ -186,15 +172,10 @@ def _tower_config(values: Mapping[str, Any], embedding_size_given: bool) -> Elec
     sizes = {"vocab_size": values["vocab_size"], **MODEL_SIZES[size], **overrides}
     width = sizes["hidden_size"]
     sizes = {"num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width, **sizes}
-    if width % sizes["num_attention_heads"]:
-        raise ValueError(
-            f"{sizes['num_attention_heads']} attention heads do not divide a hidden size of {width}: check model_size "
-            "and model_hparam_overrides."
-        )
-    embedding_size = values["embedding_size"]
-    if not embedding_size_given and size == "small":
-        embedding_size = 128
-    return ElectraConfig(**sizes, embedding_size=width if embedding_size is None else embedding_size)
+    if width % (heads := sizes["num_attention_heads"]):
+        raise ValueError(f"{heads} attention heads do not divide a hidden size of {width}: check the hparams.")
+    embedding_size = width if values["embedding_size"] is None else values["embedding_size"]
+    return ElectraConfig(**sizes, embedding_size=embedding_size)
 
 
 def _check_names(message: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
@@ -226,55 +207,35 @@ OPTIMIZER_STATE = re.compile(r"(^|/)(adam_m|adam_v|global_step)$")
 
 
 def load_tf_checkpoint(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForRTDPretraining:
-    """Loads a pre-training checkpoint of google-research/electra, with or without the slots of its optimizer, as a
-    joint model in evaluation mode.
+    """Loads a pre-training checkpoint of google-research/electra as a joint model in evaluation mode.
 
     Args:
         prefix: the path of the checkpoint's files up to `.index` and `.data-...`.
         hparams: of its training, under the original's names; the others have the original's defaults.
 
     Raises:
-        ValueError: for hparams that are unknown or cannot be converted, a checkpoint that cannot be read, and one that
-            does not fit the hparams: lists the variables that are missing, left over, or of another shape.
-        ImportError: where TensorFlow is not installed.
+        ValueError: for hparams that are unknown or cannot be converted, a checkpoint that cannot be read (TensorFlow
+            must be installed), and one that does not fit the hparams.
     """
-    return pair_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
-
-
-def load_tf_discriminator(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForPreTraining:
-    """Loads a checkpoint that holds only the discriminator of a pre-trained pair, as [`load_tf_checkpoint`] does;
-    hparams of the generator are not used.
-    """
-    return discriminator_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
-
-
-def pair_from_variables(config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]) -> ElectraForRTDPretraining:
-    """The joint model of a configuration with these variables; raises what [`load_tf_checkpoint`] raises."""
-    model = ElectraForRTDPretraining(config).eval()
-    _load(variables_of(model), variables)
+    model: ElectraForRTDPretraining = model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
     return model
 
 
-def discriminator_from_variables(
-    config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]
-) -> ElectraForPreTraining:
-    """Likewise the discriminator alone."""
-    tower = ElectraForPreTraining(config.discriminator_config).eval()
-    _load(variables_of(tower, "discriminator."), variables)
+def load_tf_discriminator(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForPreTraining:
+    """Likewise one that holds only the discriminator of a pre-trained pair."""
+    variables = read_tf_variables(prefix)
+    tower: ElectraForPreTraining = model_from_variables(config_from_hparams(hparams), variables, True)
     return tower
 
 
 def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads the variables of a TensorFlow checkpoint by name, the optimizer's state left out; raises what
-    [`load_tf_checkpoint`] raises."""
+    """Reads the variables of a TensorFlow checkpoint by name, without the optimizer's state."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise ImportError(
-            f"Reading a TensorFlow checkpoint needs TensorFlow ({error}). In the project's directory: "
-            "pip install -e '.[tf]'"
-        ) from error
+        remedy = "In the project's directory: pip install -e '.[tf]'"
+        raise ValueError(f"Reading a TensorFlow checkpoint needs TensorFlow ({error}). {remedy}") from error
     with reading(prefix, "Give the path of its files up to .index and .data-..."):
         reader = tf.train.load_checkpoint(os.fspath(prefix).removesuffix(".index"))
         names = [name for name in reader.get_variable_to_shape_map() if not OPTIMIZER_STATE.search(name)]
@@ -282,15 +243,12 @@ def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
-    """Every parameter of a model by its variable's name; a tied one once, under the discriminator's.
-
-    `prefix` is the name of a single tower in the joint model, with a dot. The output layer's weight has no variable:
-    it is the word table.
-    """
+    """Every parameter of a model by its variable's name; a tied one once, under the discriminator's. `prefix` is the
+    name of a single tower in the joint model, with a dot."""
     # The generator comes first, so that the discriminator's name of a tied parameter is the last.
     names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not name.endswith("generator_lm_head.weight"):
+        if not name.endswith("generator_lm_head.weight"):  # it is the word table
             variable = prefix + name
             for pattern, replacement in RULES:
                 variable = re.sub(pattern, replacement, variable)
@@ -299,9 +257,17 @@ def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def _load(parameters: Mapping[str, nn.Parameter], variables: Mapping[str, np.ndarray]) -> None:
-    """Copies every variable into its parameter, all of them or none; the optimizer's state is ignored. Raises
-    ValueError with a list of the variables that are missing, left over, or of another shape."""
+def model_from_variables(
+    config: ElectraRTDConfig, variables: Mapping[str, np.ndarray], discriminator_only: bool = False
+) -> Any:
+    """The joint model of a configuration, or its discriminator, with these variables; the optimizer's state is
+    ignored. Raises ValueError with a list of the variables that are missing, left over, or of another shape."""
+    if discriminator_only:
+        model: Any = ElectraForPreTraining(config.discriminator_config)
+        parameters = variables_of(model, "discriminator.")
+    else:
+        model = ElectraForRTDPretraining(config)
+        parameters = variables_of(model)
     given = {name: value for name, value in variables.items() if not OPTIMIZER_STATE.search(name)}
     # As they are in the checkpoint.
     views = {name: p.T if name.endswith(KERNEL) else p for name, p in parameters.items()}
@@ -319,6 +285,7 @@ def _load(parameters: Mapping[str, nn.Parameter], variables: Mapping[str, np.nda
         raise ValueError("The checkpoint does not fit the hparams." + "".join(told))
     for name, view in views.items():
         view.copy_(torch.from_numpy(np.array(given[name], dtype=np.float32)))
+    return model.eval()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # The interval of each number that can ruin a run: our flags and those of `TrainingArguments`. `inf` excludes NaN, too.
 RANGES: dict[str, str] = {
     **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout", "tokens_per_step"), "(0, inf)"),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
     **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
     **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
@@ -68,9 +68,7 @@ def main() -> NoReturn:
 def run(command: Callable[[list[str]], int | None], name: str | None = None) -> NoReturn:
     """Runs a command's `main` on the command line and exits: with its status, or after `error: ...` for a mistake of
     the user or the machine (`ValueError`, `OSError`, `FloatingPointError`). Other errors are bugs: a traceback.
-    SIGTERM ends it as Ctrl-C does. However it was started, a command of `COMMANDS` is called `hf-electra-rtd COMMAND`
-    in records and messages.
-    """
+    However it was started, a command is called `hf-electra-rtd COMMAND` in records and messages."""
     module = getattr(sys.modules.get(command.__module__), "__spec__", None)  # `__main__` has the name after `-m` there
     for known, (path, _) in COMMANDS.items():
         if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):
@@ -79,12 +77,14 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
     try:
         for before, word in pairwise(sys.argv):
             if not word or word.encode(errors="replace") != word.encode(errors="surrogatepass"):
-                raise ValueError(
-                    f"{word!r} (after {before}) is {'not UTF-8' if word else 'empty'}. Give another name."
-                )
+                what = "not UTF-8" if word else "empty"
+                raise ValueError(f"{word!r} (after {before}) is {what}. Give another name.")
         sys.exit(command(sys.argv[1:]))
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"error: {_message(error)}", file=sys.stderr)
+        told = str(error)
+        if isinstance(error, OSError) and error.strerror:  # without its number
+            told = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        print(f"error: {told}", file=sys.stderr)
         sys.exit(FAILED)
     except KeyboardInterrupt as interrupt:
         print("\nInterrupted.", file=sys.stderr)
@@ -95,13 +95,6 @@ def _terminate(number: int, _: Any) -> NoReturn:
     raise KeyboardInterrupt(128 + number)
 
 
-def _message(error: Exception) -> str:
-    """An error without its number, but with its file."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
 def parse_arguments(
     dataclass_types: Sequence[Any],
     argv: Sequence[str],
@@ -110,12 +103,8 @@ def parse_arguments(
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
-    FILE`); flags win.
-
-    `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`. Exits with a message
-    for an unknown flag or a value of another type; raises ValueError for a YAML file that cannot be read or holds an
-    unknown flag.
-    """
+    FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`.
+    Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
     from transformers import HfArgumentParser
 
     parser = HfArgumentParser(
@@ -142,9 +131,8 @@ def parse_arguments(
         parser.set_defaults(**recipe)
     *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
     if unknown:
-        parser.error(
-            f"there is no flag {unknown[0]}. {known_names(unknown[0], parser._option_string_actions, 'flags')}"
-        )
+        names = known_names(unknown[0], parser._option_string_actions, "flags")
+        parser.error(f"there is no flag {unknown[0]}. {names}")
     return tuple(filled[: len(dataclass_types)])
 
 

@@ -46,17 +46,14 @@ GENERATOR_NAMES = ("masked_lm", "uniform")
 _OF_NETWORK = ("sharing", "temperature", "sampling_dropout", "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 
-# What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
-# tokenizer's special ids too.
-_FRAMEWORK_KEYS = frozenset(
-    {
-        *("_attn_implementation_internal", "_commit_hash", "_experts_implementation_internal", "_name_or_path"),
-        *("attn_implementation", "auto_map", "bos_token_id", "eos_token_id", "experts_implementation", "model_type"),
-        *("name_or_path", "num_labels", "output_attentions", "pad_token_id", "torch_dtype"),
-    }
-)
 # Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
+# What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
+# tokenizer's special ids too.
+_FRAMEWORK_KEYS = (
+    *(*_NOT_COPIED, "_commit_hash", "attn_implementation", "auto_map", "bos_token_id", "eos_token_id"),
+    *("experts_implementation", "name_or_path", "num_labels", "output_attentions", "pad_token_id", "torch_dtype"),
+)
 
 
 def derive_generator_config(
@@ -66,20 +63,15 @@ def derive_generator_config(
 
     google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
     fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units. The rest
-    is copied (vocabulary, embedding size, dropout, ...).
-
-    Raises:
-        ValueError: where the result has no layer or its heads do not divide its hidden size.
+    is copied (vocabulary, embedding size, dropout, ...). Raises ValueError for what cannot be built.
     """
     hidden_size = round(discriminator_config.hidden_size * hidden_size_fraction)
     num_layers = round(discriminator_config.num_hidden_layers * layers_fraction)
     num_heads = max(1, hidden_size // 64)
     if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads:
-        raise ValueError(
-            f"A generator of {hidden_size_fraction:g} x {discriminator_config.hidden_size} hidden units and "
-            f"{layers_fraction:g} x {discriminator_config.num_hidden_layers} layers is {hidden_size} wide and "
-            f"{num_layers} deep with {num_heads} attention heads, which cannot be built: choose other fractions."
-        )
+        shape = f"{num_layers} layers of {hidden_size} with {num_heads} attention heads, which cannot be built"
+        given = f"generator_hidden_size={hidden_size_fraction:g} and generator_layers={layers_fraction:g}"
+        raise ValueError(f"{given} give {shape}: choose other fractions.")
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
     return ElectraConfig(**{**_copyable(discriminator_config), **sizes, "intermediate_size": 4 * hidden_size})
 
@@ -143,7 +135,7 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         fields = {field.name for field in dataclasses.fields(self)}
-        _refuse_unknown(set(kwargs) - _FRAMEWORK_KEYS, fields, type(self).__name__)
+        _refuse_unknown(kwargs.keys() - _FRAMEWORK_KEYS, fields, type(self).__name__)
         refuse_unknown_names(vars(self))
         self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
         if not self.has_generator_network:
@@ -151,11 +143,9 @@ class ElectraRTDConfig(PreTrainedConfig):
         elif self.generator_config is None and self.sharing != "all":
             self.generator_config = derive_generator_config(self.discriminator_config)
         else:
-            given = self.discriminator_config if self.generator_config is None else self.generator_config
-            self.generator_config = ElectraConfig(**_copyable(given))
-        for tower in (self.generator_config, self.discriminator_config):
-            if tower is not None:
-                tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
+            self.generator_config = ElectraConfig(**_copyable(self.generator_config or self.discriminator_config))
+        for tower in self.towers.values():
+            tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
         if self.discriminator_weight is None:
             self.discriminator_weight = self.traits.weight
         super().__post_init__(**kwargs)
@@ -183,20 +173,16 @@ class ElectraRTDConfig(PreTrainedConfig):
         return {name: config for name, config in both.items() if config is not None}
 
     def changed(self, **options: Any) -> ElectraRTDConfig:
-        """A configuration of the same discriminator with other options.
-
-        Options that depend on others get their defaults again unless they are given: the discriminator's weight with
-        another objective, and everything about the generator where its network is added or removed.
-        """
-        kept = ("objective", "initializer_range", *_OF_NETWORK, *_OF_GENERATOR)
-        values = {name: getattr(self, name) for name in kept}
+        """A configuration of the same discriminator with other options. The discriminator's weight gets its default
+        again with another objective, and everything about the generator where its network is added or removed."""
+        kept = ["objective", "initializer_range"]
         if options.get("objective", self.objective) == self.objective:
-            values["discriminator_weight"] = self.discriminator_weight
-        if needs_generator_network(**{**values, **options}) == self.has_generator_network:
-            values["generator_config"] = self.generator_config
-        else:
-            values = {name: value for name, value in values.items() if name not in (*_OF_NETWORK, *_OF_GENERATOR)}
-        return type(self)(discriminator_config=self.discriminator_config, **{**values, **options})
+            kept.append("discriminator_weight")
+        names = {name: options.get(name, getattr(self, name)) for name in ("objective", "generator")}
+        if needs_generator_network(**names) == self.has_generator_network:
+            kept += ["generator_config", *_OF_NETWORK, *_OF_GENERATOR]
+        options = {**{name: getattr(self, name) for name in kept}, **options}
+        return type(self)(discriminator_config=self.discriminator_config, **options)
 
     @property
     def samples_in_second_pass(self) -> bool:
@@ -209,10 +195,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
         reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"
         if self.generator_config is not None:
-            raise ValueError(
-                f"{reason} has no generator network: leave generator_config (or generator_hidden_size and "
-                "generator_layers) out."
-            )
+            remedy = "leave generator_config (or generator_hidden_size and generator_layers) out"
+            raise ValueError(f"{reason} has no generator network: {remedy}.")
         if self.sharing == type(self).sharing:
             self.sharing = "none"
         for name in _OF_NETWORK if self.has_generator else (*_OF_NETWORK, *_OF_GENERATOR):
@@ -245,10 +229,8 @@ class ElectraRTDConfig(PreTrainedConfig):
                 "tokens with its word table, which holds deltas only."
             )
         if self.freeze_generator and self.sharing != "none":
-            raise ValueError(
-                f"freeze_generator=True would freeze what sharing={self.sharing!r} makes part of both towers: take "
-                "sharing='none'."
-            )
+            shared = f"what sharing={self.sharing!r} makes part of both towers"
+            raise ValueError(f"freeze_generator=True would freeze {shared}: take sharing='none'.")
         if not self.tie_word_embeddings:
             raise ValueError("tie_word_embeddings=False would undo every tie: say what is shared with sharing='none'.")
         for name in ("temperature", "generator_weight", "discriminator_weight"):
@@ -266,17 +248,16 @@ class ElectraRTDConfig(PreTrainedConfig):
         named = get_size(size)
         own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
         tower = {f.name for f in dataclasses.fields(ElectraConfig)} - own | {"initializer_range"}
-        fractions = {"generator_hidden_size", "generator_layers"}
-        _refuse_unknown(overrides, own | tower | fractions, f"from_size({size!r})")
-        values = {**named.architecture, "generator_hidden_size": named.generator_hidden_size, **overrides}
+        fractions = {"generator_hidden_size": named.generator_hidden_size, "generator_layers": 1.0}
+        _refuse_unknown(overrides, own | tower | fractions.keys(), f"from_size({size!r})")
+        refuse_unknown_names(overrides)
+        values = {**named.architecture, **fractions, **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})
         # One transformer (`sharing="all"`), or no generator network, needs no fractions; if given, they must fit.
-        refuse_unknown_names(values)
-        needed = needs_generator_network(**values) and values.get("sharing") != "all"
         generator = None
-        if needed or fractions & overrides.keys():
-            width, depth = values["generator_hidden_size"], values.get("generator_layers", 1.0)
-            generator = derive_generator_config(discriminator, width, depth)
+        needed = needs_generator_network(**values) and values.get("sharing") != "all"
+        if needed or fractions.keys() & overrides.keys():
+            generator = derive_generator_config(discriminator, *(values[name] for name in fractions))
         options = {key: value for key, value in values.items() if key in own}
         return cls(generator_config=generator, discriminator_config=discriminator, **options)
 

@@ -41,6 +41,13 @@ LEGEND = (
     "Replaced tokens: found [bold green]100%![/], missed [bold yellow]0%?[/]; originals: taken for replaced "
     "[bold red]100%x[/]. (*) masked, but the generator was right."
 )
+# By whether a token was replaced, and whether the discriminator says so.
+_MARKS = {
+    (True, True): ("bold green", "!"),
+    (True, False): ("bold yellow", "?"),
+    (False, True): ("bold red", "x"),
+    (False, False): ("dim", ""),
+}
 
 
 def main(argv: list[str]) -> None:
@@ -57,12 +64,12 @@ def main(argv: list[str]) -> None:
     for sentence in arguments.sentences:
         console.print(Text(f"\n{sentence}\n", style="bold"))
         if arguments.as_is:
-            _print_scores(score_tokens(discriminator, tokenizer, sentence), console)
+            tokens = score_tokens(discriminator, tokenizer, sentence)
         else:
-            detected = detect(
-                generator, discriminator, tokenizer, sentence, words=arguments.mask, random=random, **options
-            )
-            _print_detection(detected, console)
+            towers = generator, discriminator, tokenizer
+            tokens, fills = detect(*towers, sentence, words=arguments.mask, random=random, **options)
+            _print_fills(fills, console)
+        _print_tokens(tokens, arguments.as_is, console)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -89,9 +96,7 @@ def load_for_detection(
     model: str | None = None, generator: str | None = None, discriminator: str | None = None, as_is: bool = False
 ) -> tuple[Any, Any, PreTrainedTokenizerBase]:
     """Loads an `ElectraForMaskedLM` (None with `as_is`), an `ElectraForPreTraining` and their tokenizer, in evaluation
-    mode: from `model` (a run's directory, one of its checkpoints, or another directory or Hub id of a joint model), or
-    from each tower's directory or Hub id.
-    """
+    mode, from the directories or Hub ids that the flags of those names take."""
     if (model is None) == (discriminator is None) or (model is not None and generator is not None):
         raise ValueError("Give either --model, or --discriminator (and --generator).")
     if model is not None and Path(model, "discriminator").is_dir():
@@ -122,21 +127,14 @@ def load_for_detection(
 # ---- One sentence. L tokens with [CLS] and [SEP], K of them masked, V tokens of the vocabulary ----
 
 
-class Proposal(NamedTuple):
-    """A token and its probability by the generator."""
-
-    token: str
-    probability: float
-
-
 class Fill(NamedTuple):
-    """The generator's proposals for one masked token."""
+    """What the generator says of a masked token; tokens are (token, its probability)."""
 
     position: int  # in the sequence, where [CLS] is 0
-    original: Proposal
+    original: tuple[str, float]
     rank: int  # of the original among all tokens, from 1
-    proposals: tuple[Proposal, ...]  # the most likely tokens, in order
-    sampled: Proposal  # the token put in its place
+    sampled: tuple[str, float]  # put in its place
+    proposals: list[tuple[str, float]]  # the most likely tokens, in order
 
 
 class ScoredToken(NamedTuple):
@@ -146,17 +144,6 @@ class ScoredToken(NamedTuple):
     corrupted: str  # what the discriminator read
     masked: bool
     probability: float  # of "replaced"
-
-    @property
-    def replaced(self) -> bool:
-        return self.original != self.corrupted
-
-
-class Detection(NamedTuple):
-    """A sentence with some tokens replaced."""
-
-    tokens: list[ScoredToken]  # all of them, with [CLS] and [SEP]
-    fills: list[Fill]
 
 
 @torch.no_grad()
@@ -170,11 +157,9 @@ def detect(
     temperature: float = 1.0,
     top_k: int = 5,
     random: torch.Generator | None = None,
-) -> Detection:
-    """Masks tokens of a sentence, fills them by the generator, and scores every token by the discriminator.
-
-    Every masked token becomes [MASK]; in training, some stay visible. Models and tokenizer as `load_for_detection`
-    returns them.
+) -> tuple[list[ScoredToken], list[Fill]]:
+    """Masks tokens of a sentence, fills them by the generator, and scores every token, [CLS] and [SEP] included, by
+    the discriminator. Every masked token becomes [MASK]; in training, some stay visible.
 
     Args:
         words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. None masks at random.
@@ -194,18 +179,16 @@ def detect(
     masked_L = ids_L.index_fill(0, positions_K, int(tokenizer.mask_token_id))
     logits_KV = generator(masked_L[None].to(generator.device)).logits[0].float().cpu()[positions_K]
     uniforms_K2 = torch.rand(len(positions_K), 2, generator=random)
-    sampled_K = sample_tokens(logits_KV, uniforms_K2, temperature)
-
-    corrupted_L = ids_L.index_put((positions_K,), sampled_K)
+    corrupted_L = ids_L.index_put((positions_K,), sample_tokens(logits_KV, uniforms_K2, temperature))
     fills = []
     for position, softmax_V in zip(positions_K.tolist(), logits_KV.softmax(dim=-1), strict=True):
-        original, sampled = int(ids_L[position]), int(corrupted_L[position])
         best = softmax_V.topk(min(top_k, len(softmax_V))).indices.tolist()
-        names: Any = tokenizer.convert_ids_to_tokens([original, sampled, *best])
-        first, drawn, *proposals = map(Proposal, names, softmax_V[[original, sampled, *best]].tolist())
-        rank = 1 + int((softmax_V > softmax_V[original]).sum())
-        fills.append(Fill(position, first, rank, tuple(proposals), drawn))
-    return Detection(_score(discriminator, tokenizer, ids_L, corrupted_L, positions_K.tolist()), fills)
+        ids = [int(ids_L[position]), int(corrupted_L[position]), *best]
+        named: Any = zip(tokenizer.convert_ids_to_tokens(ids), softmax_V[ids].tolist(), strict=True)
+        original, sampled, *proposals = named
+        rank = 1 + int((softmax_V > original[1]).sum())
+        fills.append(Fill(position, original, rank, sampled, proposals))
+    return _score(discriminator, tokenizer, ids_L, corrupted_L, positions_K.tolist()), fills
 
 
 @torch.no_grad()
@@ -230,24 +213,17 @@ def _encode(tokenizer: PreTrainedTokenizerBase, sentence: str, *towers: Any) -> 
 
 def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) -> list[int]:
     """The positions of the tokens of some words, ascending; a word may be several in a row."""
-    # The characters of the word that each token is a part of.
-    spans = {at: encoding.word_to_chars(word) for at, word in enumerate(encoding.word_ids()) if word is not None}
-    starts, stops = {start for start, _ in spans.values()}, {stop for _, stop in spans.values()}
-    positions: set[int] = set()
+    spans = [encoding.word_to_chars(word) for word in encoding.word_ids() if word is not None]
+    starts, stops = {start for start, _ in spans}, {stop for _, stop in spans}
+    positions: set[Any] = set()
     for word in words:
         matches = [match.span() for match in re.finditer(re.escape(word), sentence, re.IGNORECASE)]
-        found = {
-            at
-            for first, last in matches
-            if first in starts and last in stops
-            for at, (start, stop) in spans.items()
-            if first <= start and stop <= last
-        }
-        if not found:
-            listed = ", ".join(dict.fromkeys(sentence[start:stop] for start, stop in spans.values()))
+        whole = [range(start, stop) for start, stop in matches if start in starts and stop in stops]
+        if not any(whole):
+            listed = ", ".join(dict.fromkeys(sentence[start:stop] for start, stop in spans))
             raise ValueError(f"The word {word!r} is not in the sentence. Its words are: {listed}.")
-        positions |= found
-    return sorted(positions)
+        positions |= {encoding.char_to_token(character) for characters in whole for character in characters}
+    return sorted(positions - {None})
 
 
 def _score(
@@ -262,45 +238,31 @@ def _score(
 # ---- Printing ----
 
 
-def _print_detection(detection: Detection, console: Console) -> None:
-    """The generator's proposals for each masked token, then the sentence with the discriminator's scores."""
+def _print_fills(fills: list[Fill], console: Console) -> None:
+    """The generator's proposals for each masked token."""
     headers = ("masked", "its probability", "sampled", "most likely by the generator")
     table = Table(*headers, box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for fill in detection.fills:
-        cells = (
-            fill.original.token,
-            f"{fill.original.probability:.1%} (no. {fill.rank:,})",
-            f"{fill.sampled.token} {fill.sampled.probability:.1%}",
-            "   ".join(f"{proposal.token} {proposal.probability:.1%}" for proposal in fill.proposals),
-        )
+    for fill in fills:
+        token, probability = fill.original
+        sampled, *proposals = (f"{name} {share:.1%}" for name, share in (fill.sampled, *fill.proposals))
+        cells = token, f"{probability:.1%} (no. {fill.rank:,})", sampled, "   ".join(proposals)
         table.add_row(*map(Text, cells))  # tokens in brackets are no markup
     console.print(table)
     console.print()
-    print_columns(("original", "corrupted", "replaced?"), map(_cells, detection.tokens[1:-1]), console)
 
 
-def _cells(token: ScoredToken) -> tuple[Text, Text, Text]:
-    flagged = token.probability > 0.5
-    if token.replaced:
-        style, mark = ("bold green", "!") if flagged else ("bold yellow", "?")
-    else:
-        style, mark = ("bold red", "x") if flagged else ("", "")
-    kept = "*" if token.masked and not token.replaced else ""
-    return (
-        Text(token.original),
-        Text(token.corrupted + kept, style=style if token.replaced else ""),
-        Text(f"{token.probability:.0%}{mark}", style=style or "dim"),
-    )
-
-
-def _print_scores(tokens: list[ScoredToken], console: Console) -> None:
-    """A sentence with the discriminator's scores; `!` marks tokens above 50 %. [CLS] and [SEP] are not shown."""
+def _print_tokens(tokens: list[ScoredToken], as_is: bool, console: Console) -> None:
+    """A sentence with the discriminator's scores; as it is, `!` marks tokens above 50 %."""
     columns = []
     for token in tokens[1:-1]:
-        flagged = token.probability > 0.5
-        score = Text(f"{token.probability:.0%}{'!' if flagged else ''}", style="bold red" if flagged else "dim")
-        columns.append((Text(token.corrupted, style="bold red" if flagged else ""), score))
-    print_columns(("sentence", "replaced?"), columns, console)
+        replaced, flagged = token.original != token.corrupted, token.probability > 0.5
+        style, mark = _MARKS[replaced, flagged]
+        score = Text(f"{token.probability:.0%}{'!' if as_is and flagged else mark}", style)
+        kept = "*" if token.masked and not replaced else ""
+        cells = Text(token.original), Text(token.corrupted + kept, style if replaced else ""), score
+        columns.append(cells[1:] if as_is else cells)
+    labels = ("sentence", "replaced?") if as_is else ("original", "corrupted", "replaced?")
+    print_columns(labels, columns, console)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,10 @@ _REPLACED = "replaced"  # where `writing` keeps a directory until the new one ha
 
 @contextmanager
 def writing(path: str | os.PathLike[str], replaces: str | None = None) -> Iterator[Path]:
-    """Writes a file or, with `replaces`, a directory, whole or not at all.
-
-    Yields a scratch path beside `path` for the caller to create. When the block ends without an error, its content is
-    forced to disk and takes the name `path`. Otherwise it is removed. `remove_partial` clears what a killed process
-    left. Errors are those of `check_output`, before anything is written, and of `naming`.
-    """
+    """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path beside `path` for the
+    caller to create. When the block ends without an error, its content is forced to disk and takes the name `path`.
+    Otherwise it is removed. `remove_partial` clears what a killed process left. Errors are those of `check_output`,
+    before anything is written, and of `naming`."""
     path = Path(path)
     check_output(path, replaces=replaces)
     with naming(path):
@@ -114,8 +112,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 def reading(path: object, remedy: str = "") -> Iterator[None]:
     """Whatever a library raises while it reads a file (or a flag) becomes `ValueError: PATH cannot be read: WHAT.
     REMEDY`. An error whose text begins with the path stays as it is. Keep the block to the library's call: a bug of
-    ours inside it would look like a broken file.
-    """
+    ours inside it would look like a broken file."""
     try:
         if os.path.exists(str(path)) and not (os.path.isfile(str(path)) or os.path.isdir(str(path))):
             raise ValueError("it is no ordinary file")  # a FIFO would wait, and a device may never end
@@ -145,9 +142,8 @@ def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise ValueError(
-            f"Another process is using {os.fspath(directory)}. Wait for it, stop it, or choose another --output_dir."
-        ) from None
+        remedy = "Wait for it, stop it, or choose another --output_dir."
+        raise ValueError(f"Another process is using {os.fspath(directory)}. {remedy}") from None
     return lock
 
 
@@ -162,8 +158,8 @@ def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
 
 
 def hash_model(directory: str | os.PathLike[str]) -> str:
-    """SHA-256 of a checkpoint: its `config.json`, then every `.safetensors` file by name. Evaluation records find the
-    weights that they belong to by it."""
+    """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every `.safetensors` file
+    by name."""
     directory = Path(directory)
     return hash_files([directory / "config.json", *sorted(directory.glob("*.safetensors"))])
 

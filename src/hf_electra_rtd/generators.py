@@ -1,7 +1,6 @@
 """What fills the masked slots.
 
-A kind of generator is a class: what it proposes for each slot, and what is measured. The model chooses one once, at
-construction; nothing else depends on the name.
+A kind of generator is a class: what it proposes for each slot, and what is measured.
 """
 
 from __future__ import annotations
@@ -30,16 +29,14 @@ class Generator:
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction | None:
-        """Fills the masked slots of a batch; None where there is no generator. `tower` is the network, or None;
-        `sampling` has uniforms (B, K, 2), or is None to sample nothing; `inputs` are the network's: the masked
-        `input_ids` (B, L), `attention_mask` and so on."""
+        """Fills the masked slots of a batch. `tower` is the network, or None; `sampling` has uniforms (B, K, 2), or is
+        None to sample nothing; `inputs` are the network's: the masked `input_ids` (B, L), `attention_mask` and so
+        on."""
         return None
 
 
 class MaskedLMGenerator(Generator):
-    """A masked language model (paper, section 2): softmax over the vocabulary at each masked slot.
-
-        L_G = mean over m of  -log p(x_t | x with [MASK] at m)
+    """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m).
 
     Without `sampling_dropout`, one that trains draws its samples in a second pass, without dropout.
     """
@@ -97,9 +94,8 @@ def predict_slots(
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a layer does nothing but multiply and add: no adapter, no hook that wants to be called."""
-    return type(layer) is nn.Linear and not (
-        layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    )
+    called = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
+    return type(layer) is nn.Linear and not called
 
 
 GENERATORS: dict[str, type[Generator]] = {"masked_lm": MaskedLMGenerator, "uniform": UniformGenerator}

@@ -1,8 +1,7 @@
 """What the discriminator learns: the paper's Table 5.
 
 An objective is a class: which stock model the discriminator is, its loss, and what is measured. `OBJECTIVE_TRAITS` of
-the configuration says whether there is a generator and how the losses are weighted. The model chooses its objective
-once, at construction; nothing else depends on the name.
+the configuration says whether there is a generator and how the losses are weighted.
 
 Notation: x the original sequence, x^c the corrupted one (every masked token replaced by a sample of the generator), m
 the masked positions.
@@ -90,7 +89,7 @@ class ReplacedTokenDetection(Objective):
 
         L = mean over every real token t of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
 
-    D = sigmoid of minus the logit: a positive logit means replaced.
+    with D the sigmoid of minus the logit.
     """
 
     main_tower_class = FAMILIES["electra"].detector
@@ -108,10 +107,7 @@ class ReplacedTokenDetection(Objective):
 
 
 class MaskedOnlyDetection(ReplacedTokenDetection):
-    """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but over the masked positions alone.
-
-    L = mean over m of  -log D(x^c, t)  where x^c_t = x_t,  else  -log(1 - D(x^c, t))
-    """
+    """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but the mean is over the masked positions."""
 
     masked_only = True
     measures = (LOSS_AT_MASKED, Detection(masked_only=True), Detection(masked_only=False, suffix="_all"))
@@ -180,10 +176,8 @@ class AllTokensMLM(Objective):
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
     """Binary cross-entropy of "this token was replaced" over all real tokens, in float32 (paper, section 2, L_Disc).
-
     [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`); without a mask
-    all are. A positive logit means replaced.
-    """
+    all are."""
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
     return _sum_over_real(losses, attention_mask_BL)

@@ -6,6 +6,7 @@ when a record is made.
 
 import dataclasses
 import json
+import math
 import os
 import platform
 import re
@@ -39,8 +40,7 @@ class _Record:
     FILE = ""
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes the record into a directory, whole or not at all, and returns its path. Numbers that are not finite
-        become null."""
+        """Writes the record into a directory and returns its path. Numbers that are not finite become null."""
         path = Path(directory) / self.FILE
         values = finite(dataclasses.asdict(self))  # type: ignore[call-overload]  # every subclass is a dataclass
         write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
@@ -53,10 +53,17 @@ class _Record:
         path = Path(path)
         path = path / cls.FILE if path.is_dir() else path
         with reading(path, f"It must be a {cls.__name__} of this version of hf-electra-rtd."):
-            values = json.loads(path.read_text(encoding="utf-8"))
+            text = path.read_text(encoding="utf-8")
+            values = json.loads(text, parse_float=_finite, parse_constant=_finite)
             if values["schema_version"] != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {values['schema_version']}, and this is {SCHEMA_VERSION}")
             return cls(**values)
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 @strict
@@ -83,8 +90,6 @@ class PretrainingRecord(_Record):
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
-    # `kg_co2_eq`, `energy_kwh`, `country`, `source`, as measured by codecarbon; empty if not measured.
-    emissions: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
 
@@ -115,7 +120,7 @@ class EvaluationRecord(_Record):
     benchmark: str  # `glue`, `clue`, `more`, or `own` for a user's task
     task: str  # its name, such as `mrpc`
     language: str  # `en`, `zh`, or empty where it is not known
-    kind: str  # `classification`, `regression`, `multiple_choice`, `question_answering` or `tagging`
+    kind: str  # a key of `finetuning.kinds.KINDS`, such as `classification`
     # `title`; `id` and `config` on the Hub (null where it is not there); `splits`, from the names here to those there;
     # `text_columns`, the names of the one or two columns of text.
     dataset: dict[str, Any]
@@ -175,12 +180,9 @@ SECRETS = (
 
 def public(value: Any, flag: str = "") -> Any:
     """A value of a record (dicts, lists and strings at any depth) without directories of this machine, passwords and
-    tokens.
-
-    A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes `b.jsonl,weight=2`). What
-    is a path follows from its flag, which is the key in a dict; where the flag says nothing, an absolute path that
-    exists here is one, and what begins with `../` or `./`.
-    """
+    tokens. A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes
+    `b.jsonl,weight=2`). What is a path follows from its flag, which is the key in a dict; where the flag says nothing,
+    an absolute path that exists here is one, and what begins with `../` or `./`."""
     if isinstance(value, Mapping):
         return {key: public(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -249,19 +251,13 @@ def collect_hardware() -> dict[str, Any]:
 
     hardware: dict[str, Any] = {
         "system": platform.platform(terse=True),
-        "processor": _processor_name(),
+        "processor": platform.processor() or platform.machine(),
         "cpu_cores": count_cores(),
         "torch_threads": torch.get_num_threads(),
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
     if sys.platform == "linux":
+        if named := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            hardware["processor"] = named[1]
         hardware["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return hardware
-
-
-def _processor_name() -> str:
-    information = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*: (.+)$", information.read_text(), re.MULTILINE) if information.exists() else None
-    )
-    return found[1] if found else platform.processor() or platform.machine()

@@ -32,9 +32,9 @@ def load_towers(
     generator: str | os.PathLike[str] | ElectraForMaskedLM | None,
     discriminator: str | os.PathLike[str] | PreTrainedModel,
     **kwargs: Any,
-) -> tuple[ElectraRTDConfig, dict[str, Any]]:
-    """The configuration that joins two native towers, and `{"generator": ..., "discriminator": ...}`. Arguments and
-    errors are those of `ElectraForRTDPretraining.from_generator_discriminator_pretrained`."""
+) -> tuple[ElectraRTDConfig, Any, Any]:
+    """The configuration that joins two native towers, the generator and the discriminator. Arguments are those of
+    `ElectraForRTDPretraining.from_generator_discriminator_pretrained`."""
     own = {field.name for field in dataclasses.fields(ElectraRTDConfig)} - {"dtype"}
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
@@ -47,21 +47,23 @@ def load_towers(
         raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
     main = load_tower(get_objective(options["objective"]).main_tower_class, discriminator, **kwargs)
     fills = None if generator is None else load_tower(FAMILIES["electra"].masked_lm, generator, **kwargs)
-    pair = {"generator": fills, "discriminator": main}
     fills_config = None if fills is None else fills.config
     config = ElectraRTDConfig(generator_config=fills_config, discriminator_config=main.config, **options)
     if fills is not None:
-        sharing = get_sharing(config.sharing)
-        _warn_where_tying_overwrites(pair, sharing.tied_weights(main))
+        sharing, mine, other = get_sharing(config.sharing), main.base_model, fills.base_model
+        names = sharing.shared_parameters(mine)
+        differing = [name for name in names if not torch.equal(mine.get_parameter(name), other.get_parameter(name))]
+        if differing:
+            what = f"tensors of the generator by the discriminator's, although they differ: {_listed(differing)}"
+            logger.warning(f"sharing={config.sharing!r} replaces {what}. Use sharing='none' to keep both.")
         sharing.join(fills, main)
-    return config, pair
+    return config, fills, main
 
 
 def load_tower(
     model_class: type[PreTrainedModel], source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any
 ) -> Any:
-    """Loads a native tower from a directory or Hub id as `load_whole` does, in float32 unless `dtype` is given; a
-    model of that class stays as it is."""
+    """Loads a native tower as `load_whole` does, in float32 unless `dtype` is given; a model stays as it is."""
     if isinstance(source, PreTrainedModel):
         if not isinstance(source, model_class):
             raise ValueError(f"The tower must be an {model_class.__name__}, but is a {type(source).__name__}.")
@@ -73,13 +75,11 @@ def load_tower(
 def load_whole(
     load: Callable[..., Any], model_class: type[PreTrainedModel], source: str | os.PathLike[str] | None, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`, and refuses what that accepts: missing tensors,
-    which it would draw at random, and unknown tensors, which it would ignore. (With `ignore_mismatched_sizes=True`,
-    tensors of another shape are drawn anew.) Returns the model and the loading info.
+    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`. Returns it and the loading info.
 
     Raises:
         ValueError: for a source that does not exist or cannot be reached, holds another type of model or a pickle, is
-            damaged, or has missing, unknown or wrongly shaped tensors.
+            damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped tensors.
     """
     if source is not None:
         _check_source(model_class, source, kwargs)
@@ -91,13 +91,13 @@ def load_whole(
         except OSError as error:
             raise ValueError(_unreachable(source, error)) from None
     mismatched = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
+    parameters = [(name, each) for name, each in model.named_parameters() if not each.is_meta]
     found = {
         "lacks tensors": report["missing_keys"],
         f"holds tensors unknown to {model_class.__name__}": report["unexpected_keys"],
         "holds tensors of another shape than its configuration says": [] if mismatches_allowed else mismatched,
+        "holds numbers that are not finite": [name for name, each in parameters if not each.isfinite().all()],
     }
-    unsound = [name for name, tensor in model.named_parameters() if not tensor.is_meta and not tensor.isfinite().all()]
-    found["holds numbers that are not finite"] = unsound
     problems = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
     if problems:
         made_as = ", ".join(model.config.architectures or ()) or "something else"
@@ -108,30 +108,25 @@ def load_whole(
 
 
 def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`).
-
-    Raises:
-        ValueError: if there is none, or it cannot be read or reached.
-    """
+    """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`). Raises
+    ValueError if there is none, or it cannot be read or reached."""
     name = os.fspath(source)
     directory = Path(name, kwargs.get("subfolder", ""))
     if Path(name).is_file():
         raise ValueError(f"{name} is a file. Name its directory.")
-    if not Path(name).is_dir():
-        # A Hub id is `name` or `owner/name`; everything else can only be meant as a path.
-        if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
-            raise ValueError(f"There is no directory {name}.")
-        try:
-            hub_options = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
-            return dict(PreTrainedConfig.get_config_dict(name, **hub_options)[0])
-        except (OSError, ValueError) as error:
-            raise ValueError(_unreachable(name, error)) from None
-    path = directory / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(
-            f"{directory} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a tower."
-        )
-    return read_json(path)
+    if Path(name).is_dir():
+        if not (directory / CONFIG_FILE).is_file():
+            remedy = "Name a run, a checkpoint or a tower."
+            raise ValueError(f"{directory} holds no model: there is no {CONFIG_FILE}. {remedy}")
+        return read_json(directory / CONFIG_FILE)
+    # A Hub id is `name` or `owner/name`; everything else can only be meant as a path.
+    if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
+        raise ValueError(f"There is no directory {name}.")
+    try:
+        hub_options = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
+        return dict(PreTrainedConfig.get_config_dict(name, **hub_options)[0])
+    except (OSError, ValueError) as error:
+        raise ValueError(_unreachable(name, error)) from None
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[str], kwargs: dict[str, Any]) -> None:
@@ -140,19 +135,12 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
         expected = model_class.config_class.model_type  # type: ignore[union-attr]
         found = read_config(source, **kwargs).get("model_type", expected)
         if found != expected:
-            inside = [str(directory / name) for name in ("generator", "discriminator") if (directory / name).is_dir()]
-            hint = f" Its towers are {' and '.join(inside)}." if inside else ""
+            hint = " Name one of its towers." if found == ElectraRTDConfig.model_type else ""
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
         if list(directory.glob("pytorch_model*.bin*")):
-            pickle, converted = repr(str(directory / "pytorch_model.bin")), repr(str(directory / "model.safetensors"))
-            raise ValueError(
-                f"{directory} holds its weights as a pickle. A pickle can run any code, so it is not read. If you "
-                "trust its source, convert it:\n"
-                'python -c "import torch, safetensors.torch as st; st.save_file({name: tensor.contiguous().clone() '
-                f"for name, tensor in torch.load({pickle}, map_location='cpu', weights_only=True).items()}}, "
-                f"{converted}, {{'format': 'pt'}})\""
-            )
+            remedy = "Convert them to safetensors first (save_pretrained of transformers)."
+            raise ValueError(f"{directory} holds its weights as a pickle, which could run any code. {remedy}")
         raise ValueError(f"{directory} holds no weights: it has no model.safetensors.")
     for path in directory.glob("*.safetensors"):
         with reading(path, "The weights are damaged or are not safetensors."), safe_open(path, "pt") as file:
@@ -173,19 +161,6 @@ def _unreachable(source: Any, error: Exception) -> str:
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def _warn_where_tying_overwrites(pair: dict[str, Any], tied: dict[str, str]) -> None:
-    differing = []
-    for target, source in tied.items():
-        (tower, name), (other, other_name) = target.split(".", 1), source.split(".", 1)
-        if not torch.equal(pair[tower].get_parameter(name), pair[other].get_parameter(other_name)):
-            differing.append(name)
-    if differing:
-        logger.warning(
-            f"Sharing replaces tensors of the generator by the discriminator's, although they differ: "
-            f"{', '.join(differing)}. Use sharing='none' to keep both."
-        )
 
 
 def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:

@@ -13,8 +13,7 @@ from hf_electra_rtd.checkpoints import (
     OVERRIDES,
     SIZE_HPARAMS,
     config_from_hparams,
-    discriminator_from_variables,
-    pair_from_variables,
+    model_from_variables,
     variables_of,
 )
 from tests.recordings import Recording
@@ -60,8 +59,8 @@ def discriminator_head(hidden):
     return {f"discriminator_predictions/{name}": shape for name, shape in {**dense, "dense_1/bias": (1,)}.items()}
 
 
-def make(shapes, seed=0, slots=False):
-    random = np.random.default_rng(seed)
+def make(shapes, slots=False):
+    random = np.random.default_rng(0)
     variables = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
     if slots:
         for name, shape in shapes.items():
@@ -82,12 +81,9 @@ def checkpoint(hidden=8, layers=2, embedding=4, width=0.5, depth=1.0, kind="embe
         "untied_generator": kind != "all",
         "uniform_generator": kind == "uniform",
         "electra_objective": kind != "mlm",
-        "model_hparam_overrides": {
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "max_position_embeddings": POSITIONS,
-        },
     }
+    hparams["model_hparam_overrides"] = {"hidden_size": hidden, "num_hidden_layers": layers}
+    hparams["model_hparam_overrides"]["max_position_embeddings"] = POSITIONS
     shapes = embeddings("electra", embedding) | transformer("electra", hidden, layers, feed_forward, embedding)
     if kind != "mlm":
         shapes |= discriminator_head(hidden)
@@ -125,18 +121,18 @@ def assert_holds(model, variables, prefix=""):
 def test_any_width_depth_and_sharing(hidden, layers, embedding, width, depth, kind, slots):
     hparams, shapes = checkpoint(hidden, layers, embedding, width, depth, kind)
     variables = make(shapes, slots=slots)
-    assert_holds(pair_from_variables(config_from_hparams(hparams), variables), variables)
+    assert_holds(model_from_variables(config_from_hparams(hparams), variables), variables)
 
 
 def test_a_discriminator_alone():
     hparams, shapes = checkpoint(kind="embeddings")
     alone = {name: shape for name, shape in shapes.items() if not name.startswith("generator")}
     config, variables = config_from_hparams(hparams), make(alone, slots=True)
-    assert_holds(discriminator_from_variables(config, variables), variables, "discriminator.")
+    assert_holds(model_from_variables(config, variables, True), variables, "discriminator.")
     with pytest.raises(ValueError, match=r"missing variables \(37\):\n  generator/encoder/layer_0/attention"):
-        pair_from_variables(config, variables)
+        model_from_variables(config, variables)
     with pytest.raises(ValueError, match=r"variables left over \(37\):\n  generator/encoder/layer_0/attention"):
-        discriminator_from_variables(config, make(shapes))
+        model_from_variables(config, make(shapes), True)
 
 
 def test_everything_missing_left_over_and_misshapen_is_listed():
@@ -145,7 +141,7 @@ def test_everything_missing_left_over_and_misshapen_is_listed():
     foreign = {"cls/kernel": (3, 4), "electra/encoder/layer_2/output/dense/bias": (8,)}
     variables = make({name: shape for name, shape in shapes.items() if name not in missing} | foreign)
     with pytest.raises(ValueError, match="does not fit the hparams") as raised:
-        pair_from_variables(config_from_hparams({**hparams, "vocab_size": 12}), variables)
+        model_from_variables(config_from_hparams({**hparams, "vocab_size": 12}), variables)
     told = str(raised.value)
     assert f"missing variables ({len(missing)}):" in told
     assert "variables left over (2):" in told
@@ -155,33 +151,21 @@ def test_everything_missing_left_over_and_misshapen_is_listed():
     # A kernel's shape is that of the file, not of the transposed parameter.
     told = r"generator/encoder/layer_0/intermediate/dense/kernel is \[4, 16\], expected \[2, 8\]"
     with pytest.raises(ValueError, match=told):
-        pair_from_variables(config_from_hparams({**hparams, "generator_hidden_size": 0.25}), make(shapes))
+        model_from_variables(config_from_hparams({**hparams, "generator_hidden_size": 0.25}), make(shapes))
 
 
 def test_the_message_where_tensorflow_is_not_installed_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ImportError, match=r"needs TensorFlow.*pip install -e '\.\[tf\]'"):
+    with pytest.raises(ValueError, match=r"needs TensorFlow.*pip install -e '\.\[tf\]'"):
         hf_electra_rtd.load_tf_checkpoint("model.ckpt-7", {})
 
 
 # ---- hparams ----
 
 
-def sizes(config):
-    names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
-    return tuple(getattr(config, name) for name in names)
-
-
 @pytest.mark.parametrize("size", SIZE_HPARAMS)
 def test_named_sizes_are_the_released_ones_by_the_originals_formulas(size):
-    released, named = config_from_hparams(SIZE_HPARAMS[size]), ElectraRTDConfig.from_size(size)
-    for name, tower in named.towers.items():
-        assert sizes(released.towers[name]) == sizes(tower)
-        assert {key: getattr(tower, key) for key in OVERRIDES} == {
-            key: getattr(released.towers[name], key) for key in OVERRIDES
-        }
-    options = ("objective", "generator", "sharing", "generator_weight", "discriminator_weight", "temperature")
-    assert [getattr(released, name) for name in options] == [getattr(named, name) for name in options]
+    assert config_from_hparams(SIZE_HPARAMS[size]).to_dict() == ElectraRTDConfig.from_size(size).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -198,39 +182,36 @@ def test_the_recorded_hparams_give_the_recorded_configurations(variant, expected
     recorded = Recording(variant).config
     config = config_from_hparams(recorded["hparams"])
     assert (config.objective, config.generator, config.sharing) == expected
-    towers = {"discriminator": config.discriminator_config}
-    if variant in ("small_shared", "untied_embeddings"):
-        towers["generator"] = config.generator_config
-    for name, tower in towers.items():
-        assert recorded[name].keys() == set(OVERRIDES)
-        assert {key: getattr(tower, key) for key in OVERRIDES} == recorded[name]
+    has_own_generator = variant in ("small_shared", "untied_embeddings")
+    for name in ("generator", "discriminator") if has_own_generator else ("discriminator",):
+        assert {key: getattr(config.towers[name], key) for key in OVERRIDES} == recorded[name]
+
+
+SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "embedding_size")
 
 
 @pytest.mark.parametrize(
-    ("hparams", "embedding_size"),
+    ("hparams", "discriminator", "generator"),
     [
-        ({}, 128),
-        ({"model_hparam_overrides": {"hidden_size": 512}}, 128),
-        ({"embedding_size": None}, 256),
-        ({"embedding_size": 64}, 64),
-        ({"model_size": "base"}, 768),
-        ({"model_size": "base", "model_hparam_overrides": {"hidden_size": 512}}, 512),
+        ({}, (256, 12, 4, 1024, 128), (64, 12, 1, 256, 128)),
+        ({"embedding_size": None}, (256, 12, 4, 1024, 256), (64, 12, 1, 256, 256)),
+        ({"embedding_size": 64}, (256, 12, 4, 1024, 64), (64, 12, 1, 256, 64)),
+        ({"model_size": "base"}, (768, 12, 12, 3072, 768), (192, 12, 3, 768, 768)),
+        ({"model_size": "base", "hidden_size": 512}, (512, 12, 8, 2048, 512), (128, 12, 2, 512, 512)),
+        ({"hidden_size": 320, "num_hidden_layers": 5}, (320, 5, 5, 1280, 128), (80, 5, 1, 320, 128)),
+        (
+            {"num_attention_heads": 8, "intermediate_size": 96, "generator_layers": 0.4},
+            (256, 12, 8, 96, 128),
+            (64, 5, 1, 256, 128),
+        ),
     ],
 )
-def test_size_of_the_embeddings(hparams, embedding_size):
-    assert config_from_hparams(hparams).discriminator_config.embedding_size == embedding_size
-
-
-def test_heads_and_feed_forward_follow_the_width_unless_overridden():
-    overrides = {"hidden_size": 320, "num_hidden_layers": 5}
-    assert sizes(config_from_hparams({"model_hparam_overrides": overrides}).discriminator_config)[:4] == (
-        *(320, 5, 5),
-        1280,
-    )
-    overrides |= {"num_attention_heads": 10, "intermediate_size": 96}
-    config = config_from_hparams({"model_hparam_overrides": overrides, "generator_layers": 0.4})
-    assert sizes(config.discriminator_config)[:4] == (320, 5, 10, 96)
-    assert sizes(config.generator_config)[:4] == (80, 2, 1, 320)
+def test_sizes_follow_the_model_size_and_the_width_unless_they_are_given(hparams, discriminator, generator):
+    overrides = {name: value for name, value in hparams.items() if name in OVERRIDES}
+    others = {name: value for name, value in hparams.items() if name not in OVERRIDES}
+    towers = config_from_hparams({**others, "model_hparam_overrides": overrides}).towers
+    for name, sizes in (("discriminator", discriminator), ("generator", generator)):
+        assert tuple(getattr(towers[name], size) for size in SIZES) == sizes
 
 
 def test_what_the_original_ignores_is_left_out():

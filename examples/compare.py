@@ -3,8 +3,7 @@
 
     python examples/compare.py runs/glue_discriminator runs/glue_random
 
-prints the median, mean and best of each model's seeds on each task. `--along 456=runs/glue_6 7300=runs/glue_100` draws
-checkpoints of one pre-training; `--help` lists all flags. The same as `hf-electra-rtd compare`.
+prints the median, mean and best of each model's seeds on each task. The same as `hf-electra-rtd compare`.
 """
 
 from hf_electra_rtd.cli import run

@@ -20,8 +20,11 @@ from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, Electra
 from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.ops import products
 
 
+# Torch's usual library for matrix products, whatever is faster on this machine: some tests compare bits.
+products.use_library(products.MKL)
 # A shell that starts the tests in the background has them ignore Ctrl-C, and so the commands that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.checkpoints import KERNEL, config_from_hparams, pair_from_variables, variables_of
+from hf_electra_rtd.checkpoints import KERNEL, config_from_hparams, model_from_variables, variables_of
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"
@@ -68,7 +68,7 @@ class Recording:
 
     def load(self) -> ElectraForRTDPretraining:
         """The pair before step 0."""
-        return pair_from_variables(config_from_hparams(self.hparams), self.start_variables)
+        return model_from_variables(config_from_hparams(self.hparams), self.start_variables)
 
     def get(self, step: int, name: str) -> Tensor | None:
         """What was recorded of a step; None where the variant has no such thing."""

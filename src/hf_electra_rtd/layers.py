@@ -1,7 +1,8 @@
 """Stock layers exchanged for faster ones, with the same parameters and meaning.
 
-On a CPU torch draws dropout serially, a number an element, and its attention has no fused kernel with dropout. On
-other devices, where it has, and under `torch.compile`, which makes its own, the exchanged layers are the stock ones.
+On a CPU torch draws dropout serially, a number an element, its attention has no fused kernel with dropout, and its
+matrix products may not use the processor's widest instructions. On other devices and under `torch.compile`, which
+makes kernels of its own, the exchanged layers are the stock ones.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
+from hf_electra_rtd.ops.products import linear
 
 
 # Takes the place of "sdpa", also where a loader is asked for it; any other back-end stays. The pair's
@@ -23,11 +25,13 @@ ATTENTION = "sdpa_with_dropout"
 
 
 def exchange_layers(tower: PreTrainedModel) -> None:
-    """Exchanges the dropout layers of a tower, and its attention where that is torch's own (`"sdpa"`)."""
+    """Exchanges the dropout and linear layers of a tower, and its attention where that is torch's own (`"sdpa"`)."""
     for module in tower.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p).train(child.training))
+            elif type(child) is nn.Linear:
+                child.__class__ = Linear  # its parameters stay those of optimizers and of tied layers
     if tower.config._attn_implementation == "sdpa":
         tower.set_attn_implementation(ATTENTION)
 
@@ -41,6 +45,13 @@ class Dropout(nn.Dropout):
         return super().forward(input)
 
 
+class Linear(nn.Linear):
+    """`nn.Linear`, by the faster library on a CPU; see `hf_electra_rtd.ops.products`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return linear(input, self.weight, self.bias)
+
+
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -51,14 +62,12 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`transformers`' attention with `scaled_dot_product_attention`, and on a CPU with dropout
-    `hf_electra_rtd.ops.attention_with_dropout`: (B, H, L, D) each, to (B, L, H, D).
-    """
+    """`transformers`' "sdpa", and on a CPU with dropout `attention_with_dropout`: (B, H, L, D) each, to (B, L, H,
+    D)."""
     causal = kwargs.get("is_causal") or getattr(module, "is_causal", False)
     if causal or not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        output, _ = stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-        return output, None
+        return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     batch_size, num_heads, length, head_size = query.shape
     bits = draw_dropout_bits((num_heads, batch_size, length, length))
     scaling = head_size**-0.5 if scaling is None else scaling

@@ -1,8 +1,7 @@
 """What is measured of a run, in training and on held-out sequences.
 
-A measure takes sums from each sequence of a batch, and reports from their totals. Sums add up over sequences, batches
-and processes, so a report does not depend on how sequences were grouped. The kind of generator and the objective say
-which measures a run has (`measures` of both).
+A measure takes sums from each sequence of a batch, and reports from their totals, so a report does not depend on how
+sequences were grouped. The kind of generator and the objective say which measures a run has (`measures` of both).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,11 +36,6 @@ class Observation(NamedTuple):
     def at(self, values_BL: Tensor, masked_only: bool) -> tuple[Tensor, Tensor]:
         """Values, and which of them count: those of every real token, or of the masked slots (B, K) alone."""
         return (values_BL.gather(1, self.slots.positions), self.used) if masked_only else (values_BL, self.real)
-
-    @property
-    def sampled(self) -> Tensor:
-        """(B, K); what the discriminator read in the slots."""
-        return cast(Tensor, self.output.corrupted_input_ids.gather(1, self.slots.positions))
 
     @property
     def masked(self) -> Tensor:
@@ -88,9 +82,6 @@ class Tokens(Measure):
         return {"tokens": totals[0]}
 
 
-# ---- Means over tokens ----
-
-
 class Mean(Measure):
     """A mean over tokens. `of`: for an observation, values and what counts of them, tensors (B, n)."""
 
@@ -115,7 +106,7 @@ LOSS_AT_MASKED = Mean("discriminator_loss", lambda seen: (seen.output.discrimina
 GENERATOR_ACCURACY = Mean(
     "generator_accuracy", lambda seen: (seen.output.generator_predictions.eq(seen.slots.labels), seen.used)
 )
-SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: (seen.sampled.eq(seen.slots.labels), seen.used))
+SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: seen.at(~seen.replaced, masked_only=True))
 MASKED_ACCURACY = Mean(
     "discriminator_masked_accuracy", lambda seen: (seen.output.predictions.eq(seen.slots.labels), seen.used)
 )
@@ -131,9 +122,6 @@ COPY_ORIGINAL = Mean(
     "copy_probability_original", lambda seen: (seen.output.copy_probabilities, seen.real & ~seen.replaced)
 )
 COPY_REPLACED = Mean("copy_probability_replaced", lambda seen: (seen.output.copy_probabilities, seen.replaced))
-
-
-# ---- Detection ----
 
 
 class Detection(Measure):
@@ -167,15 +155,12 @@ class Detection(Measure):
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         tokens, replaced, flagged, found, right, *of_logits = totals
         results = {
-            "auc": _exact_auc(*whole) if whole else _normal_auc(replaced, tokens - replaced, *of_logits),
+            "auc": exact_auc(*whole) if whole else _normal_auc(replaced, tokens - replaced, *of_logits),
             "precision": _ratio(found, flagged),
             "recall": _ratio(found, replaced),
             "accuracy": _ratio(right, tokens),
         }
         return {f"discriminator_{name}{self.suffix}": value for name, value in results.items()}
-
-
-# ---- Several measures at once ----
 
 
 def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
@@ -189,8 +174,8 @@ def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
 def report_totals(
     measures: Sequence[Measure], totals: Sequence[float], whole: Sequence[np.ndarray] = ()
 ) -> dict[str, float]:
-    """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences from the
-    tensors of `whole` of each measure, in order."""
+    """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences `whole` of
+    each measure, in order."""
     results: dict[str, float] = {}
     sums, tensors = iter(totals), iter(whole)
     for measure in measures:
@@ -207,8 +192,7 @@ def _ratio(total: float, count: float) -> float:
 def _normal_auc(
     num_replaced: float, num_original: float, replaced: float, replaced_squared: float, original: float, squared: float
 ) -> float:
-    """AUC if the logits of each class, of which these are the sums, were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class
-    is missing."""
+    """AUC if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class is missing."""
     if not num_replaced or not num_original:
         return 0.5
     mean, other_mean = replaced / num_replaced, original / num_original
@@ -217,7 +201,8 @@ def _normal_auc(
     return 0.5 if spread == 0 else 0.5 * (1 + math.erf((mean - other_mean) / spread / math.sqrt(2)))
 
 
-def _exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
+def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The area under the ROC curve for labels 0 and 1; others do not count. NaN where a class is missing."""
     from sklearn.metrics import roc_auc_score
 
     counts = (labels == 0) | (labels == 1)

@@ -25,7 +25,7 @@ from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
 from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
 from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
-from hf_electra_rtd.sharing import get_sharing, refuse_other_look_up
+from hf_electra_rtd.sharing import get_sharing
 
 
 @dataclass
@@ -53,13 +53,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ones.
 
     Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network),
-    `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective` trains in its place.
-    `config.sharing` says what they share. Towers that are given are used as they are; by default new ones are made.
+    `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective` trains in its place. Towers
+    that are given are used as they are; by default new ones are made.
     """
 
     config: ElectraRTDConfig
     generator: Any
     discriminator: Any
+    yardsticks: tuple[Measure, ...] = ()  # what else is measured on held-out sequences, to compare with
     config_class = ElectraRTDConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
@@ -101,23 +102,25 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self._let_padding_learn()
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, *model_args: Any, **kwargs: Any
+    def from_pretrained(  # type: ignore[override]  # towers cannot be passed by position
+        cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, **kwargs: Any
     ) -> Any:
         """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all
         (`hf_electra_rtd.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing is
         refused."""
-        if pretrained_model_name_or_path is not None and "sharing" in kwargs:
-            saved = towers.read_config(pretrained_model_name_or_path, **kwargs)
-            refuse_other_look_up(saved.get("sharing", cls.config_class.sharing), kwargs["sharing"])
-        if model_args or kwargs.get("output_loading_info"):
-            loaded: Any = super().from_pretrained(pretrained_model_name_or_path, *model_args, **kwargs)
-            model = loaded[0] if isinstance(loaded, tuple) else loaded
-        else:
-            model, _ = towers.load_whole(super().from_pretrained, cls, pretrained_model_name_or_path, **kwargs)
-            loaded = model
+        name: Any = pretrained_model_name_or_path
+        load: Any = super().from_pretrained
+        if name is not None and (wanted := kwargs.get("sharing")) is not None:
+            saved = towers.read_config(name, **kwargs).get("sharing", cls.config_class.sharing)
+            if saved != wanted and "gdes" in (saved, wanted):  # whose tensors are differences, named as the others
+                raise ValueError(
+                    f"{name} was saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
+                    "towers (save_towers) and join them anew."
+                )
+        with_report = kwargs.get("output_loading_info", False)
+        model, report = load(name, **kwargs) if with_report else towers.load_whole(load, cls, name, **kwargs)
         model._freeze_generator()  # loading makes new parameters
-        return loaded
+        return (model, report) if with_report else model
 
     @classmethod
     def from_generator_discriminator_pretrained(
@@ -135,20 +138,19 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 `generator_type`; the others go to `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`:
                 float32 unless given, ...).
         """
-        config, pair = towers.load_towers(generator, discriminator, **kwargs)
-        return cls(config, pair["generator"], pair["discriminator"])
+        return cls(*towers.load_towers(generator, discriminator, **kwargs))
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-        """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints that
-        load without this package, each with the tokenizer and its `vocab.txt`."""
+        """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints, each
+        with the tokenizer and its `vocab.txt`."""
         towers.save_towers({**self.towers, "discriminator": self.native_discriminator()}, directory, tokenizer)
 
     def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
         self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
     ) -> str:
-        """Uploads both towers as one model, with a card; a card that is there already stays. Arguments are as in
-        `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`revision`, `create_pr`, ...). Returns the
-        commit's address. `RTDTrainer.push_to_hub` publishes single towers with the record of their run."""
+        """Uploads both towers as one model, with a card unless there is one; returns the commit's address. Arguments
+        are as in `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`revision`, `create_pr`, ...).
+        `RTDTrainer.push_to_hub` publishes single towers with the record of their run."""
         from huggingface_hub import CommitOperationAdd, HfApi
 
         from hf_electra_rtd.publishing.card import model_card
@@ -172,6 +174,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def measures(self) -> tuple[Measure, ...]:
         """What is metered in training and evaluated on held-out sequences."""
         return (*self.proposals.measures, *self.objective.measures)
+
+    @property
+    def held_out_measures(self) -> tuple[Measure, ...]:
+        """What is evaluated on held-out sequences."""
+        return (*self.measures, *self.yardsticks)
 
     def native_discriminator(self) -> Any:
         """The discriminator as a model of its own: the one that is trained, or, with `sharing="gdes"`, a copy with the

@@ -1,8 +1,7 @@
 """What the generator and the discriminator share.
 
-A mode of sharing is a class: which tensors are one, and how the discriminator looks up ids. Tied means the same
-storage, before and after saving and loading; `transformers` ties them, from explicit names (patterns and shared
-modules do not survive `from_pretrained`).
+A mode of sharing is a class: which tensors are one, and how the discriminator looks up ids. `transformers` ties them,
+from explicit names (patterns and shared modules do not survive `from_pretrained`).
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from hf_electra_rtd.families import family_of
 
 
 class Sharing:
-    """A mode of sharing; this one shares nothing (Code `untied_generator_embeddings`; paper, section 3.2, "no weight
-    tying")."""
+    """Shares nothing (Code `untied_generator_embeddings`; paper, section 3.2, "no weight tying")."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         """Names of the parameters of both towers' base models that are one tensor in both."""
@@ -64,9 +62,9 @@ class WordSharing(Sharing):
 
 
 class EmbeddingSharing(Sharing):
-    """The whole embedding block: word, position, token type and LayerNorm. The default of google-research/electra
-    (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in one scope), and of the paper (section
-    3.2: token embeddings, which it reports as better than none)."""
+    """The whole embedding block: word, position, token type and LayerNorm, as in google-research/electra
+    (model/modeling.py: look-up, `embedding_postprocessor` and its LayerNorm in one scope) and the paper (section
+    3.2)."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
         block = family_of(encoder).embeddings
@@ -90,12 +88,14 @@ class GradientDisentangledSharing(Sharing):
     """
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return tuple(f"{table}.weight" for table in _tables(encoder))
+        return tuple(f"{table}.weight" for table in embedding_tables(encoder))
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
-        words, positions = (generator.base_model.get_submodule(name).weight.detach() for name in _tables(generator))
+        words, positions = (
+            generator.base_model.get_submodule(name).weight.detach() for name in embedding_tables(generator)
+        )
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         looked_up = F.embedding(input_ids, words) + discriminator.get_input_embeddings()(input_ids)
@@ -104,12 +104,12 @@ class GradientDisentangledSharing(Sharing):
 
     @torch.no_grad()
     def begin(self, generator: Any, discriminator: Any) -> None:
-        for table in _tables(discriminator):
+        for table in embedding_tables(discriminator):
             discriminator.base_model.get_submodule(table).weight.zero_()
 
     @torch.no_grad()
     def join(self, generator: Any, discriminator: Any) -> None:
-        for table in _tables(discriminator):
+        for table in embedding_tables(discriminator):
             weight = discriminator.base_model.get_submodule(table).weight
             weight.sub_(generator.base_model.get_submodule(table).weight)
 
@@ -119,14 +119,14 @@ class GradientDisentangledSharing(Sharing):
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         tensors: dict[str, Tensor] = dict(discriminator.state_dict())
-        for table in _tables(discriminator):
+        for table in embedding_tables(discriminator):
             name = f"{discriminator.base_model_prefix}.{table}.weight"
             tensors[name] = tensors[name] + generator.state_dict()[name]
         return tensors
 
 
-def _tables(tower: Any) -> tuple[str, str]:
-    """The look-up tables that hold deltas, by their names in the base model."""
+def embedding_tables(tower: Any) -> tuple[str, str]:
+    """The look-up tables of words and positions, by their names in the base model."""
     family = family_of(tower)
     return family.word_table, family.position_table
 
@@ -144,13 +144,3 @@ assert SHARING.keys() == SHARED_SIZES.keys()
 def get_sharing(name: str) -> Sharing:
     """The mode of that name; the configuration has checked that there is one."""
     return SHARING[name]()
-
-
-def refuse_other_look_up(saved: str, wanted: str) -> None:
-    """Raises ValueError where tensors saved under one mode would be read under another that takes them amiss: those of
-    'gdes' have the names and shapes of others, but mean differences."""
-    if saved != wanted and "gdes" in (saved, wanted):
-        raise ValueError(
-            f"The tensors were saved with sharing={saved!r} and cannot be read with sharing={wanted!r}: save the "
-            "towers (save_towers) and join them anew."
-        )

@@ -51,12 +51,6 @@ def test_bits_follow_torchs_generator():
 # ---- Attention ----
 
 
-def _heads(rows, heads, length, size, dtype):
-    """Query, key and value as the projections leave them: (B, H, L, D), not contiguous."""
-    shape = (rows, length, heads, size)
-    return [torch.randn(shape, dtype=dtype).transpose(1, 2) for _ in range(3)]
-
-
 def _mask(kind, rows, heads, length):
     seen = torch.arange(length) < torch.randint(1, length + 1, (rows, 1))
     return {
@@ -78,20 +72,19 @@ def _mask(kind, rows, heads, length):
 def test_value_and_gradients_err_no_more_than_the_obvious_code_does(dtype, shape, kind, probability):
     torch.manual_seed(0)
     rows, heads, length, size = shape
-    inputs, mask = _heads(*shape, dtype), _mask(kind, rows, heads, length)
+    # As the projections leave them: (B, H, L, D), not contiguous.
+    inputs = [torch.randn(rows, length, heads, size, dtype=dtype).transpose(1, 2) for _ in range(3)]
+    mask = _mask(kind, rows, heads, length)
     bits = draw_dropout_bits((heads, rows, length, length))
     upstream = torch.randn(rows, length, heads, size, dtype=dtype)
     results = []
-    for function, precision in (
-        (attention_with_dropout, dtype),
-        (reference.attention_with_dropout, dtype),
-        (reference.attention_with_dropout, torch.float64),
-    ):
+    obvious = reference.attention_with_dropout
+    for function, precision in ((attention_with_dropout, dtype), (obvious, dtype), (obvious, torch.float64)):
         own = [each.detach().to(precision).requires_grad_() for each in inputs]
         own_mask = mask if mask is None or mask.dtype == torch.bool else mask.to(precision)
         output = function(*own, bits, probability, size**-0.5, own_mask)
         results.append([output.detach(), *torch.autograd.grad(output, own, upstream.to(precision))])
-    for ours, obvious, truth in zip(*results, strict=True):
+    for ours, naive, truth in zip(*results, strict=True):
         slack = 8 * torch.finfo(dtype).eps * max(1.0, float(truth.abs().max()))
-        error, allowed = ((each.double() - truth).abs().max() for each in (ours, obvious))
+        error, allowed = ((each.double() - truth).abs().max() for each in (ours, naive))
         assert error <= allowed + slack

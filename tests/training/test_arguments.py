@@ -37,6 +37,7 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
         ({"checkpoint_fractions": [0.5, 1.5]}, r"checkpoint_fractions is 1\.5"),
         ({"checkpoint_fractions": [0.0]}, "checkpoint_fractions is 0"),
         *(({f"{name}_strategy": "epoch"}, f"{name}_strategy epoch") for name in ("save", "eval", "logging")),
+        ({"load_best_model_at_end": True}, "no step is the best"),
         ({"size": "medium"}, "no size 'medium'"),
     ],
 )

@@ -1,9 +1,8 @@
 """What a person sees of a run; a dry run shows what a run does, and changes nothing."""
 
+import copy
 import io
 import re
-import shutil
-from collections import namedtuple
 from types import SimpleNamespace
 
 import pytest
@@ -55,10 +54,11 @@ def show(model, blocks, tokenizer, tmp_path):
 def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     text = show(checkpoint_fractions=[0.5, 1.0])
     counts = count_parameters(model)
-    parameters = f"Together {counts.total:,} parameters; {counts.shared:,} are shared (--sharing embeddings)."
-    memory = f"{4 * 4 * counts.total / 1000:.1f} kB for weights, gradients and Adam's moments"  # in float32
+    shared = counts["generator"] + counts["discriminator"] - counts["total"]
+    parameters = f"Together {counts['total']:,} parameters; {shared:,} are shared (--sharing embeddings)."
+    memory = f"{4 * 4 * counts['total'] / 1000:.1f} kB for weights, gradients and Adam's moments"  # in float32
     length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.3g} passes", "after steps 3, 6")
-    for expected in (parameters, memory, *length, "0.0005 after 2 steps", "matrix products"):
+    for expected in (parameters, memory, *length, "matrix products"):
         assert expected in text, expected
     assert re.search(r"hidden size +16 +32\b", text)
     seconds, speed = re.search(r"([\d.e-]+) s a step, ([\d,]+) tokens/s", text).groups()
@@ -67,20 +67,16 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
 
 
 def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):
-    lines = [line.split() for line in show().splitlines() if line.split()]
-    stream = SequenceStream(blocks[0], 48, seed=1)
+    stream, names = SequenceStream(blocks[0], 48, seed=1), tokenizer.convert_ids_to_tokens
     batch = DataCollatorForRTD(tokenizer, seed=1)(stream.__getitems__([0, 1]))
-    output = model.eval()(**batch)
-    joined = {
-        name: [word for line in lines if line[0] == name for word in line[1:]]
-        for name in ("original", "masked", "sampled", "label")
-    }
-    names = tokenizer.convert_ids_to_tokens
-    assert joined["original"] == [token for i in range(2) for token in names(stream[i]["input_ids"])]
-    positions = [sorted(row) for row in batch["masked_positions"].tolist()]
-    for name, ids in (("masked", batch["input_ids"]), ("sampled", output.corrupted_input_ids)):
-        assert joined[name] == [names(int(ids[row, at])) for row in range(2) for at in positions[row]]
-    assert joined["label"] == [str(label) for label in output.replaced_labels.flatten().tolist()]
+    output, shown = model.eval()(**batch), " ".join(show().split())
+    assert "original/masked/sampled/label" in shown
+    for row in range(2):
+        words = names(stream[row]["input_ids"])
+        for at in batch["masked_positions"][row].tolist():
+            parts = names([int(batch["input_ids"][row, at]), int(output.corrupted_input_ids[row, at])])
+            words[at] = "/".join([words[at], *parts, str(int(output.replaced_labels[row, at]))])
+        assert " ".join(words) in shown
 
 
 def test_without_a_generator_and_from_any_dataset_there_are_no_samples_and_one_network(show):
@@ -92,27 +88,11 @@ def test_without_a_generator_and_from_any_dataset_there_are_no_samples_and_one_n
 
 def test_a_dry_run_leaves_everything_as_it_was(show, tmp_path):
     model = ElectraForRTDPretraining(tiny_config(hidden_dropout_prob=0.1)).train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state = torch.get_rng_state()
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
     show(model, push_to_hub=True, hub_model_id="lab/electra")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(parameter.grad is None for parameter in model.parameters())
     assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == []
-
-
-def test_what_does_not_fit_is_refused_with_a_remedy(show, monkeypatch):
-    def full(*args, **kwargs):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ElectraForRTDPretraining, "generate", full)
-        with pytest.raises(ValueError, match=r"batch of 4 sequences does not fit.*--gradient_accumulation_steps"):
-            show()
-    usage = namedtuple("DiskUsage", "total used free")(10**9, 10**9 - 5000, 5000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"but 5\.0 kB are free.*--save_total_limit"):
-        show()
 
 
 def test_the_disk_that_is_asked_for_is_about_the_disk_that_a_run_takes(blocks, tokenizer, tmp_path):
@@ -130,17 +110,3 @@ def test_the_disk_that_is_asked_for_is_about_the_disk_that_a_run_takes(blocks, t
 
 def size(directory):
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-
-
-@pytest.mark.parametrize(
-    ("options", "checkpoints"),
-    [
-        ({"save_total_limit": None}, 5),
-        ({"save_total_limit": 1}, 2),
-        ({"save_steps": 0.5, "save_total_limit": None}, 2),
-        ({"save_strategy": "no"}, 0),
-    ],
-)
-def test_as_many_checkpoints_count_as_lie_there_at_once(model, tmp_path, options, checkpoints):
-    needed, _ = check_disk(model, arguments(tmp_path, **{**RUN, "max_steps": 9, **options}))
-    assert needed == 4 * count_parameters(model).total * (3 * checkpoints + 2)

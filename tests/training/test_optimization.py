@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -74,28 +72,3 @@ def test_the_schedule_is_decay_times_warmup(warmup, total):
         assert schedule.get_last_lr()[0] == pytest.approx(expected, rel=1e-12)
         optimizer.step()
         schedule.step()
-
-
-def test_groups_may_differ_in_bias_correction_and_a_loaded_state_continues_where_it_was():
-    def build():
-        torch.manual_seed(0)
-        parameters = [nn.Parameter(torch.randn(4)) for _ in range(2)]
-        groups = [{"params": [parameters[0]], "bias_correction": True}, {"params": [parameters[1]]}]
-        return parameters, ElectraAdamW(groups, lr=1e-2)
-
-    def step(parameters, optimizer):
-        for parameter in parameters:
-            parameter.grad = parameter.detach() ** 2
-        optimizer.step()
-
-    (ours, optimizer), (resumed, other) = build(), build()
-    for _ in range(3):
-        step(ours, optimizer)
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    with torch.no_grad():
-        for one, two in zip(resumed, ours, strict=True):
-            one.copy_(two)
-    assert [other.state[parameter]["step"].item() for parameter in resumed] == [3, float("inf")]
-    step(ours, optimizer)
-    step(resumed, other)
-    assert all(torch.equal(one, two) for one, two in zip(ours, resumed, strict=True))

@@ -6,18 +6,13 @@ import os
 import runpy
 import shutil
 import signal
-import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import (
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-)
+from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.cli import parse_arguments
@@ -28,7 +23,7 @@ from hf_electra_rtd.publishing.hub import remember
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
-from hf_electra_rtd.training.pretrain import find_checkpoint, main, print_resume_command
+from hf_electra_rtd.training.pretrain import find_checkpoint, main
 from tests.conftest import pretraining_flags, tiny_config
 
 
@@ -74,18 +69,14 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
         *("generator", "discriminator", "run_record.json", "training_curves.png", "blocks", "fractions"),
         "tokenizer_config.json",
     }
-    assert {path.name for path in (finished_run / "fractions").iterdir() if path.is_dir()} == {"50", "100"}
     record = PretrainingRecord.load(finished_run)
     assert (record.steps, record.sequences, record.tokens) == (4, 32, 32 * 32)
     assert record.command.startswith("hf-electra-rtd pretrain --output_dir run --train_files corpus.txt")
-    assert record.arguments["training"]["max_seq_length"] == 32
     assert (record.arguments["model"]["size"], record.arguments["data"]["packing"]) == ("tiny", "full")
     (source,) = record.data["train"]["sources"]
     assert (source["name"], len(source["sha256"])) == (corpus.name, 64)
-    assert record.data["train"]["statistics"]["documents"] + record.data["held_out"]["statistics"]["documents"] == 40
     assert [entry["step"] for entry in record.curves if "loss" in entry] == [1, 2, 3, 4]
     assert [entry["step"] for entry in record.curves if "eval_loss" in entry] == [2, 4]  # the last one once
-    assert record.metrics["eval_discriminator_auc"] > 0
     assert [fraction["step"] for fraction in record.fractions] == [2, 4]
     assert record.train_seconds > 0
 
@@ -96,22 +87,18 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
     assert status == 0
     for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):
         assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
-    records = [PretrainingRecord.load(directory) for directory in (finished_run, copied_run)]
-    assert records[0].tokens == records[1].tokens
-    for name in ("eval_loss", "eval_generator_accuracy", "eval_discriminator_auc"):
-        assert records[0].metrics[name] == records[1].metrics[name]
     shown = capsys.readouterr().out
-    assert "step 3/4" in shown
-    assert "step 2/4" not in shown
-    for expected in ("HELD-OUT", "discriminator, held out", "from_pretrained"):
+    assert ("step 3/4" in shown, "step 2/4" in shown) == (True, False)
+    for expected in ("HELD-OUT", "discriminator, held out", "discriminator/ and generator/"):
         assert expected in shown
 
 
-def test_a_run_goes_on_in_another_directory_and_ends_the_same(pretrain, finished_run, tmp_path):
-    pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-2"))
-    assert weights(tmp_path / "run") == weights(finished_run)
-    with pytest.raises(ValueError, match="holds another run than"):
-        pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-4"))
+def test_half_a_copy_of_a_checkpoint_is_named_and_the_one_before_is_taken(pretrain, copied_run, finished_run, caplog):
+    (copied_run / "checkpoint-4" / "checkpoint.json").unlink()
+    assert pretrain("--resume_from_checkpoint", "latest")[0] == 0
+    assert "checkpoint-4 cannot be read" in caplog.text
+    assert (copied_run / "checkpoint-4" / "checkpoint.json").exists()
+    assert weights(copied_run) == weights(finished_run)
 
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite_output_dir",), ("--resume_from_checkpoint", "auto")])
@@ -128,7 +115,7 @@ def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypat
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 
 
-@pytest.mark.parametrize("name", ["checkpoint-3/mine", "generator/mine", "training_curves.png/mine"])
+@pytest.mark.parametrize("name", ["generator/mine", "training_curves.png/mine"])
 def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run, name):
     shutil.rmtree(copied_run / "generator")
     (copied_run / "training_curves.png").unlink()
@@ -155,7 +142,7 @@ PHASES = {
     "trainer": "training.pretrain.RTDTrainer",
     "loop": "training.meters.check_loss",
     "outputs": "training.checkpoints.plot_curves",
-    "publication": "training.pretrain.print_summary",
+    "publication": "training.console.print_summary",
 }
 
 
@@ -176,7 +163,8 @@ def test_a_signal_at_any_time_ends_the_command_with_its_status(pretrain, monkeyp
         signal.signal(signal.SIGTERM, before)
     shown, said = capsys.readouterr()
     assert ended.value.code == 128 + number
-    assert ("--resume_from_checkpoint latest" in shown) == (phase == "loop") == ("Interrupted." not in said)
+    command = "--use_cpu --disable_tqdm True --resume_from_checkpoint latest\n"  # as it was typed, to go on
+    assert (command in shown) == (phase == "loop") == ("Interrupted." not in said)
     assert latest_checkpoint(tmp_path / "run") or phase in ("text", "model", "trainer")
     assert not list((tmp_path / "run").glob(".*partial*"))
 
@@ -184,11 +172,13 @@ def test_a_signal_at_any_time_ends_the_command_with_its_status(pretrain, monkeyp
 def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_run, copied_run, tmp_path):
     for resume in ("latest", "auto"):
         assert find_checkpoint(str(finished_run), resume, overwrite=False) == str(finished_run / "checkpoint-4")
-    shutil.rmtree(copied_run / "checkpoint-4")
-    named = str(copied_run / "checkpoint-2")
-    assert find_checkpoint(str(copied_run), named, overwrite=False) == named
-    shutil.rmtree(named)
     assert find_checkpoint(str(tmp_path), "auto", overwrite=False) is None  # nothing is there
+    for checkpoint in copied_run.glob("checkpoint-*"):
+        (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"only damaged checkpoints.*--overwrite_output_dir"):
+        find_checkpoint(str(copied_run), "auto", overwrite=False)
+    for checkpoint in copied_run.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
     with pytest.raises(SystemExit) as ended:  # a finished run is there
         find_checkpoint(str(copied_run), "auto", overwrite=False)
     assert ended.value.code == 0
@@ -203,15 +193,6 @@ def test_the_checkpoint_is_chosen_under_the_lock_after_one_that_was_being_replac
         pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-4"))
     lock.release()
     pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-4"))
-
-
-def test_a_run_with_damaged_checkpoints_only_does_not_begin_anew_unasked(copied_run):
-    (copied_run / "run_record.json").unlink()
-    for checkpoint in copied_run.glob("checkpoint-*"):
-        (checkpoint / "optimizer.pt").unlink()
-    with pytest.raises(ValueError, match=r"only damaged checkpoints.*--overwrite_output_dir"):
-        find_checkpoint(str(copied_run), "auto", overwrite=False)
-    assert find_checkpoint(str(copied_run), "auto", overwrite=True) is None
 
 
 def test_another_run_is_replaced_only_when_asked(pretrain, copied_run):
@@ -255,23 +236,19 @@ def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, co
         pretrain("--overwrite_output_dir", **hub)
     assert path.read_text() == '{"run": "old"}'  # the run is still there, so its key is, too
     status, _ = pretrain("--overwrite_output_dir", **hub)
-    assert "old" not in asked
-    assert json.loads(path.read_text())["run"] == asked[1]
+    assert (asked[1] != "old", json.loads(path.read_text())["run"]) == (True, asked[1])
     # A run that could not be published is complete all the same, and says so.
     assert (status, PretrainingRecord.load(copied_run).steps) == (1, 1)
     assert "--resume" in "".join(capsys.readouterr())
 
 
-def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(
-    pretrain, corpus, caplog, monkeypatch
-):
+def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(pretrain, monkeypatch):
     own = {"tokenizer": None, "model_config": None, "vocab_size": 120}
     _, directory = pretrain(**own)
     whole = weights(directory)
     cut_back(directory)
-    other = ["--overwrite_output_dir", "--attn_implementation", "flash_attention_2"]
     with pytest.raises(ValueError, match="flash_attention_2"):
-        pretrain(*other, **own | {"vocab_size": 60})
+        pretrain("--overwrite_output_dir", attn_implementation="flash_attention_2", **own | {"vocab_size": 60})
     pretrain("--resume_from_checkpoint", "latest", **own)
     assert weights(directory) == whole
     cut_back(directory)
@@ -289,12 +266,9 @@ def test_a_dry_run_or_a_mistake_deletes_no_run(pretrain, copied_run, flags):
         assert path.is_dir() or path.stat().st_mtime_ns == time, path
 
 
-def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, tmp_path, capsys):
+def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, capsys):
     status, directory = pretrain("--dry_run")
-    assert status == 0
-    shown = capsys.readouterr().out
-    for part in ("The networks", "Sequences of the first step", "[MASK]", "4 of 8 sequences"):
-        assert part in shown
+    assert (status, "Sequences of the first step" in capsys.readouterr().out) == (0, True)
     assert {path.name for path in directory.iterdir()} == {"blocks"}
     assert find_checkpoint(str(directory), None, overwrite=False) is None
 
@@ -316,32 +290,19 @@ def test_mistakes_are_told_before_any_work_is_lost(pretrain, tmp_path, options, 
     assert not (tmp_path / "run" / "blocks").exists()
 
 
-def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, copied_run, tmp_path, monkeypatch):
+def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_run, copied_run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"file cannot be written.*another directory"):
         pretrain(output_dir=tmp_path / "file")
-    with pytest.raises(ValueError, match=r"has checkpoints after step 2: checkpoint-4"):
+    with pytest.raises(ValueError, match="has checkpoints after step 2"):
         pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-2"))
-    lock = lock_directory(tmp_path / "new")
-    with pytest.raises(ValueError, match="Another process is using"):
-        pretrain(output_dir=tmp_path / "new")
-    lock.release()
+    with pytest.raises(ValueError, match="holds another run than"):
+        pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-4"))
     usage = namedtuple("usage", "total used free")(10**9, 10**9, 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(ValueError, match=r"but 1\.0 kB are free"):
         pretrain(output_dir=tmp_path / "new")
     assert not list((tmp_path / "new").glob("checkpoint-*"))
-
-
-def test_pretraining_continues_from_networks(pretrain, tmp_path, tokenizer):
-    pair = ElectraForRTDPretraining(tiny_config())
-    pair.save_towers(tmp_path, tokenizer)
-    given = {"generator": tmp_path / "generator", "discriminator": tmp_path / "discriminator"}
-    _, directory = pretrain(**given, model_config=None, tokenizer=None, learning_rate=0.0, max_steps=1)
-    assert str(tmp_path) not in (directory / "run_record.json").read_text()
-    trained = ElectraForRTDPretraining.from_pretrained(directory)
-    for (name, parameter), (_, expected) in zip(trained.named_parameters(), pair.named_parameters(), strict=True):
-        assert torch.equal(parameter, expected), name
 
 
 def test_a_max_grad_norm_of_zero_clips_nothing_in_either_loop(pretrain, tmp_path):
@@ -351,24 +312,6 @@ def test_a_max_grad_norm_of_zero_clips_nothing_in_either_loop(pretrain, tmp_path
         pretrain(command=command, output_dir=tmp_path / name, max_grad_norm=norm, max_steps=2, eval_strategy="no")
     unclipped, loop_, high, low = (weights(tmp_path / name) for name in runs)
     assert unclipped == loop_ == high != low
-
-
-def test_the_record_is_that_of_the_best_model_where_it_is_loaded(pretrain):
-    best = ["--load_best_model_at_end", "True", "--metric_for_best_model", "eval_loss", "--greater_is_better", "True"]
-    _, directory = pretrain(*best, learning_rate=0.03)
-    record = PretrainingRecord.load(directory)
-    while_training = [log["eval_loss"] for log in record.curves if "eval_loss" in log][:2]
-    assert while_training[0] > while_training[1]  # so that the last model is not the best
-    assert record.metrics["eval_loss"] == pytest.approx(while_training[0], rel=1e-6)
-
-
-def test_the_command_to_resume_is_the_one_that_was_typed(capsys):
-    argv = ["hf-electra-rtd pretrain", "--train_files", "a b.txt", "c.txt", "--use_cpu"]
-    print_resume_command(SimpleNamespace(argv=argv, args=SimpleNamespace(max_steps=9, output_dir="runs/x")), 5)
-    shown = capsys.readouterr().out
-    assert "after step 5 of 9 and saved in runs/x" in shown
-    command = "  hf-electra-rtd pretrain --train_files 'a b.txt' c.txt --use_cpu --resume_from_checkpoint latest\n"
-    assert shown.endswith(command)
 
 
 # ---- Objectives, generators, sharing ----
@@ -382,11 +325,10 @@ HELD_OUT = {
 
 
 @pytest.mark.parametrize("objective", HELD_OUT)
-def test_an_objective_trains_leaves_what_it_implies_and_resumes(pretrain, objective, capsys):
+def test_an_objective_trains_leaves_what_it_implies_and_resumes(pretrain, objective):
     network_class = ElectraForPreTraining if objective == "rtd_masked_only" else ElectraForMaskedLM
     config = tiny_config(temperature=0.5)  # of rtd; the flag wins, and what follows from it follows
     _, directory = pretrain(pair=config, objective=objective)
-    assert f"{network_class.__name__}.from_pretrained" in capsys.readouterr().out
     assert (directory / "generator").exists() == (objective != "mlm")
     network_class.from_pretrained(directory / "discriminator")
 
@@ -396,27 +338,11 @@ def test_an_objective_trains_leaves_what_it_implies_and_resumes(pretrain, object
     assert ("eval_generator_accuracy" in record.metrics) == (objective != "mlm")
     assert config.discriminator_weight == (50.0 if objective == "rtd_masked_only" else 1.0)
     assert config.temperature == (1.0 if objective == "mlm" else 0.5)
-    for log, prefix in ((record.metrics, "eval_"), *((log, "") for log in record.curves if "loss" in log)):
-        loss = log[f"{prefix}discriminator_loss"] * config.discriminator_weight
-        loss += log.get(f"{prefix}generator_loss", 0.0)
-        assert log[f"{prefix}loss"] == pytest.approx(loss, rel=1e-5)
     if objective in ("mlm", "all_tokens_mlm"):  # without a generator; with a head beside the networks
         whole = weights(directory)
         cut_back(directory)
         pretrain("--resume_from_checkpoint", "latest", pair=tiny_config(temperature=0.5), objective=objective)
         assert weights(directory) == whole
-
-
-@pytest.mark.parametrize("options", [{"generator_type": "uniform"}, {"sharing": "gdes"}, {"sharing": "all"}])
-def test_generators_and_sharing_are_chosen_by_flags(pretrain, options):
-    _, directory = pretrain(pair=tiny_config(**options) if "all" in options.values() else None, max_steps=2, **options)
-    record, has_network = PretrainingRecord.load(directory), "generator_type" not in options
-    assert (directory / "generator").exists() == has_network
-    assert ("eval_generator_accuracy" in record.metrics) == (record.parameters["generator"] > 0) == has_network
-    pair = ElectraForRTDPretraining.from_pretrained(directory).eval()
-    ids = torch.tensor([[2, 21, 22, 3]])
-    alone = ElectraForPreTraining.from_pretrained(directory / "discriminator").eval()
-    torch.testing.assert_close(alone(ids).logits, pair(ids).logits)
 
 
 def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_path):
@@ -450,31 +376,13 @@ def test_every_recipe_holds_known_flags(path):
 
 @pytest.mark.parametrize("name", ["pretrain", "pretrain_no_trainer", "prepare"])
 def test_an_example_takes_the_bundled_corpus_only_where_no_text_is_named(tmp_path, monkeypatch, name):
-    (tmp_path / "flags.yaml").write_text("train_datasets: [lab/text]")
-    example, taken = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"], []
-
     def stop(data, *_, **__):
-        taken.append((data.train_files, data.train_datasets))
-        raise InterruptedError
+        raise InterruptedError(*data.train_files, *data.train_datasets)
 
-    for module in ("hf_electra_rtd.training.pretrain", "hf_electra_rtd.data.prepare"):
-        monkeypatch.setattr(f"{module}.get_tokenizer", stop)
-    for flags in ([], ["--train_datasets=lab/text"], ["--config", str(tmp_path / "flags.yaml")]):
-        with pytest.raises(InterruptedError):
+    for module in ("training.pretrain", "data.prepare"):
+        monkeypatch.setattr(f"hf_electra_rtd.{module}.get_tokenizer", stop)
+    (tmp_path / "flags.yaml").write_text("train_datasets: [lab/text]")
+    example, bundled = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"], r"examples/data/[\w.]+$"
+    for flags, text in (([], bundled), (["--config", str(tmp_path / "flags.yaml")], "^lab/text$")):
+        with pytest.raises(InterruptedError, match=text):
             example([*flags, "--output_dir", str(tmp_path / "run")])
-    ((bundled,), no_datasets), *named = taken
-    assert (Path(bundled).parent, no_datasets) == (EXAMPLES / "data", [])
-    assert named == [([], ["lab/text"])] * 2
-
-
-@pytest.mark.slow
-def test_the_example_trains_as_a_script_and_the_module_under_accelerate(tmp_path):
-    corpus = EXAMPLES / "data" / "eltec_eng_excerpts.txt.gz"
-    flags = ["--use_cpu", "--max_steps", "2", "--vocab_size", "500", "--eval_strategy", "no", "--output_dir"]
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1", "--cpu", "-m"]
-    launch += ["hf_electra_rtd.training.pretrain", "--train_files", str(corpus), *flags, str(tmp_path / "module")]
-    script = [sys.executable, str(EXAMPLES / "pretrain.py"), *flags, str(tmp_path / "script")]
-    for command, program in ((script, "pretrain.py "), (launch, "hf-electra-rtd pretrain ")):
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        assert PretrainingRecord.load(command[-1]).command.startswith(program)
-    assert weights(tmp_path / "module") == weights(tmp_path / "script")

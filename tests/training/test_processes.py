@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -56,25 +55,20 @@ def run_here(arguments, monkeypatch):
 def launch(workplace, commands, *flags):
     """Runs command lines in two processes."""
     (workplace / "commands.json").write_text(json.dumps(commands))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    words = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
     python(*words, Path(__file__).parent / "several_processes.py", workplace / "commands.json", *flags)
 
 
 def python(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, timeout=280
-    )
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 280}
+    done = subprocess.run([sys.executable, *map(str, words)], **options)
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
 
 
 def begun_before(workplace, name, source, step=5):
     """A run of which only the checkpoint of a step of another is left."""
-    (workplace / name).mkdir()
     shutil.copytree(workplace / source / f"checkpoint-{step}", workplace / name / f"checkpoint-{step}")
 
 
@@ -93,9 +87,7 @@ def assert_same_run(one, other, rounding=1e-5):
     curves = [
         {(log["step"], name): log[name] for log in each.curves for name in names if name in log} for each in records
     ]
-    assert curves[0].keys() == curves[1].keys()
-    for key, value in curves[0].items():
-        assert curves[1][key] == pytest.approx(value, rel=2e-5, abs=1e-7), key
+    assert curves[1] == pytest.approx(curves[0], rel=2e-5, abs=1e-7)
 
 
 def assert_same_towers(one, other):
@@ -133,24 +125,19 @@ def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from
 def test_sharded_training_is_the_same_run_exports_whole_models_and_resumes(workplace, monkeypatch):
     if not (workplace / "loop-1").exists():
         run_here(command(workplace, "pretrain_no_trainer.py", "loop-1", 1), monkeypatch)
-    fractions = ("--checkpoint_fractions", "0.5", "1")
-    whole = [
-        command(workplace, script, f"sharded-{script[:-3]}", 2, *(fractions if script == "pretrain.py" else ()))
-        for script in MAINS
-    ]
-    launch(workplace, whole, "--shard")
-    for script in MAINS:
-        directory = workplace / f"sharded-{script[:-3]}"
-        assert_same_run(workplace / "loop-1", directory)
-        begun_before(workplace, f"{directory.name}-resumed", directory.name)
-    directory = workplace / "sharded-pretrain"
-    assert_same_towers(directory / "fractions" / "100", directory)
-    assert (directory / "fractions" / "50" / "fraction.json").exists()
-    resume = ("--resume_from_checkpoint", "latest")
-    resumed = [command(workplace, script, f"sharded-{script[:-3]}-resumed", 2, *resume) for script in MAINS]
+    exports, resume = ("--checkpoint_fractions", "0.5", "1"), ("--resume_from_checkpoint", "latest")
+    names = {"pretrain.py": "sharded-trainer", "pretrain_no_trainer.py": "sharded-loop"}
+    flags = {"pretrain.py": exports, "pretrain_no_trainer.py": ()}
+    launch(workplace, [command(workplace, script, names[script], 2, *flags[script]) for script in MAINS], "--shard")
+    assert_same_towers(workplace / "sharded-trainer" / "fractions" / "100", workplace / "sharded-trainer")
+    assert (workplace / "sharded-trainer" / "fractions" / "50" / "fraction.json").exists()
+    for name in names.values():
+        begun_before(workplace, f"{name}-resumed", name)
+    resumed = [command(workplace, script, f"{name}-resumed", 2, *resume) for script, name in names.items()]
     launch(workplace, resumed, "--shard")
-    for script in MAINS:
-        assert_same_run(workplace / "loop-1", workplace / f"sharded-{script[:-3]}-resumed")
+    for name in names.values():
+        assert_same_run(workplace / "loop-1", workplace / name)
+        assert_same_run(workplace / "loop-1", workplace / f"{name}-resumed")
 
 
 def test_accelerate_launches_two_processes_on_the_cpu(workplace):
@@ -167,20 +154,12 @@ def test_exact_normalization_makes_uneven_sequences_the_same_run_however_they_ar
     """1 x 16, 4 x 4, and two processes of 1 x 8 and 2 x 4; without it, they differ."""
     uneven = ("--packing", "original", "--held_out_share", "0.2")
     exact = (*uneven, "--exact_loss_normalization")
-
-    def batches(size, accumulated):
-        return "--per_device_train_batch_size", str(size), "--gradient_accumulation_steps", str(accumulated)
-
-    for name, flags in (
-        ("exact", exact),
-        ("exact-4x4", (*exact, *batches(4, 4))),
-        ("means-4x4", (*uneven, *batches(4, 4))),
-    ):
+    for name, flags in {"exact": exact, "exact-4x4": exact + ACCUMULATED, "means-4x4": uneven + ACCUMULATED}.items():
         run_here(command(workplace, "pretrain.py", name, 1, *flags), monkeypatch)
-    halves = command(workplace, "pretrain.py", "exact-2-8", 2, *exact)
-    quarters = command(workplace, "pretrain.py", "exact-2-2x4", 2, *exact, *batches(4, 2))
-    launch(workplace, [halves, quarters])
-    for name in ("exact-4x4", "exact-2-8", "exact-2-2x4"):
+    quarters = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
+    runs = {"exact-2-8": exact, "exact-2-2x4": exact + quarters}
+    launch(workplace, [command(workplace, "pretrain.py", name, 2, *flags) for name, flags in runs.items()])
+    for name in ("exact-4x4", *runs):
         assert_same_run(workplace / "exact", workplace / name)
     found = [
         [log["loss"] for log in PretrainingRecord.load(workplace / name).curves if "loss" in log]

@@ -7,14 +7,8 @@ from transformers import TrainerState
 
 from hf_electra_rtd import PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.accounting import model_flops, paper_flops
-from hf_electra_rtd.training.meters import EMISSIONS_FILE, make_record
+from hf_electra_rtd.training.meters import make_record
 from hf_electra_rtd.training.trainer import fit_stream, held_out_stream
-
-
-MEASURED = """timestamp,emissions,energy_consumed,country_name,codecarbon_version
-2025,0.0125,0.25,Iceland,3.0
-2026,0.0075,0.15,Iceland,3.1
-"""
 
 
 @pytest.fixture
@@ -53,17 +47,3 @@ def test_a_record_keeps_types_of_arguments_and_holds_no_path_or_secret(record, m
     assert (training["max_steps"], training["learning_rate"], training["use_cpu"]) == (6, 0.25, True)
     assert (training["checkpoint_fractions"], training["hub_model_id"]) == (None, "lab/electra")
     assert str(tmp_path.parent) not in json.dumps(loaded.arguments)
-
-
-def test_emissions_of_all_sessions_are_in_the_record(record, tmp_path, caplog):
-    assert record().emissions == {}
-    (tmp_path / EMISSIONS_FILE).write_text(MEASURED)
-    emissions = record().emissions
-    assert emissions.pop("kg_co2_eq") == pytest.approx(0.02)
-    assert emissions.pop("energy_kwh") == pytest.approx(0.4)
-    assert emissions == {"country": "Iceland", "source": "codecarbon 3.1"}
-    for damaged in ("timestamp,emissions\n2025,much\n", MEASURED.replace("0.0125", "nan"), "\0", ""):
-        caplog.clear()
-        (tmp_path / EMISSIONS_FILE).write_text(damaged)
-        assert record().emissions == {}
-        assert f"{EMISSIONS_FILE} cannot be read" in caplog.text

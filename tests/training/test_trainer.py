@@ -1,4 +1,3 @@
-import logging
 import math
 
 import numpy as np
@@ -63,72 +62,38 @@ def test_it_trains_meters_and_evaluates(tmp_path, blocks, tokenizer, capsys):
     trainer.train()
     assert losses(trainer)[-5:].mean() < losses(trainer)[:5].mean()
     assert type(trainer.optimizer.optimizer) is ElectraAdamW
-    train_log = next(entry for entry in trainer.state.log_history if "loss" in entry)
-    names = ("loss", "grad_norm", "learning_rate", "epoch", "step", "generator_loss", "generator_accuracy")
-    names += ("sampled_accuracy", "discriminator_loss", "replaced_share", "tokens_per_second", "train_seconds")
-    assert train_log.keys() >= set(names)
-    expected = train_log["generator_loss"] + 50 * train_log["discriminator_loss"]
-    assert train_log["loss"] == pytest.approx(expected, rel=1e-5)
+    log = trainer.state.log_history[0]
+    names = ("grad_norm", "learning_rate", "epoch", "step", "sampled_accuracy", "tokens_per_second", "train_seconds")
+    assert log.keys() >= {*names, "replaced_share", "generator_accuracy"}
+    assert log["loss"] == pytest.approx(log["generator_loss"] + 50 * log["discriminator_loss"], rel=1e-5)
     eval_logs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert len(eval_logs) == 3
-    names = ("generator_loss", "generator_accuracy", "discriminator_loss", "discriminator_auc")
-    names += ("discriminator_precision", "discriminator_recall", "discriminator_accuracy")
-    assert eval_logs[0].keys() >= {f"eval_{name}" for name in names}
+    assert eval_logs[0].keys() >= {"eval_generator_accuracy", "eval_discriminator_auc", "eval_discriminator_recall"}
     assert trainer.state.epoch == pytest.approx(30 * 8 / len(blocks[0]))
     assert trainer.state.total_flos == trainer.make_record().flops["model"]
     lines = capsys.readouterr().out
     assert all(part in lines for part in ("step 30/30 (100%)  loss", "HELD-OUT", "left"))
 
 
-def accuracy_of_flags(gathered):
-    logits, replaced = gathered.predictions
-    return {"accuracy": ((logits > 0) == replaced).mean()}
+def test_metrics_of_ones_own_get_what_the_discriminator_says(tmp_path, blocks, tokenizer):
+    def accuracy(gathered):
+        logits, replaced = gathered.predictions
+        return {"accuracy": ((logits > 0) == replaced).mean()}
 
-
-def accuracy_at_masked(gathered):
-    _, predictions = gathered.predictions
-    labels, _ = gathered.label_ids
-    return {"accuracy": (predictions == labels).mean()}
-
-
-def accuracy_at_replaced(gathered):
-    labels, positions = gathered.label_ids
-    replaced, predictions = (np.take_along_axis(values, positions, axis=1) for values in gathered.predictions)
-    return {"accuracy": (predictions == labels)[replaced == 1].mean()}
-
-
-@pytest.mark.parametrize(
-    ("objective", "compute_metrics", "ours"),
-    [
-        ("rtd", accuracy_of_flags, "eval_discriminator_accuracy"),
-        ("rtd_masked_only", accuracy_of_flags, "eval_discriminator_accuracy_all"),
-        ("mlm", accuracy_at_masked, "eval_discriminator_masked_accuracy"),
-        ("replace_mlm", accuracy_at_masked, "eval_discriminator_masked_accuracy"),
-        ("all_tokens_mlm", accuracy_at_replaced, "eval_discriminator_replaced_accuracy"),
-    ],
-)
-def test_metrics_of_ones_own_get_what_the_discriminator_says(
-    tmp_path, blocks, tokenizer, objective, compute_metrics, ours
-):
-    set_seed(0)
-    model = ElectraForRTDPretraining(tiny_config(objective=objective))
-    args = arguments(tmp_path, max_steps=20, save_strategy="no", label_names=["labels", "masked_positions"])
-    trainer = RTDTrainer(model, args, *blocks, processing_class=tokenizer)
+    trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=20, save_strategy="no")
     trainer.train()
-    if model.main_head is not None:
-        model.main_head.dense_prediction.bias.data.fill_(-10.0)  # to predict, not to copy
-    expected = trainer.evaluate()[ours]
-    own = RTDTrainer(model, args, *blocks, processing_class=tokenizer, compute_metrics=compute_metrics)
-    assert 0 < expected < 1
-    assert own.evaluate()["eval_accuracy"] == pytest.approx(expected)
+    expected = trainer.evaluate()["eval_discriminator_accuracy"]
+    more = {"processing_class": tokenizer, "compute_metrics": accuracy}
+    own = RTDTrainer(trainer.model, trainer.args, *blocks, **more).evaluate()["eval_accuracy"]
+    assert 0 < own < 1
+    assert own == pytest.approx(expected)
 
 
 def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_size(tmp_path, blocks, tokenizer):
     trainer = make_trainer(tmp_path, blocks, tokenizer, per_device_eval_batch_size=3)
     first = trainer.evaluate()
-    assert first["eval_loss"] == pytest.approx(
-        first["eval_generator_loss"] + 50 * first["eval_discriminator_loss"], rel=1e-12
-    )
+    total = first["eval_generator_loss"] + 50 * first["eval_discriminator_loss"]
+    assert first["eval_loss"] == pytest.approx(total, rel=1e-12)
     torch.manual_seed(99)
     others = trainer.evaluate(), make_trainer(tmp_path, blocks, tokenizer, per_device_eval_batch_size=50).evaluate()
     for name, value in first.items():
@@ -139,7 +104,7 @@ def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_
 
 @pytest.mark.parametrize(("stop", "accumulation", "directory"), [(4, 1, "parts"), (5, 2, "new")])
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
-    tmp_path, blocks, tokenizer, stop, accumulation, directory, caplog
+    tmp_path, blocks, tokenizer, stop, accumulation, directory
 ):
     options = {"dropout": 0.1, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
     whole = make_trainer(tmp_path / "whole", blocks, tokenizer, **options)
@@ -149,28 +114,22 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
         interrupted.train()
     resumed = make_trainer(tmp_path / directory, blocks, tokenizer, **options)
     torch.manual_seed(1234)  # whatever the new process had drawn before
-    theirs = logging.getLogger("transformers")  # does not propagate to where pytest listens
-    theirs.addHandler(caplog.handler)
     resumed.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-3"))
-    theirs.removeHandler(caplog.handler)
-    assert "missing keys" not in caplog.text
     assert not list(tmp_path.rglob("training_args.bin"))  # a pickle
     assert torch.equal(losses(whole), losses(resumed))
     assert_equal_weights(whole.model, resumed.model)
     for entry, expected in zip(resumed.state.log_history, whole.state.log_history, strict=True):
-        for name in ("generator_loss", "discriminator_loss", "eval_loss", "eval_discriminator_auc", "epoch"):
-            assert entry.get(name) == expected.get(name)
+        assert [entry.get(name) for name in ("eval_loss", "epoch")] == [expected.get("eval_loss"), expected["epoch"]]
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_steps": 2}, "step 3, but --max_steps is 2"),
         ({"seed": 1}, "seed was 42, now 1"),
         ({"mask_probability": 0.3}, r"mask_probability was 0\.15, now 0\.3"),
         ({"gradient_accumulation_steps": 2}, "sequences_per_step was 8, now 16"),
-        ({"more": {"sharing": "gdes"}}, "sharing was embeddings, now gdes"),
-        ({"more": {"objective": "rtd_masked_only"}}, "objective was rtd, now rtd_masked_only"),
-        ({"more": {"temperature": 0.5}}, r"temperature was 1\.0, now 0\.5"),
+        ({"more": {"sharing": "gdes", "temperature": 0.5}}, r"sharing was .*gdes; .*temperature was 1\.0, now 0\.5"),
         ({"more": {"discriminator_weight": 20.0}}, r"discriminator_weight was 50\.0, now 20\.0"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0\.01, now 0\.001"),
         ({"bias_correction": True}, "bias_correction was False, now True"),
@@ -193,11 +152,8 @@ def test_accumulation_and_workers_change_nothing(tmp_path, blocks, tokenizer):
         return losses(trainer)
 
     canonical = curve()
-    for options in (
-        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
-        {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
-        {"dataloader_num_workers": 2},
-    ):
+    accumulated = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    for options in (accumulated, {"dataloader_num_workers": 2}):
         difference = (canonical - curve(**options)).abs() / canonical
         assert difference.max() < 2e-5
         assert difference.mean() < 5e-6
@@ -219,36 +175,27 @@ def test_without_held_out_sequences_it_warns_and_trains(tmp_path, blocks, tokeni
     trainer.train()
 
 
-def in_the_encoder(model):
-    model.discriminator.electra.encoder.layer[0].output.dense.weight.data[0, 0] = float("nan")
-
-
-def in_a_bias(model):
-    model.generator.generator_lm_head.bias.data[3] = float("inf")
+def poison(model):
+    model.generator.generator_lm_head.bias.data[3] = float("nan")
 
 
 RARE = {"logging_steps": 100}  # too seldom for the loss to tell
 
 
 @pytest.mark.parametrize(
-    ("poison", "options", "message", "left"),
+    ("at", "options", "message", "left"),
     [
-        (At(4, in_the_encoder, "on_step_begin"), {}, "Step 5: the loss", 1),
-        (At(6, in_a_bias), RARE, "Step 6: a weight", 1),
-        (At(6, in_a_bias), {**RARE, "save_strategy": "no", "eval_strategy": "no"}, "Step 6: a weight", 0),
+        (At(4, poison, "on_step_begin"), {}, "Step 5: the loss", 1),
+        (At(6, poison), RARE, "Step 6: a weight", 1),
+        (At(6, poison), {**RARE, "save_strategy": "no", "eval_strategy": "no"}, "Step 6: a weight", 0),
     ],
 )
-def test_what_is_not_finite_stops_the_run_and_is_never_saved(
-    tmp_path, blocks, tokenizer, poison, options, message, left
-):
-    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[poison], **options)
+def test_what_is_not_finite_stops_the_run_and_is_never_saved(tmp_path, blocks, tokenizer, at, options, message, left):
+    trainer = make_trainer(tmp_path, blocks, tokenizer, callbacks=[at], **options)
     with pytest.raises(DivergedError, match=f"{message} is no longer finite"):
         trainer.train()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"][:left]
     assert all(math.isfinite(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry)
-    if left:
-        kept = ElectraForRTDPretraining.from_pretrained(tmp_path / "checkpoint-3")
-        assert all(parameter.isfinite().all() for parameter in kept.parameters())
 
 
 def test_sequences_that_are_no_stream_are_shuffled_by_the_sampler(tmp_path, blocks, tokenizer):
@@ -305,48 +252,37 @@ def test_a_long_warmup_is_warned_of_and_other_optimizers_and_schedules_are_taken
 # ---- A plain Trainer ----
 
 
-def plain(directory, train, held_out, collator, **options):
-    set_seed(0)
-    values = {"output_dir": str(directory), "max_steps": 6, "per_device_train_batch_size": 8, "learning_rate": 1e-2}
+@pytest.mark.parametrize("kind", ["ours", "ours seeded", "language modelling"])
+def test_a_plain_trainer_trains_evaluates_and_keeps_the_best_checkpoint(tmp_path, blocks, tokenizer, kind):
+    values = {"output_dir": str(tmp_path), "max_steps": 6, "learning_rate": 1e-2, "report_to": "none"}
     values |= {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
     values |= {"metric_for_best_model": "eval_loss", "greater_is_better": False, "use_cpu": True, "disable_tqdm": True}
-    args = TrainingArguments(**values, report_to="none", **options)
-    model = ElectraForRTDPretraining(tiny_config())
-    return Trainer(model, args, data_collator=collator, train_dataset=train, eval_dataset=held_out)
-
-
-@pytest.mark.parametrize("collator", ["ours", "ours seeded", "language modelling"])
-def test_a_plain_trainer_trains_evaluates_and_keeps_the_best_checkpoint(tmp_path, blocks, tokenizer, collator):
-    train, held_out = blocks
-    options = {}
-    if collator == "ours":
-        collator = DataCollatorForRTD(tokenizer)
-    elif collator == "ours seeded":
-        collator = DataCollatorForRTD(tokenizer, seed=0)
+    collator, (train, held_out) = DataCollatorForRTD(tokenizer, seed=0 if kind == "ours seeded" else None), blocks
+    if kind == "ours seeded":
         train, held_out = SequenceStream(train), SequenceStream(held_out, shuffle=False)
-        options["remove_unused_columns"] = False
-    else:
+        values["remove_unused_columns"] = False
+    elif kind == "language modelling":
         train, held_out = ([{"input_ids": each[i]["input_ids"]} for i in range(len(each))] for each in blocks)
         collator = DataCollatorForLanguageModeling(tokenizer, mask_replace_prob=0.85, random_replace_prob=0.0)
-    trainer = plain(tmp_path, train, held_out, collator, **options)
+    model = ElectraForRTDPretraining(tiny_config())
+    trainer = Trainer(model, TrainingArguments(**values), collator, train, held_out)
     trainer.train()
     evaluations = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
-    assert len(evaluations) == 3
-    assert trainer.state.best_metric == min(evaluations)
-    best = ElectraForRTDPretraining.from_pretrained(trainer.state.best_model_checkpoint)
-    assert_equal_weights(trainer.model, best)
-    if isinstance(collator, DataCollatorForRTD) and collator.seed is not None:
+    assert (len(evaluations), trainer.state.best_metric) == (3, min(evaluations))
+    assert_equal_weights(model, ElectraForRTDPretraining.from_pretrained(trainer.state.best_model_checkpoint))
+    if kind == "ours seeded":
         assert trainer.evaluate()["eval_loss"] == pytest.approx(min(evaluations), rel=1e-6)
 
 
 def test_a_plain_trainers_loss_does_not_depend_on_accumulation(tmp_path, blocks, tokenizer):
     first = []
     for size, accumulation in ((8, 1), (2, 4)):
-        streams = SequenceStream(blocks[0]), SequenceStream(blocks[1], shuffle=False)
-        options = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_steps": 1}
-        options["gradient_accumulation_steps"] = accumulation
-        trainer = plain(tmp_path, *streams, DataCollatorForRTD(tokenizer, seed=0), **options)
-        trainer.args.per_device_train_batch_size = trainer._train_batch_size = size
+        values = {"remove_unused_columns": False, "train_sampling_strategy": "sequential", "logging_steps": 1}
+        values |= {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulation, "max_steps": 6}
+        args = TrainingArguments(str(tmp_path), **values, use_cpu=True, report_to="none", save_strategy="no")
+        set_seed(0)
+        model, collator = ElectraForRTDPretraining(tiny_config()), DataCollatorForRTD(tokenizer, seed=0)
+        trainer = Trainer(model, args, collator, SequenceStream(blocks[0]))
         trainer.train()
         first.append([(entry["loss"], entry["grad_norm"]) for entry in trainer.state.log_history if "loss" in entry])
     torch.testing.assert_close(torch.tensor(first[0]), torch.tensor(first[1]), rtol=1e-4, atol=1e-5)

@@ -26,10 +26,8 @@ def draw_dropout_bits(shape: tuple[int, ...]) -> Tensor:
 
 
 def dropout_scale(bits: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """What dropout multiplies by: 0 with `probability`, else 1 / (1 - probability), so that the mean stays.
-
-    The probability, in [0, 1), is rounded to a multiple of 2**-16.
-    """
+    """What dropout multiplies by: 0 with `probability`, in [0, 1), rounded to a multiple of 2**-16; else
+    1 / (1 - probability), so that the mean stays."""
     num_dropped = round(probability * _NUM_VALUES)
     kept = bits.to(torch.float32).ge_(num_dropped - _NUM_VALUES // 2).to(dtype)
     return kept.mul_(_NUM_VALUES / (_NUM_VALUES - num_dropped))
@@ -51,9 +49,6 @@ class _Dropout(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         (bits,) = ctx.saved_tensors
         return dropout_scale(bits, ctx.probability, gradient.dtype) * gradient, None, None
-
-
-# ---- Attention, for devices where torch has no fused kernel for it with dropout ----
 
 
 def attention_with_dropout(

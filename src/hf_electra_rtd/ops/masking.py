@@ -33,66 +33,36 @@ def num_masked(mask_probability: float, length: int) -> int:
 
 
 def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tensor:
-    """Draws distinct positions, every set of `counts_B[i]` candidates of a sequence being equally likely.
+    """Draws distinct positions, on the CPU, every set of `counts_B[i]` candidates of a sequence being equally likely.
 
     `candidates_BL` is True where a token may be masked: where they are too few, fewer are chosen. Those with the
     smallest `uniforms_BL`, float32 in [0, 1), are. The result is int64 (B, K), ascending, then -1 in unused slots.
     """
     _check_num_slots(num_slots, candidates_BL.shape[1])
-    if uniforms_BL.device.type == "cpu":
-        scores_BL = np.array(uniforms_BL.numpy(), order="C")
-        scores_BL[~candidates_BL.numpy()] = _NO_CANDIDATE
-        positions_BK = _choose_by_threshold(scores_BL, counts_B.numpy(), num_slots)
-        if positions_BK is not None:
-            return torch.from_numpy(positions_BK)
-    return _choose_by_topk(uniforms_BL.masked_fill(~candidates_BL, _NO_CANDIDATE), counts_B, num_slots)
-
-
-def _choose_by_threshold(scores_BL: np.ndarray, counts_B: np.ndarray, num_slots: int) -> np.ndarray | None:
-    """What `_choose_by_topk` chooses, several times as fast; None where two equal scores leave the choice open."""
-    batch_size, length = scores_BL.shape
-    counts_B = np.minimum(counts_B, num_slots)
+    batch_size, length = candidates_BL.shape
+    scores_BL = np.array(uniforms_BL.numpy(), order="C")
+    scores_BL[~candidates_BL.numpy()] = _NO_CANDIDATE
     # Of floats that are not negative, the bits have the same order, and sort faster.
     bits_BL = scores_BL.view(np.int32)
-    sorted_BL = np.sort(bits_BL, axis=1)
-    rows_B = np.arange(batch_size)
-    last_B = sorted_BL[rows_B, np.maximum(counts_B - 1, 0)]
-    next_B = sorted_BL[rows_B, np.minimum(counts_B, length - 1)]
-    some_B = counts_B > 0
-    if (some_B & (counts_B < length) & (last_B == next_B) & (last_B < _NO_CANDIDATE_BITS)).any():
-        return None
-    threshold_B = np.where(some_B, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
+    counts_B, rows_B = np.minimum(counts_B.numpy(), num_slots), np.arange(batch_size)
+    last_B = np.sort(bits_BL, axis=1)[rows_B, np.maximum(counts_B - 1, 0)]
+    threshold_B = np.where(counts_B > 0, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
     chosen_BL = bits_BL <= threshold_B[:, None]
-    places = np.flatnonzero(chosen_BL)
-    if len(places) == batch_size * num_slots:
-        return places.reshape(batch_size, num_slots) - length * rows_B[:, None]
-    numbers_B = chosen_BL.sum(axis=1)
-    used_BK = np.arange(num_slots) < numbers_B[:, None]
+    if (chosen_BL.sum(axis=1) > counts_B).any():  # equal numbers at the threshold: the first of them are chosen
+        tied_BL = bits_BL == threshold_B[:, None]
+        room_B = counts_B - (chosen_BL & ~tied_BL).sum(axis=1)
+        chosen_BL &= ~tied_BL | (tied_BL.cumsum(axis=1) <= room_B[:, None])
+    places, numbers_B = np.flatnonzero(chosen_BL), chosen_BL.sum(axis=1)
     positions_BK = np.full((batch_size, num_slots), -1)
-    positions_BK[used_BK] = places - np.repeat(length * rows_B, numbers_B)
-    return positions_BK
-
-
-def _choose_by_topk(scores_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tensor:
-    """Positions of the lowest scores; of equal ones, `torch.topk` decides."""
-    length = scores_BL.shape[1]
-    chosen = scores_BL.topk(num_slots, dim=1, largest=False, sorted=True)
-    rank = torch.arange(num_slots, device=scores_BL.device)
-    used = (rank < counts_B[:, None]) & (chosen.values < _NO_CANDIDATE)
-    positions = chosen.indices.masked_fill(~used, length).sort(dim=1).values
-    return positions.masked_fill(positions == length, -1)
+    positions_BK[np.arange(num_slots) < numbers_B[:, None]] = places - np.repeat(length * rows_B, numbers_B)
+    return torch.from_numpy(positions_BK)
 
 
 def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) -> MaskedSlots:
     """The masked slots, from either form of labels: (B, K) with positions; or (B, L) without, as
-    `DataCollatorForLanguageModeling` gives them.
-
-    Without positions, K is the largest number of masked tokens in a sequence, at least 1, and reading it waits for the
-    device: collators that know their K should give positions.
-
-    Raises:
-        ValueError: for labels of a shape that fits neither, or more slots than tokens in a sequence.
-    """
+    `DataCollatorForLanguageModeling` gives them. Without positions, K is the largest number of masked tokens in a
+    sequence, at least 1, and reading it waits for the device. Raises ValueError for labels of a shape that fits
+    neither, or more slots than tokens in a sequence."""
     name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
     if labels.shape != like.shape:
         raise ValueError(

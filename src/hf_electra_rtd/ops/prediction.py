@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.ops.masking import IGNORED
+from hf_electra_rtd.ops.products import linear, product
 from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weights
 
 
@@ -77,10 +78,8 @@ def predict_masked(
 
     Matrix products are in autocast's dtype where it is on; everything else is in float32 (float64 for float64 inputs),
     the sums of the gradients over chunks too. (With float16, probabilities below 6e-8 drop out of the gradient: they
-    meet its dtype before the loss is scaled. bfloat16 has the range of float32.)
-
-    `labels_M` are int64, original ids or `IGNORED`; uniforms are (M, 2). `max_logits`: how many at a time; by default
-    as suits the device.
+    meet its dtype before the loss is scaled.) `labels_M` are int64, original ids or `IGNORED`; uniforms are (M, 2).
+    `max_logits`: how many at a time; by default as suits the device.
     """
     device_type = hidden_ME.device.type
     autocast = torch.is_autocast_enabled(device_type)
@@ -139,7 +138,7 @@ class _Predict(torch.autograd.Function):
             for start in range(0, len(hidden_NE), num_rows):
                 rows = slice(start, start + num_rows)
                 hidden_RE, labels_R = hidden_NE[rows], labels_N[rows]
-                logits_RV = F.linear(hidden_RE, weight_VE, bias_V)
+                logits_RV = linear(hidden_RE, weight_VE, bias_V)
                 if sampling is not None and not sampling.from_softmax:
                     sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)
                 softmax_RV, losses_N[rows], predictions_N[rows] = _soften(logits_RV, labels_R, dtype)
@@ -188,10 +187,10 @@ def _add_gradients(
     """Adds those of a chunk to the gradients of hidden states, weight and bias, as far as they are asked for."""
     for_hidden, for_weight, for_bias = sums
     if for_hidden is not None:
-        for_hidden[rows] = gradient_RV @ weight_VE
+        for_hidden[rows] = product(gradient_RV, weight_VE.T)
     if for_weight is not None:
         if for_weight.dtype == gradient_RV.dtype:
-            for_weight.addmm_(gradient_RV.T, hidden_RE)
+            for_weight += product(gradient_RV.T, hidden_RE.T)
         else:
             for_weight += gradient_RV.T @ hidden_RE
     if for_bias is not None:

@@ -7,8 +7,6 @@ because the streams of `Generator.random` and `Generator.permutation` carry no s
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 
@@ -19,11 +17,8 @@ _WORDS_PER_COUNTER = 4  # Philox 4x64 gives four 64-bit words a counter value
 
 
 def counter_bits(seed: int, purpose: int, first: int, count: int, words: int) -> np.ndarray:
-    """Raw bits of `count` consecutive positions, from `first` on: uint64 (count, words).
-
-    `seed` is below 2**64, `purpose` one of the above. The numbers of a position depend on `words`, 64-bit words a
-    position: keep it fixed within a stream.
-    """
+    """Raw bits of `count` consecutive positions, from `first` on: uint64 (count, words). `seed` is below 2**64,
+    `purpose` one of the above. The numbers of a position depend on `words`: keep it fixed within a stream."""
     counters = -(-words // _WORDS_PER_COUNTER)
     bits = np.random.Philox(key=np.array([seed, purpose], dtype=np.uint64), counter=[first * counters, 0, 0, 0])
     return bits.random_raw(count * counters * _WORDS_PER_COUNTER).reshape(count, -1)[:, :words]
@@ -33,17 +28,9 @@ def counter_uniforms(seed: int, purpose: int, positions: np.ndarray, count: int)
     """`count` uniform numbers for each of several positions (B,) of a stream, consecutive ones drawn at once: float32
     (B, count) in [0, 1), multiples of 2**-24."""
     counters = -(-count // (2 * _WORDS_PER_COUNTER))  # two 32-bit numbers a word
-    words = np.empty((len(positions), counters * _WORDS_PER_COUNTER), dtype="<u8")
-    runs = [0, *(np.flatnonzero(positions[1:] != positions[:-1] + 1) + 1).tolist(), len(positions)]
-    stream = np.random.Philox(key=np.array([seed, purpose], dtype=np.uint64), counter=0)
-    place = 0  # position that the stream stands at; moving it costs a fraction of making a new one
-    for start, stop in pairwise(runs):
-        first = int(positions[start])
-        if first != place:
-            stream.advance((first - place) * counters)
-        words[start:stop] = stream.random_raw((stop - start) * words.shape[1]).reshape(-1, words.shape[1])
-        place = first + stop - start
-    halves = words.view("<u4")
+    runs = np.split(positions, np.flatnonzero(positions[1:] != positions[:-1] + 1) + 1)
+    words = [counter_bits(seed, purpose, int(run[0]), len(run), counters * _WORDS_PER_COUNTER) for run in runs]
+    halves = np.concatenate(words).astype("<u8", copy=False).view("<u4")
     halves >>= np.uint32(8)
     uniforms = halves.astype("=u4", copy=False).view(np.int32).astype(np.float32)  # signed ones convert faster
     uniforms *= np.float32(2**-24)

@@ -19,9 +19,8 @@ class RTDTrainingArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the paper, and what masking needs.
 
     Defaults that differ from the parent's: AdamW with epsilon 1e-6, weight decay 0.01 and no bias correction (`optim`
-    `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; other names are as in `transformers`); decay times
-    warm-up for `lr_scheduler_type="linear"`; bfloat16 where the GPU supports it; evaluation and checkpoints by steps;
-    no test for NaN at every step, which would wait for the device ([`RTDTrainer`] stops at the next log instead).
+    `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]); decay times warm-up for `lr_scheduler_type="linear"`;
+    bfloat16 where the GPU supports it; evaluation and checkpoints by steps; a test for NaN only at each log.
     """
 
     max_seq_length: int = flag(128, "Sequence length in tokens.")
@@ -48,9 +47,7 @@ class RTDTrainingArguments(TrainingArguments):
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
     bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU supports it, and not on a CPU.")  # type: ignore[assignment]
-    dataloader_pin_memory: bool | None = flag(  # type: ignore[assignment]
-        None, "Batches in pinned memory. By default where there is a GPU."
-    )
+    dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Processes that make batches.")
     remove_unused_columns: bool = flag(False, "Leave off: sequences are not columns.")
     logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
@@ -65,8 +62,8 @@ class RTDTrainingArguments(TrainingArguments):
             if getattr(self, name) == "epoch":
                 raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
         super().__post_init__()
-        if self.metric_for_best_model is not None and self.save_total_limit == 1:
-            self.save_total_limit = 2  # the parent would end with the best checkpoint alone
+        if self.metric_for_best_model is not None:  # `load_best_model_at_end` sets it, too
+            raise ValueError("--load_best_model_at_end: losses rise as the generator learns, so no step is the best.")
 
     @property
     def sequences_per_step(self) -> int:

@@ -32,6 +32,7 @@ from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, remove_partial, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
@@ -88,17 +89,23 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 def holds_run(output_dir: str | os.PathLike[str]) -> bool:
     """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
     would replace, and that none of ours has left."""
-    directory, own = Path(output_dir), list_checkpoints(output_dir)
+    directory, found = Path(output_dir), list_checkpoints(output_dir)
     if has_record := os.path.lexists(directory / PretrainingRecord.FILE):
         PretrainingRecord.load(directory)
     exports = any(directory.glob(f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}"))
-    is_run = has_record or bool(own) or exports or (directory / OUTPUTS).exists()
-    for name, known_by in ({path.name: MANIFEST_FILE for path in own} | _REPLACED).items():
+    is_run = has_record or exports or any(map(has_manifest, found)) or (directory / OUTPUTS).exists()
+    for name, known_by in _REPLACED.items():
         check_output(directory / name, replaces=known_by)
-        if not is_run and os.path.lexists(directory / name):
-            place = f"{directory / name} is there, and no run of ours has left it"
-            raise ValueError(f"{place}. Move it away, or choose another --output_dir.")
+    for path in [] if is_run else [*found, *(directory / name for name in _REPLACED)]:
+        if os.path.lexists(path):
+            remedy = "Move it away, or choose another --output_dir."
+            raise ValueError(f"{path} is there, and no run of ours has left it. {remedy}")
     return is_run
+
+
+def has_manifest(checkpoint: Path) -> bool:
+    """Whether a checkpoint was ours when it was written; half a copy of one is not."""
+    return (checkpoint / MANIFEST_FILE).exists()
 
 
 def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
@@ -111,25 +118,18 @@ def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], and `files`), and the state of the
-    loop.
-
-    Raises:
-        ValueError: if the checkpoint is not whole: a file is missing or not as it was written.
-    """
+    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], `files`, and `products`, the
+    library that multiplied), and the state of the loop. Raises ValueError if a file is missing or not as it was
+    written."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
         files = {STATE_FILE: "", **manifest["files"]}
-        damaged = [name for name, known in files.items() if not _is_whole(path / name, known)]
-        if damaged:
-            raise ValueError(f"{', '.join(damaged)} missing or altered")
-        manifest = {"loop": manifest["loop"], "run": dict(manifest["run"]), "files": files}
-        return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
-
-
-def _is_whole(file: Path, known_hash: str) -> bool:
-    return file.is_file() and hash_files([file]) == known_hash
+        whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
+        if not all(whole.values()):
+            raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
+        known = {"loop": manifest["loop"], "run": dict(manifest["run"]), "products": manifest["products"]}
+        return {**known, "files": files}, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
 def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
@@ -154,12 +154,10 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
 def check_resumable(
     checkpoint: str | os.PathLike[str], max_steps: int, loop: str, described: dict[str, Any]
 ) -> TrainerState:
-    """The state of a checkpoint that a run can resume from. `loop` and `described` are as in [`writing_checkpoint`].
-
-    Raises:
-        ValueError: for a checkpoint that is not whole, has no optimizer, is of another loop, stream, model or
-            optimizer, or is beyond the end of the run.
-    """
+    """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
+    round alike. `loop` and `described` are as in [`writing_checkpoint`].
+    Raises ValueError for one that is not whole, has no optimizer, is of another loop, stream, model or optimizer, or
+    is beyond the end of the run."""
     manifest, state = read_checkpoint(checkpoint)
     before = manifest["run"]
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
@@ -176,6 +174,7 @@ def check_resumable(
             f"{checkpoint} cannot be resumed by another run: {'; '.join(changed)}. Give the text and the flags that "
             "the run began with, or start a new run from its --generator and --discriminator."
         )
+    products.use_library(manifest["products"])
     return state
 
 
@@ -241,17 +240,14 @@ def load_state(checkpoint: str, accelerator: Accelerator, optimizer: Any, schedu
 def writing_checkpoint(
     output_dir: str | os.PathLike[str],
     accelerator: Accelerator,
-    keep: int | None,  # this checkpoint, the best one and the last ones before; None keeps all
+    keep: int | None,  # this checkpoint and the last ones before, beside the best one; None keeps all
     state: TrainerState,  # read when the block ends
     loop: str,  # its name: each loop reads its own checkpoints only
     described: dict[str, Any],  # by `describe_run`
 ) -> Iterator[Path]:
     """Yields a path, the same in every process, to write the files of a checkpoint into. It becomes
-    `output_dir/checkpoint-<step>` when all processes have left the block; then old checkpoints are removed.
-
-    Raises:
-        OSError: if anything could not be written; earlier checkpoints stay as they are.
-    """
+    `output_dir/checkpoint-<step>` when all processes have left the block; then old checkpoints are removed. Raises
+    OSError if anything could not be written; earlier checkpoints stay as they are."""
     target, is_main = Path(output_dir) / f"{CHECKPOINT_PREFIX}{state.global_step}", accelerator.is_main_process
     with writing(target, MANIFEST_FILE) if is_main else nullcontext() as partial:
         shared = [str(partial)]
@@ -263,15 +259,14 @@ def writing_checkpoint(
             state.save_to_json(str(checkpoint / STATE_FILE))
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
             files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
-            manifest = {"loop": loop, "run": described, "files": files}
+            manifest = {"loop": loop, "run": described, "files": files, "products": products.library()}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
-        there = list_checkpoints(output_dir)
-        protected = {target.name, Path(state.best_model_checkpoint or "").name}
-        old = [path for path in there if path.name not in protected]
         # Later ones go first: they were damaged, so that this run fell back to one before them.
-        old.sort(key=lambda path: checkpoint_step(path) < state.global_step)
-        for path in old[: max(0, len(there) - keep)]:
+        best = Path(state.best_model_checkpoint or "").name
+        there = [path for path in list_checkpoints(output_dir) if path.name != best]
+        there.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
+        for path in there[:-keep]:
             remove_directory(path)
     accelerator.wait_for_everyone()
 
@@ -301,11 +296,8 @@ def save_outputs(
     model: ElectraForRTDPretraining, tokenizer: Any, record: PretrainingRecord, output_dir: str | os.PathLike[str]
 ) -> None:
     """Writes what a run leaves: model, generator, discriminator, picture of the curves, and the record last, so that a
-    directory with a record is complete. For one process.
-
-    Raises:
-        OSError: if anything could not be written; models are as before unless all of them could be written.
-    """
+    directory with a record is complete. For one process. Raises OSError if anything could not be written; models are
+    as before unless all of them could be."""
     directory = Path(output_dir)
     outputs = directory / OUTPUTS
     with writing(outputs, ".") as partial:
@@ -332,17 +324,11 @@ def save_outputs(
 def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Accelerator) -> None:
     """Lets FSDP2 shard tied tensors; call it before `accelerator.prepare`. `accelerate` would shard the input and the
     output embeddings in groups of their own, and torch refuses a tensor in two groups; here three modules share the
-    word table. Without names for these embeddings they stay in one group.
-
-    Raises:
-        ValueError: for networks that share their layers.
-    """
+    word table. Without names for these embeddings they stay in one group. Raises ValueError for shared layers."""
     if accelerator.distributed_type == DistributedType.FSDP:
         if pair.config.sharing == "all":
-            raise ValueError(
-                "sharing='all' makes each layer part of two networks, and torch shards a layer once. Train a copy on "
-                "each GPU (examples/accelerate_configs/multi_gpu.yaml)."
-            )
+            what = "sharing='all' makes each layer part of two networks, and torch shards a layer once."
+            raise ValueError(f"{what} Train a copy on each GPU (examples/accelerate_configs/multi_gpu.yaml).")
         pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore[assignment]
 
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
+from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
-from transformers import ElectraForMaskedLM, PrinterCallback, ProgressCallback, TrainerState
+from transformers import PrinterCallback, ProgressCallback, TrainerState
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.objectives import get_objective
-from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.records import PretrainingRecord
 
 
@@ -28,7 +26,7 @@ _BRIEF = {
     *("generator_loss", "generator_accuracy", "discriminator_loss", "discriminator_recall"),
     *("discriminator_masked_accuracy", "discriminator_token_accuracy"),
 }
-_LONGEST_START = 48  # tokens shown of a sequence
+_LONGEST_START = 64  # tokens shown of a sequence
 
 
 def format_duration(seconds: float) -> str:
@@ -45,10 +43,10 @@ def format_flops(flops: Mapping[str, float]) -> str:
 
 
 def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Each network's metrics as text: `{"generator": "loss 6.0120, accuracy 9.8%", ...}`. `prefix` is that of their
-    names. A network that predicts tokens in place of the discriminator is called `encoder`."""
+    """Each network's metrics, whose names begin with `prefix`, as text: `{"generator": "loss 6.0120, accuracy 9.8%"}`.
+    A network that predicts tokens in place of the discriminator is called `encoder`."""
     described = {}
-    for network in ("generator", "discriminator"):
+    for network in ("generator", "discriminator", "bigram"):
         parts = []
         for name, value in metrics.items():
             short = name.removeprefix(f"{prefix}{network}_")
@@ -99,15 +97,14 @@ class RTDProgressCallback(RTDPrinterCallback, ProgressCallback):
 
 def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, header: Sequence[str] = ()) -> None:
     """Prints labels and values in columns under a title."""
-    look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "dim"}
-    table = Table(*header, title=title, show_header=bool(header), box=None, padding=(0, 2), **look)
+    table = Table(*header, title=title, title_justify="left", show_header=bool(header), box=None, padding=(0, 2))
     for row in rows:
         table.add_row(*row)
     console.print(table)
 
 
 def print_summary(record: PretrainingRecord, output_dir: str) -> None:
-    """Prints what a finished run trained on, what it cost, its held-out metrics, and how to load its models."""
+    """Prints what a finished run trained on, what it cost, its held-out metrics, and where its models are."""
     console, config = Console(highlight=False), ElectraRTDConfig.from_dict(record.model)
     names = list(config.towers)[::-1]
     counts = ", ".join(f"{name} {record.parameters[name]:,}" for name in names)
@@ -121,52 +118,35 @@ def print_summary(record: PretrainingRecord, output_dir: str) -> None:
         **{f"{name}, held out": text for name, text in describe_metrics(record.metrics, "eval_").items()},
     }
     print_rows("The run", rows.items(), console)
-    classes = {"discriminator": get_objective(config.objective).main_tower_class, "generator": ElectraForMaskedLM}
-    loading = [f'{classes[name].__name__}.from_pretrained("{Path(output_dir) / name}")' for name in names]
-    what = f"the model, {PretrainingRecord.FILE}, {CURVES_FILE}, checkpoints, and for stock transformers:"
-    console.print(f"\nIn {output_dir}: {what}", *loading, sep="\n  ", markup=False, soft_wrap=True)
+    towers = "/ and ".join(names)
+    console.print(f"\nIn {output_dir}: the joint model, and for stock transformers {towers}/", markup=False)
 
 
 @torch.no_grad()
 def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any, console: Console) -> None:
-    """Corrupts sequences and prints the start of each: the original, what is masked, and what the generator samples
-    for it, with the discriminator's label. Samples are those of the first step but for dropout and precision."""
+    """Corrupts sequences and prints the start of each; at masked positions also what is visible there, what the
+    generator samples and the discriminator's label. Samples are those of the first step but for dropout."""
     batch = {name: tensor.to(model.device) for name, tensor in collator(sequences).items()}
     training = model.training
     output = model.eval()(**batch)
     model.train(training)
-    seen, labels = observe(output, batch), output.replaced_labels.tolist()
-    lines = ("original", "masked", "sampled", "label")[: 4 if model.config.has_generator else 2]
-    ids = (seen.originals, batch["input_ids"], output.corrupted_input_ids)
-    tokens = [[collator.tokenizer.convert_ids_to_tokens(row) for row in each.tolist()] for each in ids]
-    title = f"Sequences of the first step, at most {_LONGEST_START} tokens each"
-    console.print(f"{title} (label 1: replaced)" if model.config.has_generator else title, style="bold")
+    seen, names = observe(output, batch), collator.tokenizer.convert_ids_to_tokens
+    stages = {"original": seen.originals, "masked": batch["input_ids"], "sampled": output.corrupted_input_ids}
+    columns = [[names(ids) for ids in stage.tolist()] for stage in stages.values()]
+    columns.append([list(map(str, row)) for row in output.replaced_labels.tolist()])
+    if not model.config.has_generator:
+        del columns[2:]
+    console.print(f"Sequences of the first step, {'/'.join([*stages, 'label'][: len(columns)])}", style="bold")
     for row, length in enumerate(seen.real.sum(dim=1).tolist()):
-        columns = []
-        for at in range(min(length, _LONGEST_START)):
-            original, *slot = (each[row][at] for each in tokens)
-            masked, sampled = slot if seen.masked[row, at] else ("", "")
-            style = "bold" if labels[row][at] else "dim"
-            column = [Text(original), Text(masked, "dim"), Text(sampled, style), Text(str(labels[row][at]), style)]
-            columns.append(column[: len(lines)])
-        print_columns(lines, columns, console)
+        words = columns[0][row][:length]
+        for at in seen.slots.positions[row][seen.used[row]].tolist():
+            words[at] = "/".join(column[row][at] for column in columns)
+        console.print(*words[:_LONGEST_START], "\n", markup=False)
 
 
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Text]], console: Console) -> None:
-    """Prints columns of cells side by side, folded to the width of the console, with the label of each line at its
-    left."""
-    margin = max(map(len, labels)) + 2
-    blocks: list[list[Text]] = []
-    used = 0
-    for cells in columns:
-        width = max(cell.cell_len for cell in cells) + 2
-        if not blocks or used + width > console.width:
-            blocks.append([Text(label.ljust(margin), style="dim") for label in labels])
-            used = margin
-        for line, cell in zip(blocks[-1], cells, strict=True):
-            line.append_text(cell).append(" " * (width - cell.cell_len))
-        used += width
-    for lines in blocks:
-        for line in lines:
-            console.print(line, no_wrap=True, crop=True)
-        console.print()
+    """Prints columns of cells side by side, folded to the console, with the labels of the lines at their left."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    cells = [Text("\n").join([*each, Text()]) for each in columns]
+    table.add_row(Text("\n".join(labels), "dim"), Columns(cells, padding=(0, 2, 0, 0)))
+    console.print(table)

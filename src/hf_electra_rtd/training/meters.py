@@ -3,15 +3,12 @@ the record of it all."""
 
 from __future__ import annotations
 
-import csv
-import logging
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +22,6 @@ from transformers import TrainerState
 from hf_electra_rtd import records
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
-from hf_electra_rtd.files import reading
 from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.ops import IGNORED, masked_slots, num_masked
@@ -33,16 +29,11 @@ from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import read_fractions
 
 
-logger = logging.getLogger(__name__)
-
-EMISSIONS_FILE = "emissions.csv"  # written by codecarbon, a line for each session
-
-
 # ---- Along the run ----
 
 
 class TrainingMeters:
-    """Sums over batches in one small tensor on the model's device, read only when they are logged."""
+    """Sums over batches, on the model's device, read only when they are logged."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
         self._measures = (*measures, Tokens())
@@ -55,33 +46,29 @@ class TrainingMeters:
         self._sums = sums if self._sums is None else self._sums + sums
 
     def drain(self, reduce: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
-        """The measures since the last call, and `tokens`; empty without a batch. Waits for the device once. `reduce`
-        sums a tensor over the processes of the run."""
+        """The measures since the last call, and `tokens`; empty without a batch. `reduce` sums over processes."""
         sums, self._sums = self._sums, None
         return {} if sums is None else report_totals(self._measures, reduce(sums).tolist())
 
 
 class Stopwatch:
-    """Seconds of training, without the pauses for evaluation and saving. The seconds in `log_history`, of the sessions
-    before, count. `now` is a monotonic clock in seconds."""
+    """Seconds of training, without the pauses for evaluation and saving, after those in `log_history`, of the sessions
+    before."""
 
-    def __init__(
-        self, log_history: Sequence[Mapping[str, float]] = (), now: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self._now = now
+    def __init__(self, log_history: Sequence[Mapping[str, float]] = ()) -> None:
         self._started: float | None = None
         self._passed = max((log.get("train_seconds", 0.0) for log in log_history), default=0.0)
         self._lap_began = self._passed
 
     def start(self) -> None:
-        self._started = self._now()
+        self._started = time.perf_counter()
 
     def stop(self) -> None:
         self._passed, self._started = self.seconds, None
 
     @property
     def seconds(self) -> float:
-        return self._passed + (0.0 if self._started is None else self._now() - self._started)
+        return self._passed + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def lap(self) -> float:
         """Seconds since the last lap, at least a nanosecond."""
@@ -104,32 +91,31 @@ class Stopwatch:
 
 @torch.no_grad()
 def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """What a batch contributes to the metrics, by sequence, so that processes can be gathered and a padded last batch
-    trimmed: the sums of all measures (B, S), and the tensors that a measure needs whole."""
+    """What a batch contributes to the metrics, by sequence, so that it can be gathered over processes and trimmed: the
+    sums of all measures (B, S), and the tensors that a measure needs whole."""
     seen = observe(output, inputs)
     return [sum_rows(measures, seen), *(tensor for measure in measures for tensor in measure.whole(seen))]
 
 
 def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarray]) -> dict[str, float]:
-    """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100 where
-    sequences differ in length; and `loss`, that of the whole set, as a mean of means would depend on the batch size.
-    """
+    """The metrics of a held-out set from the [`held_out_tensors`] of all its sequences, padded with -100; and `loss`,
+    that of the whole set, as a mean of means would depend on the batch size."""
     sums, *whole = tensors
-    metrics = report_totals(model.measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
+    metrics = report_totals(model.held_out_measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
     loss = model.config.discriminator_weight * metrics["discriminator_loss"]
     return {"loss": float(loss + model.config.generator_weight * metrics.get("generator_loss", 0.0)), **metrics}
 
 
 @torch.no_grad()
 def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
-    """The [`held_out_metrics`] with the prefix `eval_`, over all processes of a run; for a loop without the Trainer.
-    Model and loader are as `accelerator` prepared them; the model keeps its mode."""
+    """The [`held_out_metrics`] with the prefix `eval_`, over all processes; for a loop without the Trainer. Model and
+    loader are as `accelerator` prepared them."""
     unwrapped: Any = accelerator.unwrap_model(model)
     training = model.training
     model.eval()
     parts: list[list[np.ndarray]] = []
     for batch in loader:
-        tensors = accelerator.gather_for_metrics(held_out_tensors(unwrapped.measures, model(**batch), batch))
+        tensors = accelerator.gather_for_metrics(held_out_tensors(unwrapped.held_out_measures, model(**batch), batch))
         parts.append([tensor.cpu().numpy() for tensor in tensors])
     model.train(training)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
@@ -138,11 +124,8 @@ def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Acceler
 
 def evaluation_at(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The held-out metrics that were last logged at a step; empty where none were."""
-    found: dict[str, Any] = {}
-    for log in log_history:
-        if log["step"] == step and "eval_loss" in log:
-            found = {name: value for name, value in log.items() if name.startswith("eval_")}
-    return found
+    logs = [log for log in log_history if log["step"] == step and "eval_loss" in log]
+    return {name: value for name, value in logs[-1].items() if name.startswith("eval_")} if logs else {}
 
 
 # ---- Signs of trouble ----
@@ -154,8 +137,7 @@ class DivergedError(FloatingPointError):
     def __init__(self, step: int, what: str) -> None:
         super().__init__(
             f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. Start again with a "
-            "lower --learning_rate or more --warmup_steps: anew, or from networks that it exported "
-            "(--generator, --discriminator)."
+            "lower --learning_rate or more --warmup_steps."
         )
 
 
@@ -189,7 +171,7 @@ def has_collapsed(metrics: Mapping[str, float]) -> bool:
 
 def count_items(model: ElectraForRTDPretraining, inputs: dict[str, Tensor]) -> Tensor:
     """The counts that both losses of a batch are means over: float32 (2,), masked tokens and tokens that the
-    discriminator's loss covers. `inputs` is what the model is called with."""
+    discriminator's loss covers."""
     slots = masked_slots(inputs["input_ids"], inputs.get("masked_positions"), inputs["labels"])
     covered = model.objective.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
     return torch.stack([slots.labels.ne(IGNORED).sum(), covered]).float()
@@ -222,12 +204,8 @@ def make_record(
     started: str | None = None,
     arguments: dict[str, Any] | None = None,
 ) -> records.PretrainingRecord:
-    """The record of a run so far. Of `model` only the configuration and numbers of parameters are read.
-
-    `stream` and `held_out` are streams or any datasets; sources and exact numbers of tokens are known for a
-    [`BlockFile`] only. By default `command` is that of this process, and it started now. `arguments` are groups beside
-    `training`.
-    """
+    """The record of a run so far. `stream` and `held_out` are streams or any datasets. `arguments` are groups beside
+    `training`."""
     step, num_sequences = state.global_step, state.global_step * args.sequences_per_step
     data = {"train": stream} if held_out is None else {"train": stream, "held_out": held_out}
     return records.PretrainingRecord(
@@ -236,7 +214,7 @@ def make_record(
         finished=records.utc_now(),
         arguments=records.public({**(arguments or {}), "training": args.to_dict()}),
         model=records.public(model.config.to_dict()),
-        parameters=count_parameters(model).as_dict(),
+        parameters=count_parameters(model),
         data={name: _describe(sequences) for name, sequences in data.items()},
         hardware=records.collect_hardware(),
         versions=records.collect_versions(),
@@ -248,7 +226,6 @@ def make_record(
         curves=list(state.log_history),
         metrics=evaluation_at(step, state.log_history),
         fractions=[asdict(fraction) for fraction in read_fractions(args, state.max_steps, step)],
-        emissions=_read_emissions(Path(str(args.output_dir)) / EMISSIONS_FILE),
     )
 
 
@@ -270,23 +247,6 @@ def count_flops(model: ElectraForRTDPretraining, args: RTDTrainingArguments, num
 
 def _describe(sequences: Any) -> dict[str, Any]:
     sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
-    is_prepared = isinstance(sequences, BlockFile)
-    return records.public(asdict(sequences.header)) if is_prepared else {"num_sequences": len(sequences)}
-
-
-def _read_emissions(path: Path) -> dict[str, Any]:
-    """As in `PretrainingRecord`, all sessions of the run together; empty where nothing was measured."""
-    if not path.is_file():
-        return {}
-    try:
-        with reading(path, "The record has no emissions."), path.open(encoding="utf-8", newline="") as file:
-            *_, last = sessions = list(csv.DictReader(file))
-            columns = ("emissions", "energy_consumed")
-            emissions, energy = (math.fsum(float(each[name]) for each in sessions) for name in columns)
-            if not math.isfinite(emissions + energy):
-                raise ValueError(f"{emissions:g} kg, {energy:g} kWh")
-            source = f"codecarbon {last['codecarbon_version']}"
-            return {"kg_co2_eq": emissions, "energy_kwh": energy, "country": last["country_name"], "source": source}
-    except ValueError as error:
-        logger.warning(str(error))
-        return {}
+    if isinstance(sequences, BlockFile):
+        return records.public(asdict(sequences.header))
+    return {"num_sequences": len(sequences)}

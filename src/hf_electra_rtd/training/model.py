@@ -22,13 +22,16 @@ from hf_electra_rtd.configuration_electra_rtd import (
 )
 from hf_electra_rtd.data.tokenization import MAX_LENGTH
 from hf_electra_rtd.families import FAMILIES, family_of
+from hf_electra_rtd.files import known_names
+from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import get_objective
+from hf_electra_rtd.recipes import get_size
 from hf_electra_rtd.sharing import get_sharing
 from hf_electra_rtd.towers import load_tower, read_config
 
 
-# Width and depth of a new generator for a given discriminator, as fractions of it.
+# Width and depth of a new generator for a given discriminator.
 DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
 # The second stage of two-stage training, as options of the configuration.
 SECOND_STAGE = {"sharing": "none", "freeze_generator": True}
@@ -54,9 +57,7 @@ class ModelArguments:
     generator: str | None = flag(None, "Directory or Hub id of a pre-trained generator to start from.")
     discriminator: str | None = flag(None, "Directory or Hub id of a pre-trained discriminator to start from.")
     two_stage_from: str | None = flag(
-        None,
-        "output_dir of a first stage (--objective mlm). Its model becomes the generator, frozen, and the start of the "
-        "discriminator's encoder.",
+        None, "output_dir of a first stage (--objective mlm): the frozen generator, and the discriminator's start."
     )
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config.
     objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")
@@ -73,10 +74,12 @@ class ModelArguments:
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
     generator_layers: float | None = flag(None, "Generator's depth as a fraction of the discriminator's. Default: 1.")
-    attn_implementation: str | None = flag(
+    initialization: str | None = flag(
         None,
-        "Attention of both networks, named as in transformers: sdpa, eager, flash_attention_2, flex_attention. "
-        "Default: torch's sdpa, and our own on a CPU with dropout.",
+        "How new networks begin: stock or neighbours (docs/training.md). Default: neighbours for tiny.",
+    )
+    attn_implementation: str | None = flag(
+        None, "Attention of both networks, as in transformers. Default: sdpa, and our own on a CPU with dropout."
     )
 
     def __post_init__(self) -> None:
@@ -90,6 +93,19 @@ class ModelArguments:
             ElectraRTDConfig(**self.options)
         elif not self.given(("model_config", "generator", "discriminator")):
             ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)
+        self._settle_initialization()
+
+    def _settle_initialization(self) -> None:
+        loaded = list(self.given(("two_stage_from", "generator", "discriminator")))
+        if self.initialization is None:
+            detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
+            is_named = detects and not loaded and self.model_config is None
+            self.initialization = get_size(self.size).initialization if is_named else "stock"
+        elif self.initialization not in INITIALIZATIONS:
+            remedy = known_names(self.initialization, INITIALIZATIONS, "ones")
+            raise ValueError(f"--initialization: there is no {self.initialization!r}. {remedy}")
+        elif loaded and self.initialization != "stock":
+            raise ValueError(f"--initialization is for new networks. Leave it or --{loaded[0]} out.")
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of the flags that were given."""
@@ -119,11 +135,8 @@ def build_model(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> ElectraForRTDPretraining:
     """The pair: new from a size or a configuration, from one or two pre-trained networks, or from a first stage.
-
-    Raises:
-        ValueError: for networks that do not fit the tokenizer, the sequence length or each other, or an attention that
-            is unknown or not installed.
-    """
+    Raises ValueError for networks that do not fit the tokenizer, the sequence length or each other, and for an
+    attention that is unknown or not installed."""
     if arguments.two_stage_from is not None:
         model = _second_stage(Path(arguments.two_stage_from), arguments.options)
     elif arguments.generator is None and arguments.discriminator is None:
@@ -137,8 +150,7 @@ def build_model(
             remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
             raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
         if (positions := config.max_position_embeddings) < max_seq_length:
-            message = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}."
-            raise ValueError(f"{message} Use shorter sequences or another model.")
+            raise ValueError(f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}.")
     if arguments.attn_implementation is not None:
         try:
             model.set_attn_implementation(arguments.attn_implementation)
@@ -167,8 +179,8 @@ def _new_config(
 
 
 def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretraining:
-    """The second stage of two-stage training (paper, section 3.2): the generator as the first stage left it, frozen,
-    and a discriminator whose encoder starts as the generator's."""
+    """Of two-stage training (paper, section 3.2): the generator of the first stage, frozen, and a discriminator whose
+    encoder starts as the generator's."""
     if read_config(run).get("objective") != "mlm" or not (run / "discriminator").is_dir():
         raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} is none.")
     generator = load_tower(FAMILIES["electra"].masked_lm, run / "discriminator")
@@ -187,7 +199,6 @@ def _from_pretrained(
     sharing = arguments.sharing or ElectraRTDConfig.sharing
     main_class: Any = get_objective(arguments.objective or ElectraRTDConfig.objective).main_tower_class
     trained: Any = None
-    new: Any = None
     if discriminator is None:
         trained = generator = load_tower(FAMILIES["electra"].masked_lm, generator)
         config = _new_config(arguments, tokenizer, max_seq_length).discriminator_config
@@ -197,10 +208,9 @@ def _from_pretrained(
     elif generator is None and needs_generator_network(**arguments.options):
         trained = discriminator = load_tower(main_class, discriminator)
         is_same = sharing == "all" and not arguments.fractions
-        new = generator = family_of(trained).masked_lm(
-            trained.config if is_same else _smaller(trained.config, arguments)
-        )
-    if new is not None:
+        config = trained.config if is_same else _smaller(trained.config, arguments)
+        new = generator = family_of(trained).masked_lm(config)
+    if trained is not None:
         with torch.no_grad():
             for name in get_sharing(sharing).starting_parameters(new.base_model):
                 new.base_model.get_parameter(name).copy_(trained.base_model.get_parameter(name))

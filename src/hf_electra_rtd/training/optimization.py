@@ -64,11 +64,8 @@ class ElectraAdamW(torch.optim.AdamW):
 
 
 def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: everything else with weight decay, biases and LayerNorm without.
-
-    Source: google-research/electra, `exclude_from_weight_decay=["LayerNorm", "layer_norm", "bias"]`. A tied tensor
-    appears once; frozen parameters not at all.
-    """
+    """Two groups: everything else with weight decay, biases and LayerNorm without, as in google-research/electra
+    (`exclude_from_weight_decay`). A tied tensor appears once; frozen parameters not at all."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
     decayed: list[nn.Parameter] = []
@@ -80,11 +77,8 @@ def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str
 
 
 def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> LambdaLR:
-    """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up).
-
-    Source: google-research/electra, `create_optimizer`. `transformers`' linear schedule decays only after the warm-up,
-    and so reaches the full base rate, which this one never does.
-    """
+    """Linear decay over the whole run, times linear warm-up: base * (1 - t/total) * min(1, t/warm-up). Source:
+    google-research/electra, `create_optimizer`. `transformers`' schedule decays only after the warm-up."""
 
     def factor(step: int) -> float:
         warmup = min(1.0, step / num_warmup_steps) if num_warmup_steps > 0 else 1.0
@@ -103,8 +97,6 @@ def make_schedule(optimizer: Optimizer, args: RTDTrainingArguments, num_training
     """The schedule of a run. Warns of a warm-up that takes the whole run."""
     num_warmup_steps = args.get_warmup_steps(num_training_steps)
     if num_warmup_steps >= num_training_steps:
-        logger.warning(
-            f"The warm-up takes {num_warmup_steps:,} steps, the whole run only {num_training_steps:,}. Lower "
-            "--warmup_steps (below 1, it is a share of the run)."
-        )
+        whole = f"the whole run only {num_training_steps:,}. Lower --warmup_steps (below 1, it is a share of the run)."
+        logger.warning(f"The warm-up takes {num_warmup_steps:,} steps, {whole}")
     return get_electra_schedule(optimizer, num_warmup_steps, num_training_steps)

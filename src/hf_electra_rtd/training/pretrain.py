@@ -27,20 +27,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import BaseFileLock
+from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
-from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters
+from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.cli import flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, get_sequences, get_tokenizer
-from hf_electra_rtd.files import lock_directory, naming, remove_directory, write_text
+from hf_electra_rtd.files import lock_directory, naming, remove_directory
+from hf_electra_rtd.initialization import begin_on_neighbours
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import PUBLISH_FILE
@@ -48,28 +49,16 @@ from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
-from hf_electra_rtd.training import checkpoints, meters
+from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
-from hf_electra_rtd.training.console import (
-    RTDPrinterCallback,
-    format_duration,
-    format_flops,
-    print_rows,
-    print_samples,
-    print_summary,
-)
 from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
 
 logger = logging.getLogger(__name__)
 
-_SIZES = (
-    *("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size", "vocab_size"),
-    "max_position_embeddings",
-)
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 _TIMED_STEPS = 3  # after one to warm up
-_SEQUENCES_SHOWN = 2
 _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
 
 
@@ -114,12 +103,9 @@ def main(
     defaults: Mapping[str, Any] | None = None,
     default_text: Sequence[str] = (),
 ) -> int:
-    """Pre-trains from flags to the published models. `description` is that of `--help`, `defaults` those of flags;
-    `default_text` is used where no flag names text.
-
-    Returns:
-        The exit status: 0; 1 where the run is complete but could not be published; 130 or 143 after Ctrl-C or SIGTERM.
-    """
+    """Pre-trains from flags to the published models, and returns the exit status: 0; 1 where the run is complete but
+    could not be published; 130 or 143 after Ctrl-C or SIGTERM. `description` is that of `--help`, `defaults` those of
+    flags; `default_text` is used where no flag names text."""
     with start(argv, description, defaults or {}, default_text) as run:
         if run.arguments.dry_run:
             dry_run(run)
@@ -133,25 +119,16 @@ def main(
             trainer.train(resume_from_checkpoint=run.checkpoint)
         if stop.stopped:
             if trainer.is_world_process_zero():
-                print_resume_command(run, trainer.state.global_step)
+                program, *words = run.argv
+                program = program if program.startswith("hf-electra-rtd ") else shlex.quote(program)
+                print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {run.directory}. Go on with")
+                print(f"  {program} {shlex.join([*words, '--resume_from_checkpoint', 'latest'])}", flush=True)
             return stop.status
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
-        print_summary(record, str(run.directory))
+        console.print_summary(record, str(run.directory))
         return report(trainer.published, str(run.directory)) if run.args.push_to_hub else 0
-
-
-def print_resume_command(run: Run, step: int) -> None:
-    """The last words of a run that was interrupted and saved."""
-    program, *words = run.argv
-    program = program if program.startswith("hf-electra-rtd ") else shlex.quote(program)
-    print(
-        f"\nInterrupted after step {step:,} of {run.args.max_steps:,} and saved in {run.args.output_dir}. Continue "
-        "with the same launcher and these flags:\n"
-        f"  {program} {shlex.join([*words, '--resume_from_checkpoint', 'latest'])}",
-        flush=True,
-    )
 
 
 # ---- Before the loop ----
@@ -162,12 +139,8 @@ def start(
     argv: Sequence[str], description: str | None, defaults: Mapping[str, Any], default_text: Sequence[str] = ()
 ) -> Iterator[Run]:
     """Everything before the loop: flags, checkpoint, tokenizer, sequences, model. Locks the output directory inside
-    the `with`. Writes nothing there but the prepared text.
-
-    Raises:
-        ValueError, OSError: for flags, files or directories that cannot be used.
-        SystemExit: after `--help`, for an unknown flag, and if `--resume_from_checkpoint auto` finds a finished run.
-    """
+    the `with`, and writes nothing there but the prepared text. Raises ValueError and OSError for what cannot be used,
+    and SystemExit after `--help` and where `--resume_from_checkpoint auto` finds a finished run."""
     started = utc_now()
     run_args, model_args, data_args, card, publication, args = parse_arguments(
         (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments),
@@ -177,40 +150,33 @@ def start(
         recipes={name: size.pretraining for name, size in SIZES.items()},
     )
     data_args.set_default_text(default_text)
-    output_dir, is_main = str(args.output_dir), args.process_index == 0
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
+    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # It warns at every checkpoint that tied tensors are stored once; loading checks them.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
     used, cores = args.world_size * torch.get_num_threads(), count_cores()
     if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
-        logger.warning(
-            f"Training on {used} of {cores} CPU cores. To use all, launch with --num_cpu_threads_per_process "
-            f"{cores // args.world_size} (or set OMP_NUM_THREADS)."
-        )
+        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
     with ExitStack() as until_the_end:
+        checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
-            checkpoints.check_sources(output_dir, model_args.given(SOURCES))
-            may_lock, is_run = is_main and not run_args.dry_run, checkpoints.holds_run(output_dir)
-            if may_lock and is_run:  # before the checkpoint is chosen, which a run that goes on would remove
-                until_the_end.callback(_lock(output_dir).release)
-                checkpoints.remove_unfinished(output_dir)
-            checkpoint = find_checkpoint(output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
-            if may_lock and not is_run:  # a mistake leaves no directory
-                until_the_end.callback(_lock(output_dir).release)
-            blocks = Path(output_dir) / BLOCKS_DIRECTORY
+            blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
             before = {} if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]["run"]
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, before.get("sequences"))
-        arguments = {"model": asdict(model_args), "data": asdict(data_args)}
-        words = [sys.argv[0], *argv]
+        model = build_model(model_args, tokenizer, args.max_seq_length)
+        if checkpoint is None and model_args.initialization == "neighbours":
+            begin_on_neighbours(model, train, tokenizer, args.seed)
+        if model.config.traits.predicts == "replaced":
+            model.yardsticks = (CountedBigram(train),)
+        words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
         yield Run(
             words,
             *(run_args, args, card, publication, checkpoint, tokenizer),
-            model=build_model(model_args, tokenizer, args.max_seq_length),
+            model=model,
             stream=fit_stream(train, args),
             held_out=None if held_out is None else held_out_stream(held_out),
             collator=make_collator(tokenizer, args),
@@ -218,110 +184,122 @@ def start(
         )
 
 
-def _lock(output_dir: str) -> BaseFileLock:
-    with naming(output_dir):
-        return lock_directory(output_dir)
+def _settle_directory(
+    run_args: RunArguments, model_args: ModelArguments, args: RTDTrainingArguments, until_the_end: ExitStack
+) -> str | None:
+    """Locks the output directory and chooses the checkpoint. The main process does it for all, which then go on from
+    the same checkpoint or end alike."""
+    output_dir = str(args.output_dir)
+    found: list[Any] = [None]
+    if args.process_index == 0:
+        try:
+            checkpoints.check_sources(output_dir, model_args.given(SOURCES))
+            choice = (output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
+            if not checkpoints.holds_run(output_dir):
+                find_checkpoint(*choice)  # a mistake leaves no directory
+            if not run_args.dry_run:
+                with naming(output_dir):
+                    until_the_end.callback(lock_directory(output_dir).release)
+                checkpoints.remove_unfinished(output_dir)
+            found = [find_checkpoint(*choice)]
+        except (ValueError, OSError, SystemExit) as error:
+            found = [error]
+    broadcast_object_list(found)
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
     """The checkpoint to resume from, None for a new run, which may replace another (`overwrite`). `resume` is the
-    directory of a checkpoint, `latest`, `auto` (the latest, a new run where there is none) or None.
-
-    Raises:
-        ValueError: if there is nothing to resume from, the checkpoint is incomplete or older than others there, all
-            are damaged, another run lies there, or something else that this run would replace.
-        SystemExit: for `auto`, if a finished run without checkpoints lies there.
-    """
-    is_run, latest = checkpoints.holds_run(output_dir), checkpoints.latest_checkpoint(output_dir)
-    is_finished = (Path(output_dir) / PretrainingRecord.FILE).exists()
-    if resume in ("latest", "auto") and latest is not None:
-        return str(latest)
-    if resume == "latest":
-        raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
+    directory of a checkpoint, `latest`, `auto` (the latest, a new run where there is none) or None. Raises ValueError
+    if the checkpoint is incomplete or older than others there, or something lies there that this run would replace,
+    and SystemExit for `auto` if a finished run without checkpoints lies there."""
+    is_run, there = checkpoints.holds_run(output_dir), checkpoints.list_checkpoints(output_dir)
     choose = "or choose another --output_dir."
-    if resume == "auto" and not overwrite and checkpoints.list_checkpoints(output_dir):
-        remedy = f"Remove them, add --overwrite_output_dir, {choose}"
-        raise ValueError(f"{output_dir} has only damaged checkpoints. {remedy}")
-    if resume == "auto" and is_finished:
-        logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
-        raise SystemExit(0)
-    if resume not in (None, "auto"):
-        step, there = checkpoints.read_checkpoint(resume)[1].global_step, checkpoints.list_checkpoints(output_dir)
-        if later := ", ".join(path.name for path in there if checkpoints.checkpoint_step(path) > step):
-            raise ValueError(f"{output_dir} has checkpoints after step {step:,}: {later}. Remove them, {choose}")
+    if resume in ("latest", "auto"):
+        if latest := checkpoints.latest_checkpoint(output_dir):
+            return str(latest)
+        if resume == "latest":
+            raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
+        if there and not overwrite:
+            remedy = f"Remove them, add --overwrite_output_dir, {choose}"
+            raise ValueError(f"{output_dir} has only damaged checkpoints. {remedy}")
+        if (Path(output_dir) / PretrainingRecord.FILE).exists():
+            logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
+            raise SystemExit(0)
+    elif resume is not None:
+        step = checkpoints.read_checkpoint(resume)[1].global_step
+        if any(checkpoints.checkpoint_step(path) > step for path in there):
+            raise ValueError(f"{output_dir} has checkpoints after step {step:,}. Remove them, {choose}")
         if is_run and os.path.realpath(Path(resume).parent) != os.path.realpath(output_dir):
             raise ValueError(f"{output_dir} holds another run than {resume}. Move it away, {choose}")
-        return resume
-    if is_run and not (overwrite or resume):
-        more = "" if latest is None else " To continue it, add --resume_from_checkpoint latest."
+    elif is_run and not overwrite:
+        more = " To continue it, add --resume_from_checkpoint latest." if there else ""
         raise ValueError(f"{output_dir} holds another run.{more} To delete it, add --overwrite_output_dir, {choose}")
-    return None
+    return None if resume == "auto" else resume
 
 
 @contextmanager
 def _publication_of_its_own(run: Run) -> Iterator[None]:
-    """A run that replaces another one must not be taken for it on the Hub, so the key of the other is gone before the
-    Hub is asked. It comes back if this run cannot start."""
-    path, old = run.directory / PUBLISH_FILE, None
-    if run.args.process_index == 0 and run.replaces_another and path.exists():
-        old = path.read_text(encoding="utf-8")
+    """The Hub must not take a run that replaces another for it: the other's key is away while the Hub is asked, and
+    back if this run cannot start."""
+    path = run.directory / PUBLISH_FILE
+    is_replaced = run.args.process_index == 0 and run.replaces_another and path.exists()
+    key = path.read_bytes() if is_replaced else None
+    if key is not None:
         path.unlink()
     try:
         yield
     except BaseException:
-        if old is not None:
-            write_text(path, old)
+        if key is not None:
+            path.write_bytes(key)
         raise
 
 
 def prepare_output_dir(run: Run) -> None:
     """The last act before the loop, when everything else is checked: refuses a run that would fill the disk, and
-    removes what killed processes left and, with `--overwrite_output_dir`, the run before. For every process."""
+    removes halves of checkpoints and, with `--overwrite_output_dir`, the run before. For every process."""
     if run.args.process_index != 0:
         return
     check_disk(run.model, run.args)
-    checkpoints.remove_unfinished(run.directory)
+    there = checkpoints.list_checkpoints(run.directory)
+    old = [path.name for path in there if run.replaces_another or not checkpoints.has_manifest(path)]
     if run.replaces_another:
         (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
         # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
-        old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
-        old += [meters.EMISSIONS_FILE, checkpoints.FRACTIONS_DIRECTORY]
-        old += [] if run.args.push_to_hub else [PUBLISH_FILE]
-        old += [path.name for path in checkpoints.list_checkpoints(run.directory)]
-        for path in (run.directory / name for name in old):
-            if path.is_dir():
-                remove_directory(path)
-            else:
-                path.unlink(missing_ok=True)
+        old += [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
+        old += [checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
+    for path in (run.directory / name for name in old):
+        if path.is_dir():
+            remove_directory(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 # ---- Dry run ----
 
 
-def dry_run(run: Run, console: Console | None = None) -> None:
+def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do: networks, first sequences, length, FLOPs, memory, disk, time. Only the main process
-    prints. It moves the model to its device, and trains a few steps with a learning rate of zero, so that every weight
-    stays the same to the bit.
-
-    Raises:
-        ValueError: if the disk has not enough room, or a batch does not fit in the GPU's memory.
-    """
+    prints. A few steps are timed with a learning rate of zero, so that every weight stays the same to the bit. Raises
+    ValueError if the disk has not enough room."""
     model, stream, args, device = run.model, run.stream, run.args, run.args.device
-    console = console or Console(highlight=False, quiet=args.process_index != 0)
+    screen = screen or Console(highlight=False, quiet=args.process_index != 0)
     needed, free = check_disk(model, args)
     model.to(device)  # type: ignore[arg-type]
 
     towers, counts = model.config.towers, count_parameters(model)
     rows = [(key.replace("_", " "), *(f"{getattr(each, key):,}" for each in towers.values())) for key in _SIZES]
-    rows.append(("parameters", *(f"{getattr(counts, name):,}" for name in towers)))
-    print_rows("The networks", rows, console, ("", *towers))
-    shared = f"{counts.shared:,} are shared (--sharing {model.config.sharing})"
-    console.print(f"Together {counts.total:,} parameters; {shared}.\n")
+    rows.append(("parameters", *(f"{counts[name]:,}" for name in towers)))
+    console.print_rows("The networks", rows, screen, ("", *towers))
+    num_parameters = counts.pop("total")
+    shared = f"{sum(counts.values()) - num_parameters:,} are shared (--sharing {model.config.sharing})"
+    screen.print(f"Together {num_parameters:,} parameters; {shared}.\n")
 
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            first = stream.__getitems__(list(range(min(_SEQUENCES_SHOWN, len(stream)))))
-            print_samples(model, run.collator, first, console)
+            console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds = _time_steps(run)
     except torch.OutOfMemoryError:
         raise ValueError(
@@ -332,31 +310,26 @@ def dry_run(run: Run, console: Console | None = None) -> None:
     steps, total = args.max_steps, args.max_steps * args.sequences_per_step
     tokens, exports = meters.count_tokens(stream, args, total), fraction_steps(args.checkpoint_fractions, steps)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    memory = f"{format_bytes(_FLOAT * (counts.total + 3 * trained))} for weights, gradients and Adam's moments"
+    memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
     if device.type == "cuda":
-        of_all = format_bytes(torch.cuda.get_device_properties(device).total_memory)
-        memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} of the GPU's {of_all}"
-    duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
+        memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
+    duration = f"{console.format_duration(steps * seconds)} without evaluation and checkpoints"
     facts = {
         "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
         "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",
-        "learning rate": f"{args.learning_rate:g} after {args.get_warmup_steps(steps):,} steps of warm-up",
-        "FLOPs": format_flops(meters.count_flops(model, args, total)),
+        "FLOPs": console.format_flops(meters.count_flops(model, args, total)),
         "time": f"{duration}: {seconds:.3g} s a step, {tokens / steps / seconds:,.0f} tokens/s",
         "memory": memory,
         "disk": f"about {format_bytes(needed)} of {format_bytes(free)} free",
         "exports": f"after steps {', '.join(f'{step:,}' for step in exports)}" if exports else "none",
     }
-    print_rows("The run", facts.items(), console)
-    console.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
+    console.print_rows("The run", facts.items(), screen)
+    screen.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
 
 
 def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> tuple[int, int]:
-    """The bytes that a run needs, about, beside the checkpoints that are there, and the bytes free.
-
-    Raises:
-        ValueError: if there is not enough room.
-    """
+    """The bytes that a run needs, about, beside the checkpoints that are there, and the bytes free. Raises ValueError
+    if there is not enough room."""
     output_dir, state, saves = Path(str(args.output_dir)).absolute(), TrainerState(), 0
     if args.save_strategy != "no":
         state.compute_steps(args, args.max_steps)
@@ -364,28 +337,26 @@ def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> t
         if args.save_total_limit is not None:  # the oldest is deleted after the newest is written
             saves = min(saves, args.save_total_limit + 1)
     models = 2 + len(fraction_steps(args.checkpoint_fractions, args.max_steps))  # the pair, its networks, fractions
-    models += 2 * (args.push_to_hub and args.hub_strategy == HubStrategy.EVERY_SAVE)
     there = [file for path in checkpoints.list_checkpoints(output_dir) for file in path.rglob("*")]
-    needed = count_parameters(model).total * _FLOAT * (3 * saves + models) - sum(file.stat().st_size for file in there)
+    needed = count_parameters(model)["total"] * _FLOAT * (3 * saves + models)
+    needed = max(0, needed - sum(file.stat().st_size for file in there))
     free = shutil.disk_usage(next(path for path in (output_dir, *output_dir.parents) if path.exists())).free
     if free < needed:
-        raise ValueError(
-            f"The run needs {format_bytes(needed)} in {args.output_dir}, but {format_bytes(free)} are free. Make "
-            "room, choose another --output_dir, or keep fewer checkpoints (--save_total_limit)."
-        )
-    return max(0, needed), free
+        lack = f"The run needs {format_bytes(needed)} in {args.output_dir}, but {format_bytes(free)} are free."
+        raise ValueError(f"{lack} Choose another --output_dir, or keep fewer checkpoints (--save_total_limit).")
+    return needed, free
 
 
 def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
     args.max_steps, args.warmup_steps, args.learning_rate = 1 + _TIMED_STEPS, 0, 0.0
-    args.eval_strategy = args.save_strategy = "no"
-    args.logging_strategy, args.logging_first_step, args.logging_steps = "steps", True, args.max_steps
-    args.report_to, args.push_to_hub, args.disable_tqdm, args.checkpoint_fractions = [], False, True, None
+    args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
+    args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
+    args.report_to, args.push_to_hub, args.checkpoint_fractions = [], False, None
     few = SequenceStream(run.stream.sequences, args.max_steps * args.sequences_per_step, run.stream.seed)
     trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
-    trainer.remove_callback(RTDPrinterCallback)
+    trainer.remove_callback(console.RTDPrinterCallback)
     trainer.train()
     first, last = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
     return (last - first) / _TIMED_STEPS

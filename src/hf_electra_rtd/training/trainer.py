@@ -48,11 +48,8 @@ from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
 
 logger = logging.getLogger(__name__)
 
-# Processes agree so often on whether to stop: each time waits for the device, and launchers kill 30 seconds after a
-# signal.
-SECONDS_BETWEEN_AGREEMENTS = 2.0
-# Launchers pass Ctrl-C on to processes that have it from the terminal; after these seconds it was pressed again.
-SECONDS_TO_PRESS_AGAIN = 2.0
+SECONDS_BETWEEN_AGREEMENTS = 2.0  # on whether to stop: each waits for the device; launchers kill after 30 seconds
+SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have it from the terminal
 
 
 # ---- What a run trains on ----
@@ -73,10 +70,8 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     if args.max_steps <= 0:
         args.max_steps = math.floor(args.num_train_epochs * len(sequences) / batch)
         if args.max_steps < 1:
-            raise ValueError(
-                f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}. "
-                "Use more text, a smaller batch, more epochs, or --max_steps."
-            )
+            few = f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}."
+            raise ValueError(f"{few} Use more text, a smaller batch, more epochs, or --max_steps.")
     return SequenceStream(sequences, args.max_steps * batch, args.stream_seed)
 
 
@@ -101,11 +96,8 @@ class RTDTrainer(Trainer):
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
     with a card: at the end of `train`, and with `hub_strategy="every_save"` also at each checkpoint, in the
-    background. A failing Hub stops no training; see `published`.
-
-    A `compute_metrics` replaces our held-out metrics. Its `predictions` are (logits, replaced_labels), or, where the
-    discriminator predicts tokens, (replaced_labels, predictions); its `label_ids` the batch's `labels`, or what
-    `label_names` in `args` names.
+    background. A failing Hub stops no training; see `published`. A `compute_metrics` replaces our held-out metrics;
+    its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions), as the objective has them.
 
     Args:
         train_dataset: a [`BlockFile`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
@@ -115,7 +107,7 @@ class RTDTrainer(Trainer):
         card, publication: what cards say beside the record, and which parts are published.
 
     Raises:
-        ValueError: if the sequences do not fill one optimizer step, or the Hub refuses the publication.
+        ValueError: if the sequences do not fill one step, or the Hub refuses the publication.
         DivergedError: by `train`, when the loss or a weight is no longer finite; checkpoints stay as they were.
     """
 
@@ -135,8 +127,9 @@ class RTDTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         if args.n_gpu > 1:
-            remedy = f"Launch one for each (`accelerate launch --num_processes {args.n_gpu}`)"
-            raise ValueError(f"One process drives {args.n_gpu} GPUs. {remedy}, or set CUDA_VISIBLE_DEVICES=0.")
+            raise ValueError(
+                f"One process drives {args.n_gpu} GPUs. Use `accelerate launch`, or CUDA_VISIBLE_DEVICES=0."
+            )
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
@@ -151,9 +144,12 @@ class RTDTrainer(Trainer):
             args.eval_strategy = "no"
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
-        self.published: list[Published] = []  # the outcome of the last push, by repository and branch
+        self.published: list[Published] = []  # the outcome of the last push
         self._background, self._private = Background(), args.hub_private_repo is not False
         self._saved: PretrainingRecord | None = None
+        self._staging: Path | None = None  # where the checkpoint that is being written lies
+        self._step_counts: Tensor | None = None
+        self._collapsed = False
         self._directory = str(args.output_dir)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
@@ -164,10 +160,10 @@ class RTDTrainer(Trainer):
             if self.pop_callback(theirs) is not None:
                 self.add_callback(ours)
         self.meters, self.stopwatch = meters.TrainingMeters(model.measures), meters.Stopwatch()
-        self.add_callback(_AlongTheRun(self))
-        self._staging: Path | None = None  # where the checkpoint that is being written lies
-        self._step_counts: Tensor | None = None
-        self._collapsed = False
+        along: Any = TrainerCallback()
+        along.on_train_begin = lambda *_, **__: self.stopwatch.start()  # everything is loaded
+        along.on_step_end = lambda *_, **__: self.export_fraction()  # before the checkpoint of the step
+        self.add_callback(along)
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
@@ -199,7 +195,7 @@ class RTDTrainer(Trainer):
                 raise ValueError(f"{self._directory} has no whole checkpoint to resume from.")
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
-            log_history = checkpoints.check_resumable(resume_from_checkpoint, limit, *self._identity).log_history
+            log_history = checkpoints.check_resumable(resume_from_checkpoint, limit, *self._identity()).log_history
         elif args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ.
             set_seed(args.seed + args.process_index)
@@ -211,7 +207,6 @@ class RTDTrainer(Trainer):
             self.push_to_hub()
         return result
 
-    @property
     def _identity(self) -> tuple[str, dict[str, Any]]:
         """The name of this loop and its description, for the checkpoints."""
         return type(self).__name__, checkpoints.describe_run(self.model, self.train_dataset, self.args)
@@ -252,7 +247,7 @@ class RTDTrainer(Trainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             output = model(**inputs)
         # No loss: that of `held_out_metrics` does not depend on how sequences fall into batches.
-        return None, meters.held_out_tensors(self.model.measures, output, inputs), inputs["labels"]
+        return None, meters.held_out_tensors(self.model.held_out_measures, output, inputs), inputs["labels"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self.is_in_train:
@@ -270,37 +265,28 @@ class RTDTrainer(Trainer):
 
     def _warn_of_collapse(self, measured: dict[str, float]) -> None:
         """Once until it recovers; every discriminator gives one answer to everything at the beginning."""
-        step, max_steps = self.state.global_step, self.state.max_steps
+        step, max_steps, before = self.state.global_step, self.state.max_steps, self._collapsed
         is_late = step > max(self.args.get_warmup_steps(max_steps), max_steps // 10)
-        collapsed = is_late and meters.has_collapsed(measured)
-        if collapsed and not self._collapsed:
-            logger.warning(
-                f"Step {step:,}: the discriminator has collapsed to the majority class (recall "
-                f"{measured['discriminator_recall']:.1%}). Try a smaller generator (--generator_hidden_size), a lower "
-                "learning rate or a longer warm-up."
-            )
-        self._collapsed = collapsed
+        self._collapsed = is_late and meters.has_collapsed(measured)
+        if self._collapsed and not before:
+            remedy = "Try a smaller generator (--generator_hidden_size), a lower learning rate or a longer warm-up."
+            logger.warning(f"Step {step:,}: the discriminator has collapsed to the majority class. {remedy}")
 
     # ---- Checkpoints ----
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        state, run_directory = self.state, self._get_output_dir(trial)
-        meters.check_weights(state.global_step, self.model)
-        saving = (run_directory, self.accelerator, self.args.save_total_limit, state, *self._identity)
+        meters.check_weights(self.state.global_step, self.model)
+        saving = (self._directory, self.accelerator, self.args.save_total_limit, self.state, *self._identity())
         with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving) as checkpoint:
             self._staging = checkpoint.parent
             try:
                 super()._save_checkpoint(model, trial)
             finally:
                 self._staging = None
-            # A pickle that nothing reads: the record has the arguments.
-            (checkpoint / "training_args.bin").unlink(missing_ok=True)
-            if state.best_global_step == state.global_step:  # the parent saw it in the hidden directory
-                state.best_model_checkpoint = str(Path(run_directory) / checkpoint.name)
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
 
     def _get_output_dir(self, trial: Any) -> str:
-        # The parent writes a checkpoint where this says: beside its final place.
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+        return str(self._staging or self._directory)  # the parent writes a checkpoint beside its final place
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):
@@ -319,16 +305,14 @@ class RTDTrainer(Trainer):
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            # A checkpoint of fewer processes has no state for this one. Its dropout must not begin again with the
-            # numbers of the first step.
+            # Of fewer processes, it has no state for this one, whose dropout must not begin again with the first step.
             set_seed(self.args.seed + self.state.global_step + self.args.process_index)
         super()._load_rng_state(checkpoint)
 
     # ---- Outputs ----
 
     def export_fraction(self) -> None:
-        """Exports generator and discriminator where this step completes one of `checkpoint_fractions`; every process
-        calls it. Draws no random number."""
+        """Exports both networks where this step completes one of `checkpoint_fractions`. Draws no random number."""
         step = self.state.global_step
         fraction = fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
         if fraction is None:
@@ -350,13 +334,12 @@ class RTDTrainer(Trainer):
 
     def save_run(self) -> PretrainingRecord:
         """Writes the model, generator, discriminator, picture of the curves and record into `output_dir`, after an
-        evaluation where the log has none of the last step. Every process must call it. Called again at the same
-        step, it only returns the record."""
+        evaluation where the log has none of the last step. Every process must call it; once for each step is enough.
+        """
         step = self.state.global_step
         if self._saved is not None and self._saved.steps == step:
             return self._saved
-        is_evaluated = not self.args.load_best_model_at_end and meters.evaluation_at(step, self.state.log_history)
-        if self.eval_dataset is not None and not is_evaluated:
+        if self.eval_dataset is not None and not meters.evaluation_at(step, self.state.log_history):
             self.evaluate()
         whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
         self._saved = self.make_record()
@@ -369,14 +352,13 @@ class RTDTrainer(Trainer):
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Refuses, before anything is trained, a run that may not publish. An unreachable Hub is only a warning."""
         if self.args.process_index == 0:
-            parts, config = self.publication.parts, self.model.config.to_dict()
-            names = publishing.repository_ids(str(self.args.hub_model_id), config, parts).values()
+            about = (str(self.args.hub_model_id), self.model.config.to_dict(), self.publication.parts)
+            names = publishing.repository_ids(*about).values()
             check(names, self._directory, self._private, self.publication.force)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]
         """Saves the run (`save_run`) and publishes generator and discriminator, each with a card; exports at fractions
-        go to branches `step-<N>`. Every process must call it. The parent's arguments are ignored. Returns `published`.
-        """
+        go to branches `step-<N>`. Every process must call it. The parent's arguments are ignored."""
         if self.args.hub_model_id is None:
             raise ValueError("push_to_hub needs hub_model_id in RTDTrainingArguments: ORG/NAME.")
         self.save_run()
@@ -393,14 +375,13 @@ class RTDTrainer(Trainer):
         if not self.is_world_process_zero() or self._background.busy:
             return
         # Named so that the next run in this directory clears it away, should this process be killed.
-        snapshot = Path(tempfile.mkdtemp(prefix=f".step-{step}.partial-", dir=self.args.output_dir))
+        snapshot = Path(tempfile.mkdtemp(prefix=f".step-{step}.partial-", dir=self._directory))
         try:
             checkpoints.save_outputs(whole, self.processing_class, self.make_record(), snapshot)
+            self._background.start(lambda: self._publish(snapshot, is_snapshot=True))
         except OSError as error:
             logger.error(f"Step {step:,} was not published: {error}")
             shutil.rmtree(snapshot, ignore_errors=True)
-        else:
-            self._background.start(lambda: self._publish(snapshot, is_snapshot=True))
 
     def _publish(self, directory: Path, is_snapshot: bool = False) -> list[Published]:
         repo_id, parts, force = str(self.args.hub_model_id), self.publication.parts, self.publication.force
@@ -419,30 +400,13 @@ class RTDTrainer(Trainer):
                 shutil.rmtree(directory, ignore_errors=True)
 
 
-class _AlongTheRun(TrainerCallback):
-    """The stopwatch starts when everything is loaded; exports are made before the checkpoint of their step."""
-
-    def __init__(self, trainer: RTDTrainer) -> None:
-        self._trainer = trainer
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer.stopwatch.start()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self._trainer.export_fraction()
-
-
 # ---- Signals ----
 
 
 class StopSignal(TrainerCallback):
     """Inside a `with`, ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill),
     with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. A second Ctrl-C
-    ends it at once, with the checkpoint before. Outside the loop, signals do what they did before.
-
-    with StopSignal() as stop:
-        RTDTrainer(..., callbacks=[stop]).train()
-    """
+    ends it at once, with the checkpoint before. Outside the loop, signals do what they did before."""
 
     def __init__(self) -> None:
         self.stopped, self.status = False, INTERRUPTED
@@ -485,17 +449,15 @@ class StopSignal(TrainerCallback):
             return False
         # All processes add up the same numbers, and so agree again at the same step.
         (last_step, last_time), self._agreed_at = self._agreed_at, (step, time.monotonic())
-        mine = [float(self._noted_at < math.inf), self._agreed_at[1] - last_time]
-        wishes, seconds = reduce(torch.tensor(mine, device=processes.device), reduction="sum").tolist()
-        seconds_per_step = seconds / processes.num_processes / (step - last_step)
-        self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(seconds_per_step, 0.01)))
+        mine = [float(self._noted_at < math.inf), (self._agreed_at[1] - last_time) / (step - last_step)]
+        wishes, pace = reduce(torch.tensor(mine, device=processes.device), reduction="mean").tolist()
+        self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(pace, 0.01)))
         return bool(wishes)
 
 
 def _protect_worker(then: Any, worker: int) -> None:
-    """A `worker_init_fn` that keeps a data loader's workers from signals to the process group, such as Ctrl-C in a
-    terminal, and from the SIGTERM of a cluster to every process: a worker that dies of it would end the run. `then` is
-    the `worker_init_fn` to call afterwards."""
+    """A `worker_init_fn` that keeps a data loader's workers from Ctrl-C in a terminal, and from the SIGTERM of a
+    cluster to every process: a worker that dies would end the run. `then` is the one to call afterwards."""
     if hasattr(os, "setpgid"):  # not on Windows
         os.setpgid(0, 0)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
@@ -506,8 +468,7 @@ def _protect_worker(then: Any, worker: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends a worker at a SIGTERM of its parent, by which torch and Python end workers: to ignore that one, too, would
-    hang the run at its end."""
+    """Ends a worker at a SIGTERM of its parent, by which torch and Python end workers."""
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

@@ -1,0 +1,77 @@
+"""A yardstick for the discriminator: how well counted pairs of words tell replaced tokens.
+
+A discriminator that finds fewer than the bigram does not read context yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.measures import Measure, Observation, exact_auc
+from hf_electra_rtd.ops import IGNORED
+
+
+_MOST_TOKENS = 2**24  # that are counted, of sequences from all over the file
+_DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
+
+
+class CountedBigram(Measure):
+    """`bigram_auc`: the area under the ROC curve of
+
+        score(x_t) = -log p(x_t | x_t-1) / p(x_t) - log p(x_t+1 | x_t) / p(x_t+1)
+
+    for "x_t was replaced", over all real tokens of held-out sequences. p(y) is the share of a token in the training
+    sequences, p(y | x) their bigram with interpolated Kneser-Ney smoothing (Ney, Essen and Kneser 1994).
+    """
+
+    num_sums, num_whole = 0, 2
+
+    def __init__(self, sequences: BlockFile) -> None:
+        header = sequences.header
+        self._vocab_size = header.vocab_size
+        step = max(1, header.num_tokens // _MOST_TOKENS)
+        pairs = [np.empty(0, dtype=np.int64)]
+        for first in range(0, len(sequences), 4096 * step):
+            batch = sequences.read(np.arange(first, min(first + 4096 * step, len(sequences)), step))
+            ids_BL = batch.ids.astype(np.int64)
+            inside_BL = np.arange(1, ids_BL.shape[1]) < batch.lengths[:, None]
+            pairs.append((ids_BL[:, :-1] * self._vocab_size + ids_BL[:, 1:])[inside_BL])
+        self._pairs, self._counts = np.unique(np.concatenate(pairs), return_counts=True)
+        firsts, seconds = np.divmod(self._pairs, self._vocab_size)
+        self._of_first = np.bincount(firsts, self._counts, self._vocab_size)  # how often pairs begin with a token
+        self._kinds_of_first = np.bincount(firsts, minlength=self._vocab_size)
+        kinds_of_second = np.bincount(seconds, minlength=self._vocab_size)
+        # No token has none. The lower order of the bigram is the share of the kinds of pairs that end in a token.
+        self._ends = (kinds_of_second + 1) / (len(self._pairs) + self._vocab_size)
+        counts = np.bincount(seconds, self._counts, self._vocab_size) + 1
+        self._share = counts / counts.sum()
+
+    def probabilities(self, firsts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+        """p(second | first), of ids in arrays of one shape."""
+        codes = firsts.astype(np.int64) * self._vocab_size + seconds
+        places = np.minimum(np.searchsorted(self._pairs, codes), len(self._pairs) - 1)
+        counts = np.where(self._pairs[places] == codes, self._counts[places], 0)
+        total = np.maximum(self._of_first[firsts], 1)
+        rest = np.where(self._of_first[firsts] > 0, _DISCOUNT * self._kinds_of_first[firsts] / total, 1.0)
+        return np.maximum(counts - _DISCOUNT, 0) / total + rest * self._ends[seconds]
+
+    def scores(self, ids_BL: np.ndarray) -> np.ndarray:
+        """The higher, the likelier it is that a token was replaced: float64 (B, L)."""
+        gains = np.log(self.probabilities(ids_BL[:, :-1], ids_BL[:, 1:]) / self._share[ids_BL[:, 1:]])
+        return -np.pad(gains, ((0, 0), (1, 0))) - np.pad(gains, ((0, 0), (0, 1)))
+
+    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
+        return ()
+
+    def whole(self, seen: Observation) -> tuple[Tensor, ...]:
+        ids_BL = seen.output.corrupted_input_ids
+        scores = torch.from_numpy(self.scores(ids_BL.cpu().numpy())).float().to(ids_BL.device)
+        return scores, seen.output.replaced_labels.masked_fill(~seen.real, IGNORED)
+
+    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
+        return {"bigram_auc": exact_auc(*whole)}

@@ -1,0 +1,148 @@
+"""How new networks begin: as stock transformers draws them (`stock`), or knowing which words stand beside each other
+(`neighbours`).
+
+A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
+neighbours for thousands of steps. So two things are set before the first step:
+
+1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
+   of the token before with this one, and of this one with the token after. Its vectors become the word table.
+2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
+   of the discriminator, one head begins on the token before and one on the token after.
+
+Each alone does nothing. The networks stay stock ELECTRA, with the same parameters (docs/training.md has figures).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.sharing import embedding_tables
+
+
+logger = logging.getLogger(__name__)
+
+INITIALIZATIONS = ("stock", "neighbours")
+# All numbers here were found by trial on `tiny`. Positions must be a minority of the variance before LayerNorm, and
+# their frequencies high: with slow sines, every token attends to itself.
+_POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for each frequency
+_FREQUENCIES = torch.linspace(0.6, 2.6, _POSITION_SIZE // 2)
+_AMPLITUDE = 0.15  # of the sines
+_WORD_SCALE = 0.1  # standard deviation of the word table
+_SHARPNESS = 6.0  # of the attention that begins on a neighbour
+_OTHERS = 0.1  # factor of the other rows of these heads
+_OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
+_LARGEST = 64  # numbers of a fitted vector
+_SMALLEST = 4
+_STEPS, _BATCH_SIZE, _LEARNING_RATE, _REPLACED, _BIAS = 300, 16, 2e-2, 0.15, -1.8  # of the fit
+
+
+def begin_on_neighbours(
+    model: ElectraForRTDPretraining, sequences: BlockFile, tokenizer: PreTrainedTokenizerBase, seed: int
+) -> None:
+    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator.
+
+    Raises:
+        ValueError: for networks that have no room: embeddings or attention heads of too few dimensions.
+    """
+    tables = model.towers
+    if model.config.sharing == "gdes" and model.generator is not None:
+        tables = {"generator": model.generator}  # those of the discriminator hold differences, which begin at zero
+    config = model.config.discriminator_config
+    width = min(tower.get_input_embeddings().embedding_dim for tower in tables.values())
+    size, head_size = min((width - _POSITION_SIZE) // 2, _LARGEST), config.hidden_size // config.num_attention_heads
+    if size < _SMALLEST or head_size < _POSITION_SIZE:
+        least = f"{_POSITION_SIZE + 2 * _SMALLEST} dimensions and attention heads of at least {_POSITION_SIZE}"
+        raise ValueError(
+            f"--initialization neighbours needs embeddings of at least {least}; here: {width} and {head_size}. "
+            "Use --initialization stock."
+        )
+    never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+    vectors = fit_neighbours(sequences, size, seed, never)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for tower in tables.values():
+            _set_tables(tower, vectors, tokenizer.pad_token_id, generator)
+        _set_heads(model.discriminator.base_model, config)
+
+
+def fit_neighbours(sequences: BlockFile, size: int, seed: int, never: list[int]) -> Tensor:
+    """Vectors (V, 2 * size) that tell which tokens stand beside each other: logit(replaced) of the token x_t is
+
+        u[x_t] + a[x_t-1] . b[x_t] + a[x_t] . b[x_t+1]
+
+    and the vector of a token is its [a, b]. Replacements are drawn as often as each token occurs; `never` are the ids
+    that are not replaced.
+    """
+    vocab_size, random = sequences.header.vocab_size, torch.Generator().manual_seed(seed)
+    counts = torch.from_numpy(count_tokens(sequences)).double()
+    counts[never] = 0
+    cumulative = counts.cumsum(0) / counts.sum()
+    before, after = (nn.Parameter(0.1 * torch.randn(vocab_size, size, generator=random)) for _ in range(2))
+    bias = nn.Parameter(torch.full((vocab_size,), _BIAS))
+    optimizer = torch.optim.AdamW([before, after, bias], lr=_LEARNING_RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / _STEPS)
+    for _ in range(_STEPS):
+        batch = sequences.read(torch.randint(len(sequences), (_BATCH_SIZE,), generator=random).numpy())
+        ids_BL = torch.from_numpy(batch.ids.astype(np.int64))
+        inside_BL = torch.arange(ids_BL.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+        real_BL = inside_BL & ~torch.isin(ids_BL, torch.tensor(never))
+        drawn_BL = torch.searchsorted(cumulative, torch.rand(ids_BL.shape, generator=random, dtype=torch.double))
+        chosen_BL = real_BL & (torch.rand(ids_BL.shape, generator=random) < _REPLACED)
+        read_BL = torch.where(chosen_BL, drawn_BL.clamp(max=vocab_size - 1), ids_BL)
+        pairs = (before[read_BL[:, :-1]] * after[read_BL[:, 1:]]).sum(dim=-1)
+        logits_BL = bias[read_BL] + F.pad(pairs, (1, 0)) + F.pad(pairs, (0, 1))
+        replaced_BL = read_BL.ne(ids_BL).float()
+        loss = F.binary_cross_entropy_with_logits(logits_BL[real_BL], replaced_BL[real_BL])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    logger.info(f"Fitted the neighbours of words in {_STEPS} steps; the loss at the end is {loss.item():.3f}.")
+    return torch.cat([before, after], dim=1).detach()
+
+
+def count_tokens(sequences: BlockFile) -> np.ndarray:
+    """How often each token occurs: int64 (V,)."""
+    counts = np.zeros(sequences.header.vocab_size, dtype=np.int64)
+    for first in range(0, len(sequences), 4096):
+        batch = sequences.read(np.arange(first, min(first + 4096, len(sequences))))
+        inside_BL = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+        counts += np.bincount(batch.ids[inside_BL], minlength=len(counts))
+    return counts
+
+
+def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) -> None:
+    """Words: the positions' dimensions zero, then the fitted vectors, then random numbers. Positions: sines alone."""
+    words, positions = (tower.base_model.get_submodule(name).weight for name in embedding_tables(tower))
+    fitted = slice(_POSITION_SIZE, _POSITION_SIZE + vectors.shape[1])
+    words.copy_(torch.randn(words.shape, generator=random) * _WORD_SCALE)
+    words[:, :_POSITION_SIZE] = 0
+    words[:, fitted] = vectors * (_WORD_SCALE / vectors.std())
+    words[pad] = 0
+    angles = torch.arange(len(positions))[:, None] * _FREQUENCIES
+    positions.zero_()
+    positions[:, :_POSITION_SIZE] = _AMPLITUDE * torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _set_heads(encoder: Any, config: Any) -> None:
+    """One head of the first layer for each offset: its queries are its keys, turned by that many places."""
+    project = getattr(encoder, "embeddings_project", None)
+    size = config.hidden_size
+    select = (torch.eye(size) if project is None else torch.linalg.pinv(project.weight))[:_POSITION_SIZE]
+    attention, head_size = encoder.encoder.layer[0].attention.self, size // config.num_attention_heads
+    for head, offset in enumerate(_OFFSETS[: config.num_attention_heads]):
+        cosines, sines = ((offset * _FREQUENCIES).cos().diag(), (offset * _FREQUENCIES).sin().diag())
+        turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])
+        rows = slice(head * head_size, (head + 1) * head_size)
+        for layer, matrix in ((attention.key, select), (attention.query, turn @ select)):
+            layer.weight[rows] *= _OTHERS
+            layer.weight[rows][:_POSITION_SIZE] = _SHARPNESS * matrix

@@ -1,0 +1,107 @@
+"""Matrix products on a CPU, by the faster of the two libraries that torch has.
+
+torch multiplies float32 matrices by MKL, which takes its AVX2 path on some processors that have wider instructions.
+oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster is
+measured once a process (`library`), the only state in these functions.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F  # noqa: N812
+
+
+logger = logging.getLogger(__name__)
+
+MKL, ONEDNN = "MKL", "oneDNN"
+_GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
+_PROBE, _TRIES = (1024, 256, 512), 6  # rows, inputs and outputs of a product that is timed; the best time counts
+_chosen: str | None = None
+
+
+def library() -> str:
+    """The library of float32 products on the CPU in this process, `"MKL"` (torch's usual one) or `"oneDNN"`. The first
+    call times both, in some hundredths of a second."""
+    global _chosen
+    if _chosen is None:
+        _chosen = MKL
+        if has_onednn():
+            rows, inputs, outputs = _PROBE
+            matrices = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+            speeds = {MKL: _speed(F.linear, *matrices), ONEDNN: _speed(_onednn, *matrices)}
+            _chosen = ONEDNN if speeds[ONEDNN] > _GAIN * speeds[MKL] else MKL
+            told = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
+            logger.info(f"Matrix products on the CPU by {_chosen} (GFLOP/s: {told}).")
+    return _chosen
+
+
+def use_library(name: str) -> None:
+    """Chooses the library without measuring, so that a run that is resumed rounds as it did. One that this machine
+    does not have stays as it is."""
+    global _chosen
+    if name == MKL or (name == ONEDNN and has_onednn()):
+        _chosen = name
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, with its gradients, by the library of this process."""
+    return (
+        cast(Tensor, _Linear.apply(input, weight, bias)) if _applies(input, weight) else F.linear(input, weight, bias)
+    )
+
+
+def product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
+    """left right^T, (M, N), likewise; without a gradient. Both may be views that are transposed."""
+    return _onednn(left_MK, right_NK) if _applies(left_MK, right_NK) else left_MK @ right_NK.T
+
+
+def _applies(input: Tensor, weight: Tensor) -> bool:
+    return (
+        input.device.type == "cpu"
+        and input.dtype == weight.dtype == torch.float32
+        and input.numel() > 0
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+        and library() == ONEDNN
+    )
+
+
+def has_onednn() -> bool:
+    """Whether this torch can multiply by oneDNN."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], ""))
+
+
+def _speed(multiply: Any, input: Tensor, weight: Tensor) -> float:
+    """GFLOP/s."""
+    best = float("inf")
+    for _ in range(_TRIES):
+        began = time.perf_counter()
+        multiply(input, weight)
+        best = min(best, time.perf_counter() - began)
+    return 2 * len(weight) * input.numel() / best / 1e9
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(input, weight)
+        return _onednn(input, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight = ctx.saved_tensors
+        rows = gradient.flatten(0, -2)
+        for_input = _onednn(gradient, weight.T) if ctx.needs_input_grad[0] else None
+        for_weight = _onednn(rows.T, input.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        return for_input, for_weight, rows.sum(dim=0) if ctx.needs_input_grad[2] else None

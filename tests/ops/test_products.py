@@ -1,0 +1,74 @@
+"""Products by either library: the same numbers as in float64, with their gradients; and which library is taken."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F  # noqa: N812
+
+from hf_electra_rtd.ops import products
+
+
+@pytest.fixture(autouse=True, params=[products.MKL, products.ONEDNN])
+def library(request, monkeypatch):
+    if request.param == products.ONEDNN and not products.has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(products, "_chosen", request.param)
+    return request.param
+
+
+SIZES = st.integers(1, 40)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shape=st.lists(SIZES, min_size=1, max_size=3), inputs=SIZES, outputs=SIZES, has_bias=st.booleans())
+def test_products_and_gradients_are_those_of_float64(shape, inputs, outputs, has_bias):
+    random = torch.Generator().manual_seed(sum(shape) + inputs)
+    draw = [torch.randn(*size, generator=random) for size in ([*shape, inputs], [outputs, inputs], [outputs])]
+    given = [tensor.clone().requires_grad_() for tensor in draw[: 2 + has_bias]]
+    exact = [tensor.double().requires_grad_() for tensor in draw[: 2 + has_bias]]
+    result, expected = products.linear(*given), F.linear(*exact)
+    weights = torch.randn(result.shape, generator=random) / result[..., 0].numel() ** 0.5
+    (result * weights).sum().backward()
+    (expected * weights.double()).sum().backward()
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=2e-5)
+    for ours, theirs in zip(given, exact, strict=True):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, rtol=1e-5, atol=2e-5)
+
+
+def test_transposed_views_are_multiplied_as_they_are():
+    left, right = torch.randn(7, 50), torch.randn(7, 30)
+    expected = left.double().T @ right.double()
+    torch.testing.assert_close(products.product(left.T, right.T).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_torchs_own(dtype):
+    input, weight = torch.randn(3, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+    assert torch.equal(products.linear(input, weight), F.linear(input, weight))
+
+
+def test_autocast_is_torchs_own():
+    input, weight = torch.randn(3, 5), torch.randn(4, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(products.linear(input, weight), F.linear(input, weight))
+
+
+def test_a_batch_without_a_row_is_no_error():
+    assert products.linear(torch.empty(0, 5), torch.randn(4, 5)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(("gain", "chosen"), [(3.0, products.ONEDNN), (1.1, products.MKL), (0.5, products.MKL)])
+def test_the_library_is_the_one_that_is_clearly_faster(monkeypatch, gain, chosen):
+    monkeypatch.setattr(products, "_chosen", None)
+    monkeypatch.setattr(products, "has_onednn", lambda: True)
+    monkeypatch.setattr(products, "_speed", lambda multiply, *_: 100.0 * (1 if multiply is F.linear else gain))
+    assert products.library() == chosen
+
+
+def test_without_onednn_nothing_is_timed_or_taken(monkeypatch):
+    monkeypatch.setattr(products, "_chosen", None)
+    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    monkeypatch.setattr(products, "_speed", pytest.fail)
+    products.use_library(products.ONEDNN)
+    assert products.library() == products.MKL

@@ -1,0 +1,184 @@
+"""A start on the neighbours: what the fit learns, where the first heads look, and what stays stock."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from transformers import ElectraForPreTraining
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
+from hf_electra_rtd.data.blocks import BlockFile, BlockWriter
+from hf_electra_rtd.data.packing import PackedSequence
+from hf_electra_rtd.initialization import begin_on_neighbours, count_tokens, fit_neighbours
+from hf_electra_rtd.training.model import ModelArguments
+from hf_electra_rtd.training.pretrain import main
+from tests.conftest import pretraining_flags
+
+
+NEVER = [0, 2, 3, 4]  # [PAD], [CLS], [SEP], [MASK] of the tests' tokenizer
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory, tokenizer) -> BlockFile:
+    """Sequences in which every word has one of two successors."""
+    path, random, words = (
+        tmp_path_factory.mktemp("chain") / "train.blocks",
+        np.random.default_rng(0),
+        len(tokenizer) - 5,
+    )
+    rows = []
+    for _ in range(200):
+        row = [int(random.integers(words))]
+        while len(row) < 30:
+            row.append((3 * row[-1] + int(random.integers(2)) + 1) % words)
+        rows.append(PackedSequence(np.array([2, *(word + 5 for word in row), 3]), 32))
+    with BlockWriter(path, 32, len(tokenizer)) as writer:
+        writer.write(rows)
+        writer.finish(tokenizer_hash="", packing="full", statistics={}, sources=[], recipe={})
+    return BlockFile(path)
+
+
+def make_model(**options) -> ElectraForRTDPretraining:
+    torch.manual_seed(1)
+    sizes = {"vocab_size": 64, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
+    sizes |= {"embedding_size": 40, "pad_token_id": 0}
+    sizes |= {} if options.get("sharing") == "all" else {"generator_hidden_size": 0.5}
+    return ElectraForRTDPretraining(ElectraRTDConfig.from_size("tiny", **{**sizes, **options})).eval()
+
+
+@pytest.fixture
+def begun(chain, tokenizer):
+    def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
+        model = make_model(vocab_size=len(tokenizer), **options)
+        begin_on_neighbours(model, chain, tokenizer, seed)
+        return model
+
+    return begin
+
+
+def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
+    vectors = fit_neighbours(chain, 8, seed=0, never=NEVER)
+    before, after = vectors.split(8, dim=1)
+    ids = torch.from_numpy(chain.read(np.arange(100)).ids.astype(np.int64))[:, 1:-1]
+    strangers = ids.flatten()[torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(0))].view_as(ids)
+    scores = [(before[ids[:, :-1]] * after[others[:, 1:]]).sum(-1).flatten() for others in (ids, strangers)]
+    truth = [np.zeros(len(scores[0])), np.ones(len(scores[1]))]
+    assert roc_auc_score(np.concatenate(truth), torch.cat(scores)) > 0.9
+
+
+def test_tokens_are_counted_without_padding(chain):
+    counts = count_tokens(chain)
+    assert counts.sum() == chain.header.num_tokens
+    assert counts[2] == counts[3] == len(chain)
+    assert counts[0] == 0
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param({}, id="projected embeddings"),
+        pytest.param({"embedding_size": 64}, id="embeddings as wide as the layers"),
+        pytest.param({"num_attention_heads": 1}, id="one head"),
+        pytest.param({"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67}, id="six heads"),
+        pytest.param({"embedding_size": 200, "hidden_size": 128}, id="wider than the fitted vectors"),
+    ],
+)
+def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape):
+    model = begun(**shape)
+    model.set_attn_implementation("eager")
+    ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
+    with torch.no_grad():
+        weights_BHLL = model.discriminator(ids, output_attentions=True).attentions[0]
+    heads = model.config.discriminator_config.num_attention_heads
+    for head, offset in enumerate((-1, 1)[:heads]):
+        beside = weights_BHLL[:, head].diagonal(offset, dim1=1, dim2=2).mean()
+        assert beside > 0.4, f"head {head}"
+
+
+def test_stock_electra_loads_what_began_on_the_neighbours(begun, tmp_path, chain):
+    model = begun()
+    model.save_towers(tmp_path)
+    stock = ElectraForPreTraining.from_pretrained(tmp_path / "discriminator").eval()
+    ids = torch.from_numpy(chain.read(np.arange(2)).ids.astype(np.int64))
+    assert model.state_dict().keys() == make_model().state_dict().keys()
+    torch.testing.assert_close(stock(ids).logits, model.discriminator(ids).logits)
+
+
+def test_positions_have_dimensions_that_words_leave_free(begun):
+    embeddings = begun().discriminator.electra.embeddings
+    words, positions = embeddings.word_embeddings.weight, embeddings.position_embeddings.weight
+    assert not words[:, :16].any()
+    assert not positions[:, 16:].any()
+    assert words[1:, 16:].std().item() == pytest.approx(0.1, rel=0.05)
+    assert not words[0].any()  # [PAD]
+
+
+@pytest.mark.parametrize("sharing", ["none", "word", "embeddings", "all", "gdes"])
+def test_each_network_gets_the_word_table_whatever_is_shared(begun, sharing):
+    model = begun(sharing=sharing)
+    native = model.native_discriminator().get_input_embeddings().weight
+    torch.testing.assert_close(native, model.generator.get_input_embeddings().weight)
+
+
+def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chain, tokenizer):
+    tables = []
+    for seed in (5, 5, 6):
+        model = make_model(vocab_size=len(tokenizer), embedding_size=200)
+        before = torch.get_rng_state()
+        begin_on_neighbours(model, chain, tokenizer, seed)
+        assert torch.equal(torch.get_rng_state(), before)
+        tables.append(model.get_input_embeddings().weight)
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[0], tables[2])
+
+
+@pytest.mark.parametrize("shape", [{"embedding_size": 20}, {"num_attention_heads": 8}], ids=["words", "heads"])
+def test_networks_without_room_are_refused(begun, shape):
+    with pytest.raises(ValueError, match=r"--initialization neighbours needs .* Use --initialization stock"):
+        begun(**shape)
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        ({}, "neighbours"),
+        ({"size": "small"}, "stock"),
+        ({"size": "small", "initialization": "neighbours"}, "neighbours"),
+        ({"initialization": "stock"}, "stock"),
+        ({"objective": "mlm"}, "stock"),
+        ({"discriminator": "trained"}, "stock"),
+    ],
+)
+def test_new_networks_of_tiny_that_detect_begin_on_the_neighbours(flags, begins):
+    assert ModelArguments(**flags).initialization == begins
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"initialization": "neighbors"}, "there is no 'neighbors'. Did you mean 'neighbours'"),
+        ({"initialization": "neighbours", "generator": "trained"}, "Leave it or --generator out"),
+    ],
+)
+def test_a_start_that_is_unknown_or_meant_for_other_networks_is_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        ModelArguments(**flags)
+
+
+def test_the_record_of_a_run_names_its_start_and_the_bigram(tmp_path, corpus):
+    options = {"model_config": None, "size": "tiny", "max_steps": 2, "save_strategy": "no"}
+    assert main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **options)) == 0
+    record = PretrainingRecord.load(tmp_path / "run")
+    assert record.arguments["model"]["initialization"] == "neighbours"
+    assert 0 < record.metrics["eval_bigram_auc"] < 1
+
+
+@pytest.mark.slow
+def test_two_hundred_tiny_steps_on_the_bundled_corpus_find_replaced_tokens(tmp_path):
+    corpus = Path(__file__).parents[1] / "examples/data/eltec_eng_excerpts.txt.gz"
+    flags = {"train_files": corpus, "output_dir": tmp_path, "max_steps": 200, "per_device_train_batch_size": 16}
+    flags |= {"seed": 42, "eval_strategy": "no", "save_strategy": "no", "disable_tqdm": True}
+    assert main([word for name, value in flags.items() for word in (f"--{name}", str(value))] + ["--use_cpu"]) == 0
+    assert PretrainingRecord.load(tmp_path).metrics["eval_discriminator_auc"] >= 0.70

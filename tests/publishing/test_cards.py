@@ -1,5 +1,6 @@
 import re
 import statistics
+from pathlib import Path
 
 import pytest
 import yaml
@@ -7,6 +8,7 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.publishing.card import (
     PROJECT_URL,
     CardArguments,
@@ -239,7 +241,7 @@ def test_weak_scores_are_called_weak():
         ({"metrics": {"eval_discriminator_auc": 0.9123}}, "| `discriminator_auc` | 0.9123 |"),
         ({"hardware": {"processor": "X|Y", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X\\|Y (4 CPU cores)"),
         ({"versions": {"torch": "9.9"}}, "torch 9.9"),
-        ({"command": "pretrain.py --seed 7"}, "\\\n    --seed 7"),
+        ({"command": "train.py --seed 7"}, "\\\n    --seed 7"),
         ({"training": {"learning_rate": 1.25e-3}}, "| `learning_rate` | 0.00125 | 0.0005 |"),
         ({"model": {"temperature": 0.5}}, "| `temperature` | 0.5 | 1 |"),
     ],
@@ -249,8 +251,10 @@ def test_values_of_a_card_are_those_of_the_record(change, shown):
     assert shown in discriminator_card(run_record(**change))
 
 
-def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated():
-    bundled = "abfa53989e694d57a6078c6a6ea84e7f72b613d9162e25e130b1037b4df574e9"
+def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated(tmp_path):
+    corpus = Path(__file__).parents[2] / "examples/data/eltec_eng_excerpts.txt.gz"
+    with open_texts(parse_sources(str(corpus)), tmp_path, disable_progress=True) as texts:
+        bundled = scan(texts)[0]["sha256"]
     for stated, sources, shown in (
         ("MIT", [bundled], "| MIT |"),
         (None, [bundled], "| CC BY 4.0: excerpts of the English Novel Corpus"),

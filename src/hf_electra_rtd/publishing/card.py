@@ -64,9 +64,9 @@ _PAPER = {
 }
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
 _FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
-# Where the bundled corpus lies in a clone and whom it is from, by its SHA-256.
+# Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
-    "abfa53989e694d57a6078c6a6ea84e7f72b613d9162e25e130b1037b4df574e9": (
+    "86e2c05c1b1a744a2bedfedd6c34acbc0b5cd5eeb610177915b133e35fd93e34": (
         "examples/data/eltec_eng_excerpts.txt.gz",
         "CC BY 4.0: excerpts of the English Novel Corpus (ELTeC-eng), collected by Lou Burnard, COST Action CA16204",
     )
@@ -340,7 +340,7 @@ def _license_of_text(record: PretrainingRecord) -> str:
 
 def _command(record: PretrainingRecord) -> str:
     """What repeats a run from a clone: the command with every flag that matters, those of a YAML file among them."""
-    if record.command.split()[:2] != [PACKAGE, "pretrain"]:
+    if not record.command.startswith((f"{PACKAGE} pretrain ", "pretrain.py ")):  # the script is the same
         return record.command
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}

@@ -53,6 +53,11 @@ def main(argv: list[str]) -> None:
     hparams = SIZE_HPARAMS[arguments.size] if arguments.size else read_json(arguments.hparams)
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
         config = config_from_hparams(hparams)
+    index = arguments.tf_checkpoint.removesuffix(".index") + ".index"
+    if not Path(index).is_file():
+        raise ValueError(
+            f"There is no {index}. Give the path of the checkpoint's files up to .index (--tf_checkpoint)."
+        )
     if not Path(arguments.vocab_file).is_file():
         raise ValueError(f"There is no vocabulary {arguments.vocab_file} (--vocab_file).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))

@@ -814,3 +814,19 @@ def test_a_record_tells_the_source_and_how_many_examples_were_skipped_or_truncat
     empty = {"train": Split(Dataset.from_list([text("0", "", label="yes")]), 0, {})}
     with pytest.raises(ValueError, match="no example of the training split can be learned"):
         encode_task(kind, empty)
+
+
+def choice_task(tmp_path, **row):
+    (tmp_path / "train.jsonl").write_text(json.dumps({"question": "Which?", **row}) + "\n")
+    task = Task("own", "own", kind="multiple_choice", files={"train": (str(tmp_path / "train.jsonl"),)})
+    return load_split(task, "train").examples[0]
+
+
+def test_choices_in_one_cell_are_cut_at_bars_and_empty_ones_keep_their_place(tmp_path):
+    assert choice_task(tmp_path, choices="yes|no", label=1)["choices"] == ["yes", "no"]
+    last_empty = choice_task(tmp_path, choice_a="x", choice_b="y", choice_c="", label=1)
+    assert (last_empty["choices"], last_empty["label"]) == (["x", "y"], 1)
+    with pytest.raises(ValueError, match="not two or more texts"):
+        choice_task(tmp_path, choice_a="", choice_b="x", choice_c="y", label=1)
+    with pytest.raises(ValueError, match="'2' is a choice, and the index of another"):
+        choice_task(tmp_path, choices=["2", "4", "0"], label="2")

@@ -45,6 +45,14 @@ def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_
         assert line["score"] == max(line["probabilities"].values()) == line["probabilities"][line["label"]]
 
 
+def test_the_nameless_index_column_of_a_table_is_no_label(finished, tmp_path, capsys):
+    (tmp_path / "new.csv").write_text(",review\n7,a good mill\n")
+    flags = ["--model_name_or_path", str(finished[0] / "run"), "--file", str(tmp_path / "new.csv"), "--use_cpu"]
+    assert predict.main([*flags, "--text_column_name", "review"]) == 0
+    (line,) = lines_of(capsys.readouterr().out)
+    assert (line[""], line["review"]) == ("7", "a good mill")
+
+
 def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monkeypatch, capsys):
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in ["text", *TEXTS]))

@@ -399,3 +399,8 @@ def test_scores_are_means_over_questions():
 def test_answers_that_cannot_be_scored_are_refused(score, predictions, answers, message):
     with pytest.raises(ValueError, match=message):
         score(predictions, answers)
+
+
+def test_a_label_may_be_called_overall():
+    predicted, right = [["overall"], ["food"]], [["overall"], ["overall"]]
+    assert score_label_sets(("macro_f1",), predicted, right) == {"macro_f1": pytest.approx(1 / 3)}

@@ -58,7 +58,10 @@ _ONLY_FOR: dict[str, tuple[str, ...]] = {"second_text_column_name": ("classifica
 _ONLY_FOR |= {"unanswerable": ("question_answering",)}
 # Of one's own task: what it does not name, and what else decides its examples.
 _NOT_OWN = ("benchmark", "dev_splits", "test_splits", "trained_on", "majority", "submission", "submission_format")
-_FACTS = ("format", "renamed", "headers", "renamed_labels", "skip_broken_lines", "unanswerable")
+_FACTS = (
+    *("format", "renamed", "headers", "renamed_labels", "skip_broken_lines", "unanswerable", "language"),
+    "double_unordered",
+)
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
@@ -257,7 +260,7 @@ def own_task(name: str | None, args: Any, labels: Sequence[str] | None = None) -
         return _with_labels(task, labels)
     if kind == "question_answering" and "unanswerable" not in fields:
         whole = dataclasses.replace(task, validation_share=0.0)
-        known = [load_split(whole, split).examples["answers"] for split in places if split not in task.test_splits]
+        known = [load_split(whole, split).examples["answers"] for split in places]
         return dataclasses.replace(task, unanswerable=any(answers == [] for column in known for answers in column))
     return task
 

@@ -62,7 +62,7 @@ class TaskMetric(evaluate.Metric):
         if task.kind == "question_answering":
             return self._score_answers(predictions, references, no_answer_threshold)
         if task.kind == "tagging":
-            *types, (_, overall) = tag_report(predictions, references).items()
+            types, overall = tag_report(predictions, references)
             return dict(types) | {f"overall_{name}": overall[name] for name in overall if name != "number"}
         scores = score_labels(task.metrics, predictions, references, range(len(task.labels)))
         return {_HUB_NAMES.get(name, name): score for name, score in scores.items()}

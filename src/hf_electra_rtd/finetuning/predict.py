@@ -33,7 +33,9 @@ class PredictArguments:
     """What to predict, and with which model."""
 
     model_name_or_path: str = field(metadata={"help": "A fine-tuning run, or directory or Hub id of its model."})
-    file: str | None = flag(None, "As --test_file, or .txt with a text a line; by default standard input, as .txt.")
+    file: str | None = flag(
+        None, "A table, .jsonl or .conll, or .txt with a text a line; by default standard input, as .txt."
+    )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
     text_column_name: str | None = flag(None, "Column of the text; by default text, or words if tagging finds it.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")

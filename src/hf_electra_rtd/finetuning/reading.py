@@ -259,7 +259,7 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
     column = task.label_column
     if column == "answers" and column not in row and "answer" in row:
         column = "answer"
-    given = row.get(column) if split in task.test_splits else row[column]
+    given = None if not column else row.get(column) if split in task.test_splits else row[column]
     if task.kind == "question_answering":
         return [common | _question(row, given)]
     if isinstance(given, str) and not given.strip():
@@ -293,7 +293,8 @@ def _label(task: Task, value: Any) -> Any:
             raise ValueError(f"the label {value!r} is not a finite number.")
         return number
     if task.kind == "multi_label":
-        found = {_class(task, one) for one in (value.split("|") if isinstance(value, str) else value)}
+        given = filter(str.strip, value.split("|")) if isinstance(value, str) else value
+        found = {_class(task, one) for one in given}
         return sorted(found, key=task.labels.index if task.labels else None)
     return _class(task, value)
 
@@ -364,13 +365,18 @@ def _question(row: Row, given: Any) -> Example:
 
 
 def _choice(row: Row, given: Any) -> Example:
-    """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), of which
-    empty ones do not count. The right choice is given by its index, or by its text."""
+    """The choices are a list (`choice`, `choices`), a text with `|` between them, or in columns of their own
+    (`choice_a`, `choice_b`, ...), of which the last may be empty. The right one is given by its index, or its text."""
     found = [value for name, value in row.items() if name.startswith("choice")]
-    choices = [choice for choice in (found[0] if len(found) == 1 else found) if choice not in ("", None)]
-    if len(choices) < 2 or not all(isinstance(choice, str) for choice in choices):
+    choices = found[0] if len(found) == 1 else found
+    choices = [part.strip() for part in choices.split("|")] if isinstance(choices, str) else list(choices)
+    while choices and choices[-1] in ("", None):
+        choices.pop()
+    if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"its choices {choices} are not two or more texts (choices: [...]; choice_a, choice_b, ...).")
     label = _place(choices, given) if isinstance(given, str) else given
+    if isinstance(given, str) and given.isdecimal() and label not in (None, int(given)) and int(given) < len(choices):
+        raise ValueError(f"the label {given!r} is a choice, and the index of another: give numbers, in .jsonl.")
     if given is not None and (label is None or not 0 <= label < len(choices)):
         raise ValueError(f"there is no choice {given!r}. {known_names(str(given), choices, 'choices')}")
     context = _text(row, "context", "\n") if "context" in row else ""

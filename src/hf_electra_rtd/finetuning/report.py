@@ -113,10 +113,10 @@ def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dic
     if not task.labels:
         return {"baseline": baseline}
     if task.kind == "multi_label":
-        report = label_report(predicted, right)
+        report, _ = label_report(predicted, right)
         return {"baseline": baseline, "classes": {name: report[name] for name in task.labels if name in report}}
     if is_tagging:
-        classes = {name: values for name, values in tag_report(predicted, right).items() if name != "overall"}
+        classes, _ = tag_report(predicted, right)
     else:
         places = range(len(task.labels))  # not names: one of them may be that of an average
         options: dict[str, Any] = {"labels": task.labels, "target_names": places, "zero_division": 0.0}

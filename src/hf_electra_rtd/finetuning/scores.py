@@ -83,6 +83,8 @@ def number_errors(predictions: Sequence[float], references: Sequence[float]) -> 
 
 # ---- Sets of labels, and tags ----
 
+_Counts = dict[str, dict[str, float]]  # figures by type
+
 
 def score_label_sets(
     metrics: Sequence[str], predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
@@ -90,8 +92,7 @@ def score_label_sets(
     """Scores of examples with any number of labels: `micro_f1` is of all labels of all examples together, `macro_f1`
     the mean over the labels that are right or predicted somewhere, `accuracy` the share of examples whose labels are
     exactly those. No example, and lengths that differ, are a ValueError."""
-    report = label_report(predictions, references)
-    overall = report.pop("overall")
+    report, overall = label_report(predictions, references)
     macro = _ratio(math.fsum(values["f1"] for values in report.values()), len(report))
     scores = {"micro_f1": overall["f1"], "macro_f1": macro, "accuracy": overall["accuracy"]}
     return {name: scores[name] for name in metrics}
@@ -99,7 +100,7 @@ def score_label_sets(
 
 def label_report(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, dict[str, float]]:
+) -> tuple[_Counts, dict[str, float]]:
     """As `tag_report`, of sets of labels; `accuracy` is of examples."""
     _check_lengths(predictions, references)
     pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
@@ -118,17 +119,16 @@ def score_tags(
     Raises:
         ValueError: for no sentence, lengths that differ, or a tag that is not BIO.
     """
-    report = tag_report(predictions, references)
-    overall = report.pop("overall")
+    report, overall = tag_report(predictions, references)
     overall["macro_f1"] = _ratio(math.fsum(values["f1"] for values in report.values()), len(report))
     return {name: overall[name] for name in metrics}
 
 
 def tag_report(
     predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, dict[str, float]]:
-    """`precision`, `recall`, `f1` and `number` (of right chunks) of each type; under `overall` those of all chunks,
-    and `accuracy`. What has no chunk to divide by is 0."""
+) -> tuple[_Counts, dict[str, float]]:
+    """`precision`, `recall`, `f1` and `number` (of right chunks) of each type; and those of all chunks with
+    `accuracy`. What has no chunk to divide by is 0."""
     _check_lengths(predictions, references)
     hits: list[bool] = []
     pairs = []
@@ -140,7 +140,7 @@ def tag_report(
     return _report(pairs, hits)
 
 
-def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> dict[str, dict[str, float]]:
+def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> tuple[_Counts, dict[str, float]]:
     """Of what was predicted and what is right in each example: tuples whose last entry is the type."""
     counts = [Counter[str](), Counter[str](), Counter[str]()]  # by type: predicted, right, both
     for found, wanted in pairs:
@@ -153,7 +153,7 @@ def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) ->
 
     report = {kind: values(*(counter[kind] for counter in counts)) for kind in sorted(counts[0] | counts[1])}
     overall = values(*(counter.total() for counter in counts))
-    return report | {"overall": overall | {"accuracy": _ratio(sum(hits), len(hits))}}
+    return report, overall | {"accuracy": _ratio(sum(hits), len(hits))}
 
 
 def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:

@@ -37,6 +37,7 @@ _REFUSED = {
     "resume_from_checkpoint": "The same command goes on with what is missing.",
     "data_seed": "The order of the examples follows --seed.",
     "label_smoothing_factor": "The task decides the loss.",
+    "prediction_loss_only": "Scores need predictions.",
     "dataloader_drop_last": "Every example is trained on and evaluated.",
     "fsdp": _ONE_GPU_EACH,
     "deepspeed": _ONE_GPU_EACH,

@@ -221,7 +221,7 @@ def eval_results_files(records: Sequence[EvaluationRecord]) -> dict[str, bytes]:
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
     # `ModelCard.from_template` knows no filters and imports, and shows nothing in place of a value that is missing.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
 
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -239,7 +239,12 @@ def _render(template: str, data: ModelCardData, **values: Any) -> str:
             header, [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
         ),
     }
-    body = environment.get_template(template).render(**values)
+    source = {"fine_tuned.md": EvaluationRecord.FILE, "pretraining.md": PretrainingRecord.FILE}.get(template, "config")
+    try:
+        body = environment.get_template(template).render(**values)
+    except (TypeError, AttributeError, UndefinedError) as error:  # records hold dicts whose values are not checked
+        what = f"{source} holds a value that this version does not write ({error})"
+        raise ValueError(f"{values['repo_id']} cannot have a card: {what}. Restore the file.") from error
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 

@@ -30,7 +30,10 @@ from hf_electra_rtd.tasks import BENCHMARKS
 RESULTS_FILE = "results.json"
 _DIGITS = 8  # of hashes, in names
 _HASHES = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
-_SOURCE = ("files", "dataset", "config", "split", "revision", "columns", "validation_share")
+_SOURCE = (
+    *("files", "dataset", "config", "split", "revision", "columns", "validation_share", "format", "renamed"),
+    *("headers", "renamed_labels", "skip_broken_lines", "unanswerable", "language", "double_unordered"),
+)
 
 
 # ---- Results ----
@@ -153,7 +156,7 @@ def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
             shown = "no interval, because the runs have no reports of the same examples"
             if all(path.exists() for of_model in paths for path in of_model):
                 read = [[read_json(path) for path in of_model] for of_model in paths]
-                if len({report["data"] for of_model in read for report in of_model}) == 1:
+                if len({(report["data"], len(report["resampled"])) for of_model in read for report in of_model}) == 1:
                     scores = [statistics.median(report["score"] for report in of_model) for of_model in read]
                     samples = [np.median([report["resampled"] for report in of_model], axis=0) for of_model in read]
                     low, high = 100 * np.quantile(samples[0] - samples[1], (0.025, 0.975))

@@ -53,7 +53,7 @@ def test_the_measure_is_the_area_over_real_tokens(model, batch, blocks):
     counted = CountedBigram(blocks[0])
     output = model(**batch)
     seen = observe(output, batch)
-    scores = counted.scores(output.corrupted_input_ids.numpy())
+    scores = counted.scores(output.corrupted_input_ids.numpy(), seen.real.numpy())
     wanted = roc_auc_score(output.replaced_labels.flatten(), scores.flatten())
     whole = [tensor.numpy() for tensor in counted.whole(seen)]
     assert report_totals([counted], [], whole) == {"bigram_auc": pytest.approx(wanted)}

@@ -5,7 +5,8 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraConfig, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.layers import ATTENTION, Dropout, exchange_layers
+from hf_electra_rtd.generators import _is_plain
+from hf_electra_rtd.layers import ATTENTION, Dropout, Linear, exchange_layers
 from tests.conftest import tiny_config
 
 
@@ -106,3 +107,11 @@ def test_a_pair_gathered_from_another_leaves_that_ones_attention(tmp_path):
     eager = ElectraForRTDPretraining.from_pretrained(tmp_path, attn_implementation="eager")
     for pair, attention in ((model, "sdpa"), (other, ATTENTION), (eager, "eager")):  # only torch's own is exchanged
         assert [tower.config._attn_implementation for tower in pair.towers.values()] == [attention, attention]
+
+
+def test_the_output_layer_stays_plain_so_that_masked_tokens_are_predicted_in_chunks():
+    model = ElectraForRTDPretraining(tiny_config())
+    assert _is_plain(model.generator.get_output_embeddings())
+    kinds = [type(layer) for layer in model.generator.modules() if isinstance(layer, nn.Linear)]
+    assert kinds.count(nn.Linear) == 1
+    assert set(kinds) == {Linear, nn.Linear}

@@ -60,9 +60,11 @@ class CountedBigram(Measure):
         rest = np.where(self._of_first[firsts] > 0, _DISCOUNT * self._kinds_of_first[firsts] / total, 1.0)
         return np.maximum(counts - _DISCOUNT, 0) / total + rest * self._ends[seconds]
 
-    def scores(self, ids_BL: np.ndarray) -> np.ndarray:
-        """The higher, the likelier it is that a token was replaced: float64 (B, L)."""
+    def scores(self, ids_BL: np.ndarray, real_BL: np.ndarray) -> np.ndarray:
+        """The higher, the likelier it is that a token was replaced: float64 (B, L). Padding, which `real_BL` leaves
+        out, tells nothing."""
         gains = np.log(self.probabilities(ids_BL[:, :-1], ids_BL[:, 1:]) / self._share[ids_BL[:, 1:]])
+        gains = gains * real_BL[:, 1:]
         return -np.pad(gains, ((0, 0), (1, 0))) - np.pad(gains, ((0, 0), (0, 1)))
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
@@ -70,7 +72,7 @@ class CountedBigram(Measure):
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         ids_BL = seen.output.corrupted_input_ids
-        scores = torch.from_numpy(self.scores(ids_BL.cpu().numpy())).float().to(ids_BL.device)
+        scores = torch.from_numpy(self.scores(ids_BL.cpu().numpy(), seen.real.cpu().numpy())).float().to(ids_BL.device)
         return scores, seen.output.replaced_labels.masked_fill(~seen.real, IGNORED)
 
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:

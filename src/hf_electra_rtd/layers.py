@@ -26,11 +26,13 @@ ATTENTION = "sdpa_with_dropout"
 
 def exchange_layers(tower: PreTrainedModel) -> None:
     """Exchanges the dropout and linear layers of a tower, and its attention where that is torch's own (`"sdpa"`)."""
+    # `ops.prediction` multiplies by the output layer itself, which must stay a plain one.
+    plain = tower.get_output_embeddings()
     for module in tower.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p).train(child.training))
-            elif type(child) is nn.Linear:
+            elif type(child) is nn.Linear and child is not plain:
                 child.__class__ = Linear  # its parameters stay those of optimizers and of tied layers
     if tower.config._attn_implementation == "sdpa":
         tower.set_attn_implementation(ATTENTION)

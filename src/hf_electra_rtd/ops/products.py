@@ -47,13 +47,15 @@ def use_library(name: str) -> None:
     global _chosen
     if name == MKL or (name == ONEDNN and has_onednn()):
         _chosen = name
+    elif name != library():
+        logger.warning(f"This torch cannot multiply by {name}, as the run did before: it rounds differently now.")
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, with its gradients, by the library of this process."""
-    return (
-        cast(Tensor, _Linear.apply(input, weight, bias)) if _applies(input, weight) else F.linear(input, weight, bias)
-    )
+    if not _applies(input, weight) or (bias is not None and bias.dtype != torch.float32):
+        return F.linear(input, weight, bias)
+    return cast(Tensor, _Linear.apply(input, weight, bias))
 
 
 def product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
@@ -65,7 +67,9 @@ def _applies(input: Tensor, weight: Tensor) -> bool:
     return (
         input.device.type == "cpu"
         and input.dtype == weight.dtype == torch.float32
+        and input.dim() > 1
         and input.numel() > 0
+        and input.shape[-1] == weight.shape[-1]
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and library() == ONEDNN

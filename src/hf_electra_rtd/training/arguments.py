@@ -62,7 +62,7 @@ class RTDTrainingArguments(TrainingArguments):
             if getattr(self, name) == "epoch":
                 raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
         super().__post_init__()
-        if self.metric_for_best_model is not None:  # `load_best_model_at_end` sets it, too
+        if self.load_best_model_at_end:
             raise ValueError("--load_best_model_at_end: losses rise as the generator learns, so no step is the best.")
 
     @property

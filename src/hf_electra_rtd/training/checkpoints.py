@@ -128,7 +128,11 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
         if not all(whole.values()):
             raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        known = {"loop": manifest["loop"], "run": dict(manifest["run"]), "products": manifest["products"]}
+        known = {
+            "loop": manifest["loop"],
+            "run": dict(manifest["run"]),
+            "products": manifest.get("products", products.MKL),
+        }
         return {**known, "files": files}, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
@@ -264,7 +268,7 @@ def writing_checkpoint(
     if is_main and keep:
         # Later ones go first: they were damaged, so that this run fell back to one before them.
         best = Path(state.best_model_checkpoint or "").name
-        there = [path for path in list_checkpoints(output_dir) if path.name != best]
+        there = [path for path in list_checkpoints(output_dir) if path.name != best and has_manifest(path)]
         there.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
         for path in there[:-keep]:
             remove_directory(path)

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,7 @@ def start(
         model = build_model(model_args, tokenizer, args.max_seq_length)
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, train, tokenizer, args.seed)
-        if model.config.traits.predicts == "replaced":
+        if model.config.traits.predicts == "replaced" and held_out is not None:
             model.yardsticks = (CountedBigram(train),)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
         yield Run(
@@ -230,7 +231,7 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
             raise SystemExit(0)
     elif resume is not None:
         step = checkpoints.read_checkpoint(resume)[1].global_step
-        if any(checkpoints.checkpoint_step(path) > step for path in there):
+        if any(checkpoints.checkpoint_step(path) > step for path in filter(checkpoints.has_manifest, there)):
             raise ValueError(f"{output_dir} has checkpoints after step {step:,}. Remove them, {choose}")
         if is_run and os.path.realpath(Path(resume).parent) != os.path.realpath(output_dir):
             raise ValueError(f"{output_dir} holds another run than {resume}. Move it away, {choose}")
@@ -259,12 +260,17 @@ def _publication_of_its_own(run: Run) -> Iterator[None]:
 
 def prepare_output_dir(run: Run) -> None:
     """The last act before the loop, when everything else is checked: refuses a run that would fill the disk, and
-    removes halves of checkpoints and, with `--overwrite_output_dir`, the run before. For every process."""
+    puts halves of checkpoints aside and, with `--overwrite_output_dir`, the run before. For every process."""
     if run.args.process_index != 0:
         return
     check_disk(run.model, run.args)
     there = checkpoints.list_checkpoints(run.directory)
-    old = [path.name for path in there if run.replaces_another or not checkpoints.has_manifest(path)]
+    for path in there:
+        if not checkpoints.has_manifest(path):  # nobody knows whose it is
+            aside = next(aside for n in count(1) if not (aside := path.with_name(f"{path.name}.damaged-{n}")).exists())
+            logger.warning(f"{path} is not a whole checkpoint. It is now {aside.name}.")
+            path.rename(aside)
+    old = [path.name for path in checkpoints.list_checkpoints(run.directory) if run.replaces_another]
     if run.replaces_another:
         (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
         # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.

@@ -276,7 +276,13 @@ class RTDTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
-        saving = (self._directory, self.accelerator, self.args.save_total_limit, self.state, *self._identity())
+        saving = (
+            self._get_output_dir(trial),
+            self.accelerator,
+            self.args.save_total_limit,
+            self.state,
+            *self._identity(),
+        )
         with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving) as checkpoint:
             self._staging = checkpoint.parent
             try:
@@ -286,7 +292,8 @@ class RTDTrainer(Trainer):
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
 
     def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging or self._directory)  # the parent writes a checkpoint beside its final place
+        # The parent writes a checkpoint where this says: beside its final place.
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):

@@ -25,6 +25,8 @@ class Family:
     embeddings: str  # the embedding block
     word_table: str
     position_table: str
+    projection: str  # from the width of the embeddings to that of the layers, where they differ
+    first_attention: str  # of the first layer, with linear layers `query` and `key`
     layers: tuple[str, ...]  # classes that must stay in one piece when a model is sharded
 
 
@@ -37,6 +39,8 @@ FAMILIES: dict[str, Family] = {
         embeddings="embeddings",
         word_table="embeddings.word_embeddings",
         position_table="embeddings.position_embeddings",
+        projection="embeddings_project",
+        first_attention="encoder.layer.0.attention.self",
         layers=("ElectraEmbeddings", "ElectraLayer"),
     ),
 }

@@ -9,7 +9,7 @@ neighbours for thousands of steps. So two things are set before the first step:
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
    of the discriminator, one head begins on the token before and one on the token after.
 
-Each alone does nothing. The networks stay stock ELECTRA, with the same parameters (docs/training.md has figures).
+Each alone does nothing. The networks stay stock ELECTRA, with the same parameters (docs/results.md has figures).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.families import family_of
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.sharing import embedding_tables
 
@@ -136,10 +137,10 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 
 def _set_heads(encoder: Any, config: Any) -> None:
     """One head of the first layer for each offset: its queries are its keys, turned by that many places."""
-    project = getattr(encoder, "embeddings_project", None)
-    size = config.hidden_size
+    family, size = family_of(encoder), config.hidden_size
+    project: Any = dict(encoder.named_children()).get(family.projection)
     select = (torch.eye(size) if project is None else torch.linalg.pinv(project.weight))[:_POSITION_SIZE]
-    attention, head_size = encoder.encoder.layer[0].attention.self, size // config.num_attention_heads
+    attention, head_size = encoder.get_submodule(family.first_attention), size // config.num_attention_heads
     for head, offset in enumerate(_OFFSETS[: config.num_attention_heads]):
         cosines, sines = ((offset * _FREQUENCIES).cos().diag(), (offset * _FREQUENCIES).sin().diag())
         turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])

@@ -110,6 +110,8 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     assert finetune.main([*flags, str(tmp_path / "broken")]) == 130
     with (tmp_path / "broken/reviews/seed_42/checkpoint-24/optimizer.pt").open("r+b") as file:
         file.write(b"damaged")
+    with pytest.raises(ValueError, match=r"checkpoint-\d+ is of a run with other settings"):
+        finetune.main([*flags, str(tmp_path / "broken"), "--weight_decay", "0.3"])
     assert finetune.main([*flags, str(tmp_path / "broken")]) == 0
     assert len(taken) == 30 + 44 - 16
     assert "checkpoint-24 cannot be read: optimizer.pt missing or altered" in caplog.text

@@ -269,7 +269,7 @@ def fifo(path):
         ("generation_config.json", note(r"C:\data"), r"it holds C:\data"),
         ("generation_config.json", note(r"\\server\share\ada"), r"it holds \\server\share"),
         ("generation_config.json", note("../../ada/notes.txt"), "it holds ../../ada"),
-        ("tokenizer_config.json", note("/root/vocab.txt"), "it holds /root/vocab.txt"),
+        ("tokenizer_config.json", note("/home/alice/vocab.txt"), "it holds /home/alice/vocab.txt"),
         ("generation_config.json", note("https://example.org/a?b=c&token=abc"), "it holds a secret (&token=...)"),
         ("generation_config.json", note("https://ada:abc@example.org/a"), "it holds a user or password in an address"),
         ("config.json", lambda p: p.write_text(r'{"a": "https:\/\/ada:abc@b.c"}'), "it holds a user or password"),

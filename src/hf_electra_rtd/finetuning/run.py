@@ -198,9 +198,13 @@ class FineTuning:
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
         """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
-        ValueError if it has other settings, data or another model."""
+        ValueError if it, or a checkpoint of a run that was broken off, has other settings, data or another model."""
         directory = self._directory(job.task, seed)
+        remedy = "Choose another --output_dir, or delete the results with --overwrite_output_dir."
         if not (directory / EvaluationRecord.FILE).exists():
+            checkpoint = latest_checkpoint(directory)
+            if checkpoint is not None and read_checkpoint(checkpoint)[0]["run"] != self._described(job):
+                raise ValueError(f"{checkpoint} is of a run with other settings, data or another model. {remedy}")
             return None
         record = EvaluationRecord.load(directory)
         then, model, data = record.arguments, record.model, record.data
@@ -210,11 +214,14 @@ class FineTuning:
         sources = ((name, split.source) for name, split in job.splits.items() if name in data)
         different += [f"the data of {name}" for name, now in sources if not now.items() <= data[name].items()]
         if different:
-            raise ValueError(
-                f"{directory} holds a run with other settings: {', '.join(different)}. Choose another --output_dir, "
-                "or delete the results with --overwrite_output_dir."
-            )
+            raise ValueError(f"{directory} holds a run with other settings: {', '.join(different)}. {remedy}")
         return record if job.splits.keys() <= data.keys() else None
+
+    def _described(self, job: Job) -> dict[str, Any]:
+        """What the checkpoints of a run say about it."""
+        data = {name: split.source for name, split in job.splits.items()}
+        described: dict[str, Any] = json.loads(json.dumps({**job.settings, **self.identity, "data": data}))
+        return described
 
     def _directory(self, task: Task, seed: int) -> Path:
         return self.directory / task.name / f"seed_{seed}"
@@ -247,8 +254,7 @@ class FineTuning:
         """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
         which are made from what is computed."""
         task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
-        settings = {**job.settings, **self.identity, "data": {name: split.source for name, split in splits.items()}}
-        checkpoint = _newest_checkpoint(directory, settings)
+        checkpoint = _newest_checkpoint(directory)
         if checkpoint is not None:
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
         elif self.is_main:
@@ -259,7 +265,7 @@ class FineTuning:
         decay = (job.settings["layerwise_lr_decay"], job.settings["layerwise_lr_decay_off_by_one"])
         job.kind.unit = job.unit
         train = splits.get("train")
-        trainer = FineTuner(model, args, job.kind, *decay, train, splits.get(job.dev or ""), settings)
+        trainer = FineTuner(model, args, job.kind, *decay, train, splits.get(job.dev or ""), self._described(job))
         seconds, epochs, examples, selection = 0.0, 0.0, 0.0, "as it was given"
         if train is not None:
             result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -347,13 +353,10 @@ class FineTuning:
             save_tokenizer(self.tokenizer, merged)
 
 
-def _newest_checkpoint(directory: Path, settings: dict[str, Any]) -> Path | None:
-    """The newest whole checkpoint of a run that was broken off and had these settings."""
+def _newest_checkpoint(directory: Path) -> Path | None:
+    """The newest whole checkpoint of a run that was broken off, if a run can go on from it."""
     path = latest_checkpoint(directory)
-    if path is None:
-        return None
-    manifest, _ = read_checkpoint(path)
-    return path if manifest["run"] == settings and "optimizer.pt" in manifest["files"] else None
+    return path if path and "optimizer.pt" in read_checkpoint(path)[0]["files"] else None
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:

@@ -259,22 +259,22 @@ def _publication_of_its_own(run: Run) -> Iterator[None]:
 
 
 def prepare_output_dir(run: Run) -> None:
-    """The last act before the loop, when everything else is checked: refuses a run that would fill the disk, and
-    puts halves of checkpoints aside and, with `--overwrite_output_dir`, the run before. For every process."""
+    """The last act before the loop, when everything else is checked: refuses a run that would fill the disk, renames
+    halves of checkpoints and, with `--overwrite_output_dir`, removes the run before. For every process."""
     if run.args.process_index != 0:
         return
     check_disk(run.model, run.args)
-    there = checkpoints.list_checkpoints(run.directory)
-    for path in there:
+    for path in checkpoints.list_checkpoints(run.directory):
         if not checkpoints.has_manifest(path):  # nobody knows whose it is
             aside = next(aside for n in count(1) if not (aside := path.with_name(f"{path.name}.damaged-{n}")).exists())
             logger.warning(f"{path} is not a whole checkpoint. It is now {aside.name}.")
             path.rename(aside)
-    old = [path.name for path in checkpoints.list_checkpoints(run.directory) if run.replaces_another]
+    old = []
     if run.replaces_another:
         (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
         # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
-        old += [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
+        old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
+        old += [path.name for path in checkpoints.list_checkpoints(run.directory)]
         old += [checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
     for path in (run.directory / name for name in old):
         if path.is_dir():
@@ -289,7 +289,7 @@ def prepare_output_dir(run: Run) -> None:
 def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do: networks, first sequences, length, FLOPs, memory, disk, time. Only the main process
     prints. A few steps are timed with a learning rate of zero, so that every weight stays the same to the bit. Raises
-    ValueError if the disk has not enough room."""
+    ValueError if the disk has not enough room, or a batch does not fit in the memory of a GPU."""
     model, stream, args, device = run.model, run.stream, run.args, run.args.device
     screen = screen or Console(highlight=False, quiet=args.process_index != 0)
     needed, free = check_disk(model, args)

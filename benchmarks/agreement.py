@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from contestants import Contestant
 from torch import nn
@@ -11,6 +12,7 @@ from workload import Batch
 
 # Relative: of losses, and of norms of gradients.
 TOLERANCES = {"float32": (1e-4, 1e-3), "bf16": (2e-2, 1e-1)}
+FIRST_LOSS_TOLERANCE = 0.2  # of one with other random weights, masks and fills
 
 
 class DisagreementError(Exception):
@@ -58,3 +60,11 @@ def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, f
                 "leave it out with --contestants."
             )
     return found
+
+
+def check_first_loss(name: str, loss: float, reference: dict[str, float], config: Any) -> None:
+    """Raises DisagreementError for a weighted loss that no other random weights, masks and samples can explain."""
+    expected = config.generator_weight * reference["generator loss"]
+    expected += config.discriminator_weight * reference["discriminator loss"]
+    if not abs(loss - expected) <= FIRST_LOSS_TOLERANCE * expected:
+        raise DisagreementError(f"{name} does other work: its first loss is {loss:.4g}, others' {expected:.4g}.")

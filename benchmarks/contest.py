@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import statistics
@@ -12,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agreement import check_agreement, measure_work
-from contestants import LOOPS, Contestant, Entry, make_pair
-from loops import BareLoop, TrainerLoop
+from agreement import check_agreement, check_first_loss, measure_work
+from contestants import APART, ORIGINAL, Contestant, Entry, make_pair
+from loops import BareLoop, GoogleElectra, TrainerLoop
 from timing import Clock, Stepping, measure_phases, peak_memory, summarise, synchronises, time_rounds
 from workload import Rows, Workload
 
@@ -24,7 +25,8 @@ NUM_BATCHES = 4
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How to measure: `rounds` of `steps`, after `warmup` steps, on `device` with `threads`."""
+    """How to measure: `rounds` of `steps`, after `warmup` steps, on `device` with `threads`. `original`: a checkout of
+    google-research/electra and the interpreter that runs it."""
 
     device: str
     threads: int
@@ -32,6 +34,7 @@ class Plan:
     steps: int
     warmup: int
     sync_check: bool = False
+    original: tuple[str, str] | None = None
 
 
 def make_competitor(entry: Entry, pair: Any, rows: Rows, plan: Plan, directory: str, clock: Clock) -> Any:
@@ -39,6 +42,9 @@ def make_competitor(entry: Entry, pair: Any, rows: Rows, plan: Plan, directory: 
         return BareLoop(entry, pair, rows, plan.warmup, clock)
     if entry.base == "trainer":
         return TrainerLoop(entry, pair, rows, plan.warmup, clock, directory)
+    if entry.base == ORIGINAL:
+        assert plan.original is not None
+        return GoogleElectra(entry, rows, NUM_BATCHES, plan.threads, *plan.original, directory)
     batches = rows.batches(NUM_BATCHES, plan.device)
     return Stepping(Contestant(entry, pair, rows.workload, rows.tokenizer), batches, clock)
 
@@ -70,7 +76,7 @@ def compete(
         DisagreementError: if one does other work.
     """
     clock, left_out = Clock(plan.device), {}
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as at_the_end:
         rows = Rows(workload, directory, NUM_BATCHES)
         pair = make_pair(workload.config(), workload.seed, plan.device)
         first = rows.batches(1, plan.device)[0]
@@ -78,6 +84,9 @@ def compete(
         agreement, competitors = {"stock towers": reference}, []
         for entry in entries:
             competitor = make_competitor(entry, pair, rows, plan, directory, clock)
+            if isinstance(competitor, GoogleElectra):
+                at_the_end.callback(competitor.close)
+                check_first_loss(competitor.name, competitor.first_loss, reference, pair.config)
             try:
                 if isinstance(competitor, Stepping):
                     agreement[entry.name] = check_agreement(competitor.contestant, first, reference)
@@ -119,7 +128,7 @@ def compete(
         row["peak_memory_bytes"] = None
     if memory_of is not None:
         for entry, row in zip(map(Entry.parse, seconds), found, strict=True):
-            if entry.base not in LOOPS:  # they run the model of `ours`
+            if entry.base not in APART:  # the loops run the model of `ours`
                 say(f"peak memory: {entry.name}")
                 row["peak_memory_bytes"] = memory_of(entry)
     return {"agreement": agreement, "rows": found, "left_out": left_out}

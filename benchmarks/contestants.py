@@ -219,7 +219,7 @@ class Ours(Arrangement):
 
     def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
         groups = get_parameter_groups(self.model, WEIGHT_DECAY)
-        return ElectraAdamW(groups, lr=LEARNING_RATE, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+        return ElectraAdamW(groups, lr=LEARNING_RATE, eps=EPSILON, weight_decay=WEIGHT_DECAY, capturable=capturable)
 
 
 def make_pair(config: ElectraRTDConfig, seed: int, device: torch.device | str) -> ElectraForRTDPretraining:
@@ -247,6 +247,11 @@ LOOPS = {
     "loop": "a loop around the same model: stream, collator, step, schedule",
     "trainer": "RTDTrainer around the same model, without logging, evaluation and checkpoints",
 }
+ORIGINAL = "google-electra"  # `loops.GoogleElectra`
+APART = {
+    **LOOPS,
+    ORIGINAL: "google-research/electra's graph under TensorFlow, in its own process, with its own weights and masks",
+}
 MODIFIERS = ("bf16", "compiled", "graph")
 
 
@@ -255,7 +260,7 @@ class Entry:
     """A contestant's name, taken apart.
 
     Attributes:
-        base: key of `ARRANGEMENTS` or `LOOPS`.
+        base: key of `ARRANGEMENTS` or `APART`.
         bf16: under bfloat16 autocast.
         compiled: under `torch.compile`.
         graph: the whole step, optimizer included, as one CUDA graph.
@@ -275,8 +280,8 @@ class Entry:
         while (ending := base.rpartition("-")[2]) in MODIFIERS:
             given.append(ending)
             base = base.removesuffix(f"-{ending}")
-        known = [*ARRANGEMENTS, *LOOPS]
-        if base not in known or len(set(given)) < len(given):
+        known = [*ARRANGEMENTS, *APART]
+        if base not in known or len(set(given)) < len(given) or (base == ORIGINAL and given):
             raise ValueError(
                 f"There is no contestant {name!r}: give one of {', '.join(known)}, with any of "
                 f"{', '.join(f'-{modifier}' for modifier in MODIFIERS)} behind it."
@@ -296,7 +301,7 @@ class Entry:
 
     @property
     def description(self) -> str:
-        return LOOPS[self.base] if self.base in LOOPS else ARRANGEMENTS[self.base].description
+        return APART[self.base] if self.base in APART else ARRANGEMENTS[self.base].description
 
 
 def default_entries(cuda: bool, bf16_pays: bool) -> list[str]:

@@ -1,12 +1,15 @@
-"""The same step inside of a training loop: the Trainer's, and a plain one."""
+"""The same step elsewhere: in the Trainer's loop, in a plain one, and by the original in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from contestants import EPSILON, LEARNING_RATE, MAX_GRAD_NORM, WEIGHT_DECAY, Entry, copy_pair
 from torch import nn
@@ -22,6 +25,8 @@ from hf_electra_rtd import (
     get_electra_schedule,
     get_parameter_groups,
 )
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.recipes import get_size
 from hf_electra_rtd.training.console import RTDPrinterCallback
 
 
@@ -134,3 +139,61 @@ class _Watch(TrainerCallback):
             self.began = self.clock()
         if state.global_step == self.last:
             self.ended = self.clock()
+
+
+class GoogleElectra:
+    """The original's graph (`google_electra.py`) on the same rows, from a `checkout`, run by `python`, an interpreter
+    with TensorFlow 2.15. Its weights, masks and samples are its own, so only its first loss can be compared. Raises
+    ValueError, with its last words, if the process ends."""
+
+    def __init__(
+        self, entry: Entry, rows: Rows, num_batches: int, threads: int, checkout: str, python: str, directory: str
+    ) -> None:
+        self.entry, workload = entry, rows.workload
+        batches = rows.batches(num_batches, "cpu")
+        np.save(path := Path(directory) / "rows.npy", np.concatenate([batch.originals for batch in batches]))
+        tower = workload.config().discriminator_config
+        sizes = {name: getattr(tower, name) for name in ("hidden_size", "num_hidden_layers")}
+        dropouts = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), workload.dropout)
+        given = {
+            "checkout": os.path.abspath(checkout),
+            "rows": str(path),
+            "shape": [workload.batch_size, workload.max_seq_length],
+            "segments": batches[0].inputs["token_type_ids"][0].tolist(),
+            "special_tokens": SPECIAL_TOKENS,
+            "threads": threads,
+            "optimizer": {"learning_rate": LEARNING_RATE, "weight_decay_rate": WEIGHT_DECAY, "warmup_steps": 10_000},
+            "config": {
+                "vocab_size": workload.vocab_size,
+                "embedding_size": tower.embedding_size,
+                "generator_hidden_size": workload.generator_size or get_size(workload.size).generator_hidden_size,
+                "mask_prob": workload.mask_probability,
+                "max_seq_length": workload.max_seq_length,
+                "model_hparam_overrides": {**sizes, **dropouts},
+            },
+        }
+        command = [python, str(Path(__file__).with_name("google_electra.py")), json.dumps(given)]
+        self._said = Path(directory) / "google_electra.log"
+        with self._said.open("w") as log:
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            self._process = subprocess.Popen(command, text=True, **pipes)
+        self.first_loss = self._read()
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    def run(self, steps: int) -> float:
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+    def _read(self) -> float:
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise ValueError(f"{self.name} ended: {self._said.read_text().strip()[-2000:]}")
+        return float(line)

@@ -15,7 +15,11 @@ alone), so what a contestant computes in vain lowers its share of the GEMM peak,
 
 Contestants, each with `-bf16` (autocast), `-compiled` (torch.compile) and `-graph` (the whole step as one CUDA graph)
 behind it: `naive`, `gathered`, `electra-pytorch` (if installed: pip install --no-deps electra-pytorch==0.1.2), `ours`;
-and `loop` and `trainer`, the same model in a plain loop and in `RTDTrainer`, data included.
+and `loop` and `trainer`, the same model in a plain loop and in `RTDTrainer`, data included. `google-electra` is the
+original's own graph, if there is a checkout of it and an interpreter with TensorFlow 2.15 (`pip install
+tensorflow-cpu==2.15.*` into an environment of Python 3.9 to 3.11):
+
+    python benchmarks/pretraining_step.py --google_electra electra --tensorflow_python tf/bin/python
 
 Peak memory is that of a process with this contestant alone: allocated on CUDA, else resident (compiler included).
 Last on stdout is the report as one line of JSON.
@@ -35,11 +39,12 @@ import sweeps
 import torch
 from agreement import DisagreementError
 from contest import Plan, compete, measure_memory, memory_in_new_process
-from contestants import Entry, default_entries, why_absent
+from contestants import ORIGINAL, Entry, default_entries, why_absent
 from reporting import say
 from timing import bf16_pays, measure_gemm_peak
 from workload import Workload
 
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
 
@@ -71,6 +76,8 @@ def make_parser() -> argparse.ArgumentParser:
     step.add_argument("--seed", type=int, default=default.seed, help="of weights, rows and masks (%(default)s)")
     how = parser.add_argument_group("how to measure")
     how.add_argument("--contestants", nargs="+", metavar="NAME", help="(all that suit the device)")
+    how.add_argument("--google_electra", metavar="DIR", help="a checkout of google-research/electra: a contestant")
+    how.add_argument("--tensorflow_python", metavar="PATH", help="interpreter with TensorFlow 2.15, to run it")
     how.add_argument("--rounds", type=int, help="of each contestant, by turns (5)")
     how.add_argument("--steps", type=int, help="steps a round (2; on CUDA 50)")
     how.add_argument("--warmup", type=int, help="steps that are not timed (1; on CUDA 20)")
@@ -107,6 +114,11 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
     cuda = device == "cuda"
     if options.sync_check and not cuda:
         raise ValueError("--sync_check asks who waits for a CUDA device: leave it out on a CPU.")
+    if (options.google_electra is None) != (options.tensorflow_python is None):
+        raise ValueError("--google_electra and --tensorflow_python go together.")
+    original = None if options.google_electra is None else (options.google_electra, options.tensorflow_python)
+    if original is None and ORIGINAL in (options.contestants or ()):
+        raise ValueError(f"{ORIGINAL} needs --google_electra DIR and --tensorflow_python PATH.")
     defaults = {
         "threads": count_cores(),
         "rounds": 5,
@@ -119,15 +131,17 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
             setattr(options, name, value)
     workload = Workload(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Workload)})
     workload.config()  # refuses a generator that cannot be built
-    plan = Plan(device, options.threads, options.rounds, options.steps, options.warmup, options.sync_check)
+    plan = Plan(device, options.threads, options.rounds, options.steps, options.warmup, options.sync_check, original)
     return options, workload, plan
 
 
 def default_names(options: argparse.Namespace, plan: Plan) -> list[str]:
-    if options.sweep is None and options.short:
-        return SHORT_CONTESTANTS
-    pays = bf16_pays(plan.device)
-    return default_entries(plan.device == "cuda", pays) if options.sweep is None else sweeps.default_names(pays)
+    if options.sweep is not None:
+        return sweeps.default_names(bf16_pays(plan.device))
+    original = [] if plan.original is None else [ORIGINAL]
+    if options.short:
+        return [*SHORT_CONTESTANTS, *original]
+    return [*default_entries(plan.device == "cuda", bf16_pays(plan.device)), *original]
 
 
 def choose_entries(names: Sequence[str], asked_for: bool) -> tuple[list[Entry], dict[str, str]]:
@@ -175,11 +189,15 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     for name, reason in left_out.items():
         say(f"{name} is left out: {reason}")
 
-    config = {"workload": dataclasses.asdict(workload), "contestants": names, **dataclasses.asdict(plan)}
+    how = {**dataclasses.asdict(plan), "original": plan.original is not None}  # no path of this machine
+    config = {"workload": dataclasses.asdict(workload), "contestants": names, **how}
     benchmark = "pretraining_step" if options.sweep is None else "pretraining_step_sweep"
     report = reporting.describe_run(benchmark, config)
     if report["load_average"] and report["load_average"][0] > 0.5:
         say(f"The machine is busy (load average {report['load_average'][0]:.2f}): times will be too long.")
+    if plan.device == "cpu":
+        report["products"] = {"library": products.library(), "gflops": products.speeds()}
+        say(f"Matrix products in float32 by {products.library()}; GFLOP/s: {products.speeds()}")
     report["gemm_peak"] = measure_peaks(workload, entries, plan.device)
 
     if options.sweep is not None:

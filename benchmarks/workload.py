@@ -14,7 +14,7 @@ from transformers import BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
 from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.data.blocks import BlockWriter
+from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import IGNORED, num_masked
@@ -98,7 +98,7 @@ class Workload:
         ids[:, 0] = SPECIAL_TOKENS.index("[CLS]")
         ids[:, [middle, -1]] = SPECIAL_TOKENS.index("[SEP]")
         path = Path(directory) / "rows.blocks"
-        with BlockWriter(path, self.max_seq_length, self.vocab_size) as writer:
+        with writing_blocks(path, self.max_seq_length, self.vocab_size) as writer:
             writer.write([PackedSequence(row, middle + 1) for row in ids])
             writer.finish(tokenizer_hash="", packing="random", statistics={}, sources=[], recipe={})
         return BlockFile(path)

@@ -2,11 +2,19 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import ElectraConfig, ElectraForPreTraining
+from transformers import (
+    AutoModelForSequenceClassification,
+    ElectraConfig,
+    ElectraForPreTraining,
+    ElectraForSequenceClassification,
+)
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.detection import load_for_detection
+from hf_electra_rtd.finetuning.heads import STOCK_HEAD, load_fine_tuned, load_with_head
 from hf_electra_rtd.generators import _is_plain
 from hf_electra_rtd.layers import ATTENTION, Dropout, Linear, exchange_layers
+from hf_electra_rtd.ops import products
 from tests.conftest import tiny_config
 
 
@@ -115,3 +123,34 @@ def test_the_output_layer_stays_plain_so_that_masked_tokens_are_predicted_in_chu
     kinds = [type(layer) for layer in model.generator.modules() if isinstance(layer, nn.Linear)]
     assert kinds.count(nn.Linear) == 1
     assert set(kinds) == {Linear, nn.Linear}
+
+
+def _detector(directory, run):
+    model = load_for_detection(str(run))[1]
+    model.save_pretrained(directory)
+    return model, ElectraForPreTraining
+
+
+def _classifier(directory, run):
+    labels = ("no", "yes")
+    model = load_with_head(AutoModelForSequenceClassification, run / "discriminator", STOCK_HEAD, labels)
+    model.save_pretrained(directory)
+    return load_fine_tuned(
+        AutoModelForSequenceClassification, str(directory), labels
+    ), ElectraForSequenceClassification
+
+
+@pytest.mark.parametrize("load", [_detector, _classifier])
+@pytest.mark.parametrize("library", [products.MKL, products.ONEDNN])
+def test_detection_and_prediction_multiply_by_either_library_and_say_the_same(
+    load, library, finished_run, tmp_path, monkeypatch
+):
+    if library == products.ONEDNN and not products.has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(products, "_chosen", library)
+    model, stock = load(tmp_path, finished_run)
+    assert type(model) is stock
+    assert {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)} == {Linear}
+    ids = torch.randint(5, 30, (3, 9))
+    said, expected = (each.eval()(ids).logits for each in (model, stock.from_pretrained(tmp_path).double()))
+    torch.testing.assert_close(said.double(), expected, rtol=1e-5, atol=1e-5)

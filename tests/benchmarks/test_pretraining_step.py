@@ -68,6 +68,7 @@ def test_loop_and_trainer_take_the_same_steps(rows, tmp_path):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")  # the steps that warm it up
 def test_a_graph_steps_as_the_eager_contestant_does(rows):
     graph, eager = (compete_as(name, rows, "cuda") for name in ("ours-graph", "ours"))
     batch = rows.batches(1, "cuda")[0]

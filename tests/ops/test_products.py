@@ -39,7 +39,7 @@ def test_products_and_gradients_are_those_of_float64(shape, inputs, outputs, has
 def test_transposed_views_are_multiplied_as_they_are():
     left, right = torch.randn(7, 50), torch.randn(7, 30)
     expected = left.double().T @ right.double()
-    torch.testing.assert_close(products.product(left.T, right.T).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(products.product(left.T, right).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -61,14 +61,16 @@ def test_a_batch_without_a_row_is_no_error():
 @pytest.mark.parametrize(("gain", "chosen"), [(3.0, products.ONEDNN), (1.1, products.MKL), (0.5, products.MKL)])
 def test_the_library_is_the_one_that_is_clearly_faster(monkeypatch, gain, chosen):
     monkeypatch.setattr(products, "_chosen", None)
-    monkeypatch.setattr(products, "has_onednn", lambda: True)
-    monkeypatch.setattr(products, "_speed", lambda multiply, *_: 100.0 * (1 if multiply is F.linear else gain))
+    known = {products.MKL: 100.0, products.ONEDNN: 100.0 * gain, products.BFLOAT16: 600.0}
+    monkeypatch.setattr(products, "speeds", lambda: known)
     assert products.library() == chosen
+    assert products.bfloat16_gain() == 6 / max(1, gain)  # against the best in float32
 
 
-def test_without_onednn_nothing_is_timed_or_taken(monkeypatch):
+def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):
     monkeypatch.setattr(products, "_chosen", None)
     monkeypatch.setattr(products, "has_onednn", lambda: False)
-    monkeypatch.setattr(products, "_speed", pytest.fail)
+    monkeypatch.setattr(products, "_onednn", pytest.fail)
+    monkeypatch.setattr(products, "speeds", products.speeds.__wrapped__)
     products.use_library(products.ONEDNN)
     assert products.library() == products.MKL

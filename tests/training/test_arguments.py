@@ -1,27 +1,22 @@
+import dataclasses
+
 import pytest
+import torch
 
 from hf_electra_rtd import RTDTrainingArguments
-from hf_electra_rtd.training.arguments import fraction_steps
+from hf_electra_rtd.ops import products
+from hf_electra_rtd.recipes import get_size
+from hf_electra_rtd.training import arguments
+from hf_electra_rtd.training.arguments import fraction_steps, settle_products
 
 
-# Paper, Table 6: learning rate, warm-up, batch size, length, steps, masked share.
-TABLE_6 = {
-    "small": (5e-4, 10_000, 128, 128, 1_000_000, 0.15),
-    "base": (2e-4, 10_000, 256, 512, 766_000, 0.15),
-    "large": (2e-4, 10_000, 2048, 512, 400_000, 0.25),
-}
-
-
-@pytest.mark.parametrize("size", TABLE_6)
-def test_a_size_trains_with_the_recipe_of_the_paper(size):
-    args = RTDTrainingArguments.from_size(size, "out", use_cpu=True)
-    recipe = (args.learning_rate, args.warmup_steps, args.per_device_train_batch_size)
-    assert TABLE_6[size] == (*recipe, args.max_seq_length, args.max_steps, args.mask_probability)
-    assert (args.adam_beta1, args.adam_beta2, args.adam_epsilon) == (0.9, 0.999, 1e-6)
-    assert (args.weight_decay, args.max_grad_norm, args.bias_correction) == (0.01, 1.0, False)
-    assert (args.bf16, args.dataloader_pin_memory) == (False, False)  # on a CPU
-    assert RTDTrainingArguments.from_size(size, "out", use_cpu=True, max_steps=7).max_steps == 7
-    assert RTDTrainingArguments.from_size(size, "out", use_cpu=True, num_train_epochs=1).max_steps == -1
+def test_what_is_given_wins_over_the_recipe_of_a_size():
+    given = {"learning_rate": 1.0, "max_steps": 7, "num_train_epochs": 1}
+    for name, value in given.items():
+        args = RTDTrainingArguments.from_size("small", "out", use_cpu=True, **{name: value})
+        assert getattr(args, name) == value
+        assert args.max_steps == {"learning_rate": 1_000_000, "max_steps": 7, "num_train_epochs": -1}[name]
+        assert (args.bf16, args.dataloader_pin_memory) == (False, False)  # on a CPU
 
 
 @pytest.mark.parametrize(
@@ -33,9 +28,7 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_strategy": "checkpoint"}, "state of the optimizer"),
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_revision": "dev"}, "step-N"),
         ({"push_to_hub": True, "hub_model_id": "a/b", "hub_always_push": True}, "hub_always_push"),
-        ({"mask_probability": 1.0}, "mask_probability is 1:"),
         ({"checkpoint_fractions": [0.5, 1.5]}, r"checkpoint_fractions is 1\.5"),
-        ({"checkpoint_fractions": [0.0]}, "checkpoint_fractions is 0"),
         *(({f"{name}_strategy": "epoch"}, f"{name}_strategy epoch") for name in ("save", "eval", "logging")),
         ({"load_best_model_at_end": True}, "no step is the best"),
         ({"size": "medium"}, "no size 'medium'"),
@@ -44,6 +37,49 @@ def test_a_size_trains_with_the_recipe_of_the_paper(size):
 def test_arguments_that_would_leak_or_fail_late_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         RTDTrainingArguments.from_size(**{"size": "tiny", "output_dir": "out", "use_cpu": True, **options})
+
+
+FLOAT, BF16 = ({"products": products.MKL, "precision": precision} for precision in ("no", "bf16"))
+
+
+@pytest.mark.parametrize(
+    ("given", "gain", "allowed", "before", "rounds", "told"),
+    [
+        ({}, 1.9, True, None, True, "in bfloat16 (--bf16): 1.9 times"),
+        ({}, 1.9, False, None, False, "would be 1.9 times as fast"),
+        ({}, 0.1, True, None, False, ""),
+        ({"bf16": True}, 0.1, False, None, True, ""),  # a flag wins
+        ({"bf16": False}, 1.9, True, BF16, False, ""),
+        ({"bf16": True}, 1.9, True, FLOAT, True, ""),
+        ({}, 1.9, False, BF16, True, "in bfloat16 (--bf16): 1.9 times"),  # and then the checkpoint
+        ({}, 1.9, True, FLOAT, False, ""),
+        ({}, 0.1, True, BF16, False, "goes on in float32"),
+    ],
+)
+def test_a_cpu_rounds_to_bfloat16_where_that_is_faster_and_known_to_lose_nothing(
+    monkeypatch, caplog, given, gain, allowed, before, rounds, told
+):
+    small = dataclasses.replace(get_size("small"), bfloat16=allowed)
+    monkeypatch.setattr(arguments, "get_size", lambda name: small)
+    monkeypatch.setattr(products, "bfloat16_gain", lambda: gain)
+    args = RTDTrainingArguments("out", use_cpu=True, **given)
+    caplog.set_level("INFO", "hf_electra_rtd")
+    settle_products(args, "small", 256, before)
+    assert (args.bf16, args.mixed_precision) == ((True, "bf16") if rounds else (False, "no"))
+    assert (told in caplog.text) if told else not caplog.text
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is more than a CPU")
+def test_bfloat16_on_a_machine_without_a_gpu_needs_no_other_flag():
+    assert RTDTrainingArguments("out", bf16=True).mixed_precision == "bf16"
+
+
+def test_narrow_networks_which_are_no_faster_in_bfloat16_stay_in_float32(monkeypatch, caplog):
+    monkeypatch.setattr(products, "bfloat16_gain", lambda: 1.9)
+    args = RTDTrainingArguments("out", use_cpu=True)
+    settle_products(args, "tiny", 128)
+    assert not args.bf16
+    assert not caplog.text
 
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():

@@ -187,12 +187,9 @@ def _add_gradients(
     """Adds those of a chunk to the gradients of hidden states, weight and bias, as far as they are asked for."""
     for_hidden, for_weight, for_bias = sums
     if for_hidden is not None:
-        for_hidden[rows] = product(gradient_RV, weight_VE.T)
+        for_hidden[rows] = product(gradient_RV, weight_VE)
     if for_weight is not None:
-        if for_weight.dtype == gradient_RV.dtype:
-            for_weight += product(gradient_RV.T, hidden_RE.T)
-        else:
-            for_weight += gradient_RV.T @ hidden_RE
+        for_weight += product(gradient_RV.T, hidden_RE)
     if for_bias is not None:
         for_bias += gradient_RV.sum(dim=0, dtype=for_bias.dtype)
 

@@ -1,12 +1,13 @@
 """Matrix products on a CPU, by the faster of the two libraries that torch has.
 
 torch multiplies float32 matrices by MKL, which takes its AVX2 path on some processors that have wider instructions.
-oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster is
-measured once a process (`library`), the only state in these functions.
+oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster,
+and how much faster still bfloat16 is, is measured once a process, the only state in these functions.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from typing import Any, cast
@@ -19,9 +20,10 @@ from torch.nn import functional as F  # noqa: N812
 
 logger = logging.getLogger(__name__)
 
-MKL, ONEDNN = "MKL", "oneDNN"
+MKL, ONEDNN, BFLOAT16 = "MKL", "oneDNN", "bfloat16"
 _GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
-_PROBE, _TRIES = (1024, 256, 512), 6  # rows, inputs and outputs of a product that is timed; the best time counts
+BFLOAT16_GAIN = 1.3  # likewise; a step in bfloat16 has conversions to pay for
+_PROBE, _TRIES = (1024, 256, 512), 10  # rows, inputs and outputs of a product that is timed; the best time counts
 _chosen: str | None = None
 
 
@@ -30,14 +32,10 @@ def library() -> str:
     call times both, in some hundredths of a second."""
     global _chosen
     if _chosen is None:
-        _chosen = MKL
-        if has_onednn():
-            rows, inputs, outputs = _PROBE
-            matrices = torch.ones(rows, inputs), torch.ones(outputs, inputs)
-            speeds = {MKL: _speed(F.linear, *matrices), ONEDNN: _speed(_onednn, *matrices)}
-            _chosen = ONEDNN if speeds[ONEDNN] > _GAIN * speeds[MKL] else MKL
-            told = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-            logger.info(f"Matrix products on the CPU by {_chosen} (GFLOP/s: {told}).")
+        told = speeds()
+        _chosen = ONEDNN if told.get(ONEDNN, 0.0) > _GAIN * told[MKL] else MKL
+        listed = ", ".join(f"{name} {speed:.0f}" for name, speed in told.items())
+        logger.info(f"Matrix products on the CPU by {_chosen} (GFLOP/s: {listed}).")
     return _chosen
 
 
@@ -51,6 +49,30 @@ def use_library(name: str) -> None:
         logger.warning(f"This torch cannot multiply by {name}, as the run did before: it rounds differently now.")
 
 
+@functools.cache
+def speeds() -> dict[str, float]:
+    """GFLOP/s of a product on the CPU: in float32 by each library, and in bfloat16. Timed by turns."""
+    rows, inputs, outputs = _PROBE
+    matrices = torch.ones(rows, inputs), torch.ones(outputs, inputs)
+    ways: dict[str, Any] = {MKL: (F.linear, *matrices)}
+    if has_onednn():
+        ways[ONEDNN] = (_onednn, *matrices)
+    ways[BFLOAT16] = (F.linear, *(each.bfloat16() for each in matrices))
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(_TRIES):
+        for name, (multiply, *given) in ways.items():
+            began = time.perf_counter()
+            multiply(*given)
+            best[name] = min(best[name], time.perf_counter() - began)
+    return {name: 2 * rows * inputs * outputs / seconds / 1e9 for name, seconds in best.items()}
+
+
+def bfloat16_gain() -> float:
+    """How many times as fast as the best float32 one a bfloat16 product is."""
+    told = dict(speeds())
+    return told.pop(BFLOAT16) / max(told.values())
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, with its gradients, by the library of this process."""
     if not _applies(input, weight) or (bias is not None and bias.dtype != torch.float32):
@@ -58,9 +80,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cast(Tensor, _Linear.apply(input, weight, bias))
 
 
-def product(left_MK: Tensor, right_NK: Tensor) -> Tensor:
-    """left right^T, (M, N), likewise; without a gradient. Both may be views that are transposed."""
-    return _onednn(left_MK, right_NK) if _applies(left_MK, right_NK) else left_MK @ right_NK.T
+def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
+    """left right, (M, N), likewise; without a gradient. Both may be views that are transposed."""
+    return _onednn(left_MK, right_KN.T) if _applies(left_MK, right_KN.T) else left_MK @ right_KN
 
 
 def _applies(input: Tensor, weight: Tensor) -> bool:
@@ -83,16 +105,6 @@ def has_onednn() -> bool:
 
 def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], ""))
-
-
-def _speed(multiply: Any, input: Tensor, weight: Tensor) -> float:
-    """GFLOP/s."""
-    best = float("inf")
-    for _ in range(_TRIES):
-        began = time.perf_counter()
-        multiply(input, weight)
-        best = min(best, time.perf_counter() - began)
-    return 2 * len(weight) * input.numel() / best / 1e9
 
 
 class _Linear(torch.autograd.Function):

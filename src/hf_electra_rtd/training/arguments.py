@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from hf_electra_rtd.cli import check_ranges, flag
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import get_size
+
+
+logger = logging.getLogger(__name__)
+
+_WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 
 
 @dataclass
@@ -20,7 +29,8 @@ class RTDTrainingArguments(TrainingArguments):
 
     Defaults that differ from the parent's: AdamW with epsilon 1e-6, weight decay 0.01 and no bias correction (`optim`
     `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]); decay times warm-up for `lr_scheduler_type="linear"`;
-    bfloat16 where the GPU supports it; evaluation and checkpoints by steps; a test for NaN only at each log.
+    bfloat16 where the GPU supports it (and see `settle_products`); evaluation and checkpoints by steps; a test for NaN
+    only at each log.
     """
 
     max_seq_length: int = flag(128, "Sequence length in tokens.")
@@ -46,7 +56,11 @@ class RTDTrainingArguments(TrainingArguments):
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
-    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU supports it, and not on a CPU.")  # type: ignore[assignment]
+    bf16: bool | None = flag(  # type: ignore[assignment]
+        None,
+        "bfloat16 autocast. By default where a GPU supports it; on a CPU where it is clearly faster, for a --size "
+        "that is known to lose nothing by it.",
+    )
     dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Processes that make batches.")
     remove_unused_columns: bool = flag(False, "Leave off: sequences are not columns.")
@@ -54,9 +68,12 @@ class RTDTrainingArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
     ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
 
+    bf16_is_open = False  # whether neither --bf16 nor --fp16 was given; no field, so no flag
+
     def __post_init__(self) -> None:
         check_ranges(self)
         check_hub_options(self)
+        self.bf16_is_open = self.bf16 is None and not self.fp16
         settle_by_device(self)
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) == "epoch":
@@ -104,8 +121,43 @@ def settle_by_device(args: TrainingArguments) -> None:
     if args.bf16 is None:
         may, has_gpu = not (args.use_cpu or args.fp16), torch.cuda.is_available()
         args.bf16 = may and has_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+    if args.bf16 and not torch.accelerator.is_available():
+        args.use_cpu = True  # without which bfloat16 is refused there
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
+
+
+def settle_products(
+    args: RTDTrainingArguments, size: str, hidden_size: int, before: Mapping[str, Any] | None = None
+) -> None:
+    """On a CPU, settles which library multiplies and, where neither flag nor launcher says it, whether in bfloat16.
+
+    That is only where it is clearly faster: in a resumed run if the manifest of its checkpoint (`before`) says so, in
+    a new one for a named size that allows it. Where it would only be faster, the log says so. Every process must call
+    it, before its Trainer is made; all do what suits the main one."""
+    if args.device.type != "cpu":
+        return
+    is_open = args.bf16_is_open and args.mixed_precision == "no"
+    found: list[Any] = [None, 0.0]
+    if args.process_index == 0:
+        library = products.library() if before is None else before["products"]
+        found = [library, products.bfloat16_gain() if is_open else 0.0]
+    broadcast_object_list(found)
+    products.use_library(found[0])
+    if not is_open:
+        return
+    pays = found[1] > products.BFLOAT16_GAIN and hidden_size >= _WIDE
+    was_rounded = before is not None and before["precision"] == "bf16"
+    named = get_size(size)
+    may_round = before is None and named.bfloat16 and named.architecture["hidden_size"] == hidden_size
+    speed = f"{found[1]:.1f} times as fast as in float32 on this CPU"
+    if pays and (was_rounded or may_round):
+        args.bf16, args.mixed_precision = True, "bf16"
+        logger.info(f"Matrix products in bfloat16 (--bf16): {speed}.")
+    elif was_rounded:
+        logger.warning("The run was in bfloat16, which is slow on this CPU. It goes on in float32 (or --bf16 True).")
+    elif pays and before is None:
+        logger.info(f"Matrix products in bfloat16 would be {speed}: --bf16 True.")
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:

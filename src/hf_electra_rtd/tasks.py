@@ -258,9 +258,8 @@ CLUE = (
         submission={"chid11_predict.json": 0, "chid10_predict.json": 0},
     ),
     _clue(
-        *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("words",), "entities"),
+        *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("text",), "entities"),
         kind="tagging",
-        label_column="tags",
         metrics=("macro_f1", "f1"),  # the mean over the ten types, as published (CLUEbenchmark/CLUENER2020)
         format="cluener",
         directories=("cluener2020", "cluener"),
@@ -298,10 +297,9 @@ MORE = (
     _squad("squad1", "SQuAD 1.1", "v1.1", dataset="rajpurkar/squad"),
     _squad("squad2", "SQuAD 2.0", "v2.0", dataset="rajpurkar/squad_v2", unanswerable=True),
     _more(  # without a dev set; the original, too, evaluates on the test set, by which nothing is chosen
-        *("conll2000", "CoNLL-2000", "en", bio_tags(_CHUNKS), ("words",)),
+        *("conll2000", "CoNLL-2000", "en", bio_tags(_CHUNKS), ("text",)),
         kind="tagging",
         metrics=("f1",),
-        label_column="tags",
         files={split: f"{split}.txt {split}.txt.gz" for split in ("train", "test")},
         directories=("conll2000", "conll2000.zip::conll2000"),
         dev_splits=("test",),

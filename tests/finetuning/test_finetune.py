@@ -121,16 +121,6 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in broken.iterdir())
 
 
-def test_the_best_model_on_dev_is_kept_where_it_is_asked_for(finished, tmp_path):
-    flags = [*finished[1], "--seeds", "1", "--num_train_epochs", "3", "--select", "best"]
-    assert finetune.main([*flags, "--output_dir", str(tmp_path)]) == 0
-    record = record_of(tmp_path)
-    assert record.selection == "best of 3 evaluations by accuracy on dev"
-    scores = [entry["eval_accuracy"] for entry in record.curves if "eval_accuracy" in entry]
-    assert record.score == pytest.approx(max(scores))
-    assert not list(tmp_path.rglob("checkpoint-*"))
-
-
 def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_scores_are_logged(
     finished, tmp_path, capsys
 ):
@@ -142,6 +132,9 @@ def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_sco
     assert finetune.main([*flags, "--logging_steps", "4", "--output_dir", str(tmp_path)]) == 0
     record = record_of(tmp_path)
     assert (record.steps, record.epochs) == (8, 2)  # of 6 epochs: the second one is not better
+    assert record.selection == "best of 2 evaluations by accuracy on dev"
+    assert record.score == pytest.approx(max(e["eval_accuracy"] for e in record.curves if "eval_accuracy" in e))
+    assert not list(tmp_path.rglob("checkpoint-*"))
     assert [record.data[name]["examples"] for name in ("train", "dev", "test")] == [64, 20, 20]
     assert record.arguments["class_weights"] == "balanced"
     output = capsys.readouterr().out
@@ -183,6 +176,8 @@ def regress(directory: Path, encoder: str, factor: float, shift: float, *more: s
 
 @pytest.mark.parametrize("more", [[], ["--lora", "True", "--merge_adapter", "True"], ["--bf16", "True"]], ids=str)
 def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="all training labels are 3, so there is nothing to learn"):
+        regress(tmp_path / "same", encoder, 0.0, 3.0)
     found = []
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
         record = regress(tmp_path / name, encoder, *unit, *more)
@@ -202,11 +197,6 @@ def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more,
             tmp_path / "again", str(directory / "model"), *unit, "--max_steps", "1", "--learning_rate", "0"
         )
         assert again.metrics["dev"] == pytest.approx(record.metrics["dev"], rel=1e-4)
-
-
-def test_numbers_that_are_all_the_same_are_refused(encoder, tmp_path):
-    with pytest.raises(ValueError, match="all training labels are 3, so there is nothing to learn"):
-        regress(tmp_path, encoder, 0.0, 3.0)
 
 
 def test_a_run_that_diverges_is_no_score(finished, tmp_path):
@@ -263,6 +253,10 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
         with pytest.raises(ValueError, match=message):
             finetune.main([*flags, *difference])
     assert record_of(run).finished == first
+    (run / "reviews/seed_42/evaluation_record.json").unlink()
+    (run / "reviews/seed_42/evaluation_record.json").symlink_to("nowhere")
+    with pytest.raises(ValueError, match=r"seed_42/evaluation_record\.json cannot be read"):
+        finetune.main(flags)
 
 
 def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
@@ -319,9 +313,11 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         (["--data_seed", "3"], "--seed"),
         (["--early_stopping_patience", "2"], "needs --select best"),
         (["--max_train_samples", "0"], "at least 1"),
-        (["--task_kind", "tagging", "--labels", "O", "B-X", "--class_weights", "balanced"], "is for classification"),
+        (["--task_kind", "tagging", "--labels", "O", "B-X", "--class_weights", "balanced"], "for classification, not"),
         (["--evaluate_only", "True"], "was not fine-tuned"),
         (["--evaluate_only", "True", "--from_scratch", "True"], "as it is"),
+        (["--task_name", "reviews", "others"], "--task_name others is for benchmarks"),
+        (["--data_dir", "x"], "--data_dir is for benchmarks"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -354,7 +350,9 @@ def glue(tmp_path_factory) -> Path:
     return directory
 
 
-def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(glue, encoder, tmp_path, caplog):
+def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
+    glue, encoder, tmp_path, caplog, monkeypatch
+):
     flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path / "run"), "--data_dir", str(glue), *QUIET]
     flags += ["--max_steps", "2", "--predict", "True", "--task_name"]
     with pytest.raises(ValueError, match=r"CoLA.*test"):
@@ -368,8 +366,6 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(glue,
         *("AX.tsv", "MNLI-m.tsv", "glue_submission.zip"),
     }
 
-
-def test_a_task_that_breaks_while_it_runs_does_so_too(glue, encoder, tmp_path, caplog, monkeypatch):
     run = finetune.FineTuning.run_task
 
     def break_at_cola(self, job):
@@ -378,10 +374,16 @@ def test_a_task_that_breaks_while_it_runs_does_so_too(glue, encoder, tmp_path, c
         return run(self, job)
 
     monkeypatch.setattr(finetune.FineTuning, "run_task", break_at_cola)
-    flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path), "--data_dir", str(glue), *QUIET]
-    assert finetune.main([*flags, "--max_steps", "2", "--task_name", "cola", "mnli"]) == 1
+    assert finetune.main([*flags, "cola", "mnli", "--output_dir", str(tmp_path / "broken")]) == 1
     assert "CoLA failed: out of memory" in caplog.text
-    assert record_of(tmp_path, task="mnli").steps == 2
+    assert record_of(tmp_path / "broken", task="mnli").steps == 2
+
+
+def test_what_fails_in_another_process_fails_in_this_one(copied, monkeypatch):
+    monkeypatch.setattr(finetune, "gather_object", lambda told: [*told, "OSError: no space"])
+    with pytest.raises(ValueError, match="Another process failed: OSError: no space"):
+        finetune.main([*copied[1], "--overwrite_output_dir", "True"])
+    assert record_of(copied[0]).steps == 6 * 19
 
 
 def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch):
@@ -457,6 +459,8 @@ def test_a_fine_tuned_model_is_evaluated_and_predicts_as_it_did(finished, tmp_pa
     alone += ["--model_name_or_path", str(model), "--evaluate_only", "True", "--output_dir", str(tmp_path / "test")]
     assert finetune.main(alone) == 0
     assert record_of(tmp_path / "test").metrics == {}
+    with pytest.raises(ValueError, match="reads no training data"):
+        finetune.main([*without(alone, "--test_file"), "--train_file", str(directory / "train.csv")])
     name = "predictions_test.jsonl"
     assert (tmp_path / "test/reviews/seed_42" / name).read_text() == (model.parent / name).read_text()
 
@@ -510,22 +514,50 @@ def test_the_best_model_is_published_and_a_failure_is_in_the_exit_status(error, 
 # ---- Several processes ----
 
 
+KILLED = """
+import os, sys
+from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.finetuning.trainer import FineTuner
+
+step, taken = FineTuner.training_step, []
+
+def die_at_7(*args, **kwargs):
+    taken.append(None)
+    if len(taken) == 7:
+        os._exit(9)
+    return step(*args, **kwargs)
+
+FineTuner.training_step = die_at_7
+finetune.main(sys.argv[1:])
+"""
+
+
 @pytest.mark.slow
-def test_two_processes_do_what_one_does(finished, tmp_path):
-    flags = [*finished[1], "--max_steps", "10", "--logging_steps", "1", "--train_sampling_strategy", "sequential"]
+def test_two_processes_do_what_one_does_also_where_they_were_killed_inside_an_epoch(finished, tmp_path):
+    flags = [
+        *without(finished[1], "--seeds"),
+        "--max_train_samples",
+        "64",
+        "--max_steps",
+        "10",
+        "--logging_steps",
+        "1",
+    ]
     assert finetune.main([*flags, "--output_dir", str(tmp_path / "one")]) == 0
+    (tmp_path / "killed.py").write_text(KILLED)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m"]
-    command += ["hf_electra_rtd.finetuning.finetune", *flags, "--per_device_train_batch_size", "8"]
-    command += ["--output_dir", str(tmp_path / "two")]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    flags += ["--per_device_train_batch_size", "8", "--save_strategy", "steps", "--save_steps", "5"]
+    flags += ["--output_dir", str(tmp_path / "two")]
+    for command in ([str(tmp_path / "killed.py")], ["-m", "hf_electra_rtd.finetuning.finetune"]):
+        options = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
+        ran = subprocess.run([*launch, *command, *flags], **options)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    for seed in (42, 43):
-        records = [record_of(tmp_path / run, seed=seed) for run in ("one", "two")]
-        losses = [[entry["loss"] for entry in record.curves if "loss" in entry] for record in records]
-        assert losses[0] == pytest.approx(losses[1], abs=2e-4)
-        paths = [tmp_path / run / f"reviews/seed_{seed}/predictions_dev.jsonl" for run in ("one", "two")]
-        for one, two in zip(*map(read_lines, paths), strict=True):
-            assert one.pop("probabilities") == pytest.approx(two.pop("probabilities"), abs=1e-6)
-            assert one == two
-    assert len(list((tmp_path / "two").glob("reviews/*/model"))) == 1
+    assert "goes on from" in ran.stderr
+    records = [record_of(tmp_path / run) for run in ("one", "two")]
+    losses = [[entry["loss"] for entry in record.curves if "loss" in entry] for record in records]
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)
+    paths = [tmp_path / run / "reviews/seed_42/predictions_dev.jsonl" for run in ("one", "two")]
+    for one, two in zip(*map(read_lines, paths), strict=True):
+        assert one.pop("probabilities") == pytest.approx(two.pop("probabilities"), abs=1e-6)
+        assert one == two

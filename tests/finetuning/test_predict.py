@@ -8,16 +8,11 @@ import json
 
 import pytest
 import torch
-from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
-from hf_electra_rtd.finetuning import data, finetune, predict
-from hf_electra_rtd.finetuning.data import Split
-from hf_electra_rtd.finetuning.heads import load_with_head
-from hf_electra_rtd.finetuning.kinds import make_kind
-from hf_electra_rtd.tasks import Task
+from hf_electra_rtd.finetuning import finetune, predict
 from tests.finetuning.conftest import QUIET
 
 
@@ -95,64 +90,11 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, capsys):
     assert again.predict([]) == []
 
 
-QUESTIONS = {"question": ["what ?"] * 3, "context": TEXTS}
-COLUMNS = {
-    "number": {"texts": [[text] for text in TEXTS]},
-    "tags": {"words": [text.split() for text in TEXTS], "tags": [None] * 3},
-    "answer": {**QUESTIONS, "answers": [None] * 3, "starts": [[]] * 3},
-    "choice": {**QUESTIONS, "choices": [["a river", "a mill"]] * 3},
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "task"),
-    [
-        ("number", Task("n", "N", kind="regression")),
-        ("tags", Task("t", "T", kind="tagging", labels=("O", "B-X", "I-X"))),
-        ("answer", Task("q", "Q", kind="question_answering", unanswerable=True)),
-        ("choice", Task("c", "C", kind="multiple_choice")),
-    ],
-)
-def test_every_kind_is_predicted_as_in_fine_tuning(name, task, encoder, tokenizer, tmp_path, capsys):
-    columns = COLUMNS[name]
-    lengths = {"max_seq_length": 32, "doc_stride": 4, "max_query_length": 8}
-    kind = make_kind(task, tokenizer, **lengths)
-    model = load_with_head(kind.auto_class, encoder, labels=task.labels if task.kind == "tagging" else ())
-    torch.manual_seed(0)
-    for key, parameter in model.named_parameters():
-        if not key.startswith("electra."):
-            torch.nn.init.normal_(parameter, std=0.5)
-    facts = {key: getattr(task, key) for key in ("kind", "language", "unanswerable")}
-    model.config.fine_tuned_for = {"task": facts, "characters": False, "lengths": lengths}
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    given = {**columns, "text": columns.get("words", TEXTS)}
-    rows = [{key: values[index] for key, values in given.items()} for index in range(3)]
-    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    predict.main(["--model_name_or_path", str(tmp_path), "--file", str(tmp_path / "in.jsonl"), "--use_cpu"])
-    found = [line[name] for line in lines_of(capsys.readouterr().out)]
-    if task.kind == "regression":
-        with torch.no_grad():
-            logits = model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits
-        assert found == pytest.approx(logits.squeeze(-1).tolist(), abs=1e-5)
-        return
-
-    def run(features):
-        batch = {key: tensor for key, tensor in kind.collate(list(features)).items() if key != "labels"}
-        with torch.no_grad():
-            arrays = [output.numpy() for output in model.eval()(**batch).to_tuple()]
-        return arrays[0] if len(arrays) == 1 else tuple(arrays)
-
-    examples = Dataset.from_dict({"id": list("abc"), "label": [None] * 3, **columns})
-    wanted = data.predict(kind, Split(examples, 0, {}, kind.encode(examples, training=False)), run)
-    assert found == [prediction["text"] if name == "answer" else prediction for prediction in wanted]
-
-
 def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept(encoder, tmp_path, capsys):
     (tmp_path / "train.conll").write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
     flags = ["--benchmark", "own", "--train_file", str(tmp_path / "train.conll"), "--task_kind", "tagging"]
-    flags += ["--validation_file", str(tmp_path / "train.conll"), "--text_column_name", "words"]
-    flags += ["--label_column_name", "tags", "--max_steps", "1", "--output_dir", str(tmp_path / "run"), *QUIET]
+    flags += ["--validation_file", str(tmp_path / "train.conll"), "--max_steps", "1", *QUIET]
+    flags += ["--output_dir", str(tmp_path / "run")]
     assert finetune.main(["--model_name_or_path", encoder, *flags]) == 0
     (tmp_path / "a.txt").write_text("老 桂花\n", encoding="utf-8")
     capsys.readouterr()
@@ -160,7 +102,7 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
     for file in ("train.conll", "a.txt"):
         predict.main(["--model_name_or_path", str(tmp_path / "run"), "--file", str(tmp_path / file), "--use_cpu"])
         outputs.append(lines_of(capsys.readouterr().out))
-    kept = [(line["words"], line["input_tags"]) for line in outputs[0]]
+    kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
 

@@ -139,7 +139,7 @@ def test_an_error_of_multiple_choice_shows_the_choices(make, tmp_path):
 
 def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
     kind = make("tagging", "f1", labels=TAGS)
-    rows = [{"id": "a", "words": ["It", "rains"], "tags": ["O", "B-x"]}, {"id": "b", "words": ["So"], "tags": ["O"]}]
+    rows = [{"id": "a", "texts": ["It", "rains"], "label": ["O", "B-x"]}, {"id": "b", "texts": ["So"], "label": ["O"]}]
     split, predicted = Split(Dataset.from_list(rows), 0, {}), [["B-y", "B-x"], ["O"]]
     report, _ = written(tmp_path, kind, predicted, split)
     assert report["classes"]["x"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1}

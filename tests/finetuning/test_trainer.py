@@ -46,7 +46,10 @@ def make_trainer(task, tokenizer, encoder, directory, **options) -> FineTuner:
     sentences = [draw.choice(WORDS, draw.integers(2, 14)).tolist() for _ in range(48)]
     columns = {"id": [str(index) for index in range(48)]}
     if task.kind == "tagging":
-        columns |= {"words": sentences, "tags": [draw.choice(task.labels, len(words)).tolist() for words in sentences]}
+        columns |= {
+            "texts": sentences,
+            "label": [draw.choice(task.labels, len(words)).tolist() for words in sentences],
+        }
     else:
         labels = draw.choice(["no", "yes"], 48) if task.kind == "classification" else draw.uniform(0, 5, 48)
         columns |= {"texts": [[" ".join(words)] for words in sentences], "label": labels.tolist()}
@@ -120,6 +123,24 @@ def test_the_loss_of_evaluation_is_a_mean_and_evaluate_scores_the_split_that_is_
     assert trainer.evaluate(part)["eval_accuracy"] == pytest.approx(np.mean(right[:8]))
 
 
+def test_predictions_come_in_the_order_of_the_file_from_features_sorted_by_length(
+    tokenizer, encoder, tmp_path, monkeypatch
+):
+    trainer, seen = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path), []
+
+    def predict(features):
+        seen.extend(features["length"])
+        return SimpleNamespace(predictions=np.array([[0.0, length % 2 or -1.0] for length in features["length"]]))
+
+    monkeypatch.setattr(trainer, "predict", predict)
+    lengths = trainer.dev.features["length"]
+    assert trainer.answer(trainer.dev)[0] == ["yes" if length % 2 else "no" for length in lengths]
+    assert seen == sorted(lengths)
+    monkeypatch.setattr(trainer, "predict", lambda _: SimpleNamespace(predictions=np.full((48, 2), np.nan)))
+    with pytest.raises(ValueError, match=r"not finite.*--learning_rate"):
+        trainer.answer(trainer.dev)
+
+
 def test_other_optimizers_and_schedules_are_those_of_transformers(tokenizer, encoder, tmp_path):
     trainer = make_trainer(CLASSIFY, tokenizer, encoder, tmp_path, optim="adafactor", lr_scheduler_type="cosine")
     trainer.create_optimizer_and_scheduler(10)
@@ -175,15 +196,6 @@ def test_the_head_of_every_task_has_the_full_rate_and_comes_first(model_class):
     heads = {name for name, rate in rates_by_name(model, groups).items() if rate == 0.5}
     assert heads == {name for name, _ in model.named_parameters() if not name.startswith("electra.")}
     assert [group["lr"] for group in groups] == sorted((group["lr"] for group in groups), reverse=True)
-
-
-def test_biases_and_layer_norms_have_no_weight_decay():
-    model = make_electra(2)
-    groups = layerwise_groups(model, 1e-3, 0.8, 0.01)
-    decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
-    assert {group["weight_decay"] for group in groups} == {0.0, 0.01}
-    for name, parameter in model.named_parameters():
-        assert (id(parameter) in decayed) == (not ("LayerNorm" in name or name.endswith("bias"))), name
 
 
 def test_frozen_parameters_are_left_out_and_do_not_change_the_depths():

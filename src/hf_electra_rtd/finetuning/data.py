@@ -9,14 +9,13 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit, softmax
 
 from hf_electra_rtd import files
 from hf_electra_rtd.cli import check_ranges
@@ -30,12 +29,11 @@ from hf_electra_rtd.tasks import HUB_SPLITS, SPANS, Task, guests
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
+    from hf_electra_rtd.finetuning.kinds.base import Kind
 
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-_LABEL_COLUMNS = {"question_answering": "answers", "tagging": "tags"}  # of examples; else `label`
 # Facts of one's own tasks, by kind, unless they are given.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
@@ -46,21 +44,16 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "tagging": {"metrics": ("f1",)},
 }
 # The flags of fields of `Task`, and kinds that flags are for.
-_FLAGS = {
-    "kind": "task_kind",
-    "label_column": "label_column_name",
-    "id_column": "id_column_name",
-    "dataset": "dataset",
-}
-_FLAGS |= {"config": "dataset_config", "revision": "dataset_revision", "validation_share": "validation_share"}
-_FLAGS |= {name: name for name in ("language", "labels", "metrics", "unanswerable")}
+_FLAGS = {name: name for name in ("dataset", "validation_share", "language", "labels", "metrics", "unanswerable")}
+_FLAGS |= {"kind": "task_kind", "label_column": "label_column_name", "id_column": "id_column_name"}
+_FLAGS |= {"config": "dataset_config", "revision": "dataset_revision"}
 _ONLY_FOR: dict[str, tuple[str, ...]] = {"second_text_column_name": ("classification", "multi_label", "regression")}
 _ONLY_FOR |= {"unanswerable": ("question_answering",)}
 # Of one's own task: what it does not name, and what else decides its examples.
 _NOT_OWN = ("benchmark", "dev_splits", "test_splits", "trained_on", "majority", "submission", "submission_format")
 _FACTS = (
-    *("format", "renamed", "headers", "renamed_labels", "skip_broken_lines", "unanswerable", "language"),
-    "double_unordered",
+    *("columns", "label_column", "validation_share", "format", "renamed", "headers", "renamed_labels", "language"),
+    *("skip_broken_lines", "unanswerable", "double_unordered"),
 )
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
@@ -118,11 +111,10 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
         source = {"dataset": public(task.dataset, "dataset"), "config": task.config, "split": on_hub}
         source |= {"revision": task.revision, "fingerprint": hub._fingerprint}
         rows = reading.hub_rows(name, hub)
-    if task.benchmark == "own":  # what else decides the examples
-        source |= {"columns": [*task.columns, task.label_column], "validation_share": task.validation_share}
-        source |= {name: value for name, value in dataclasses.asdict(task).items() if name in _FACTS and value}
-        source = json.loads(json.dumps(source))  # as a record will have it
-    identity = json.dumps([dataclasses.asdict(task), split, source, hash_files([reading.__file__])])
+    facts = json.loads(json.dumps(dataclasses.asdict(task)))  # as a record will have them
+    if task.benchmark == "own":
+        source |= {name: facts[name] for name in _FACTS if facts[name]}
+    identity = json.dumps([facts, split, source, hash_files([reading.__file__])])
     with files.reading(name):
         try:
             examples = Dataset.from_generator(
@@ -139,8 +131,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     if not len(examples):
         share = f" with --validation_share {task.validation_share:g}" * bool(task.validation_share)
         raise ValueError(f"{name} has no row for the split {split!r} of {task.title}{share} ({skipped:,} skipped).")
-    labels = examples[_LABEL_COLUMNS.get(task.kind, "label")]
-    if split not in task.test_splits and all(value is None for value in labels):
+    if split not in task.test_splits and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
     return Split(examples, skipped, source)
 
@@ -182,26 +173,6 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
                 )
 
 
-def predict(kind: Kind, split: Split, run: Callable[[Dataset], Any]) -> list[Prediction]:
-    """Predictions for the examples of a split with features. `run` gives the model's outputs for features, as
-    `Kind.decode` takes them. It gets the features sorted by length, so that batches hold little padding. Outputs that
-    are not finite are a ValueError."""
-    features = split.features
-    assert features is not None
-    outputs: Any = ()
-    if len(features):
-        order = np.argsort(features["length"], kind="stable")
-        back = np.argsort(order, kind="stable")
-        given = run(features.select(order))
-        arrays = given if isinstance(given, tuple) else (given,)
-        if not all(np.isfinite(array).all() for array in arrays):
-            raise ValueError(f"{kind.task.title}: outputs are not finite: training diverged. Lower --learning_rate.")
-        outputs = tuple(array[back] for array in arrays) if isinstance(given, tuple) else given[back]
-        if kind.task.kind in ("classification", "multi_label"):
-            split.probabilities = expit(outputs) if kind.task.kind == "multi_label" else softmax(outputs, axis=-1)
-    return kind.decode(outputs, features, split.examples)
-
-
 def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:
     """The examples of the training file that are held out, or the others. The hashes of texts (of a question: of its
     context) draw them, so that equal texts stay together in any order of the file. In classification they are drawn
@@ -210,9 +181,9 @@ def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:
     if "question" in examples.column_names:
         texts = [one or other for one, other in zip(examples["context"], examples["question"], strict=True)]
     else:
-        texts = ["\n".join(of_one) for of_one in examples["words" if task.kind == "tagging" else "texts"]]
+        texts = ["\n".join(of_one) for of_one in examples["texts"]]
     hashes = [hashlib.sha256(text.encode()).digest() for text in texts]
-    labels = zip(hashes, examples[_LABEL_COLUMNS.get(task.kind, "label")], strict=True)
+    labels = zip(hashes, examples["label"], strict=True)
     labeled = [(text, label if task.kind == "classification" else "") for text, label in labels if label is not None]
     counts = Counter(label for _, label in labeled)
     rarest = dict(sorted(labeled, key=lambda pair: (-counts[pair[1]], pair[1])))  # the last one stays
@@ -235,9 +206,6 @@ def own_task(name: str | None, args: Any, labels: Sequence[str] | None = None) -
     contradict each other, data that cannot be read, and labels that are not clear are a ValueError."""
     given = read_task_file(args.task_file) if args.task_file else _fields_of_flags(args)
     kind, name = given.setdefault("kind", "classification"), name or given.get("name", "own")
-    paths = [path for of_split in given.get("files", {}).values() for path in of_split]
-    if any((given.get("format") or reading.format_of(kind, path)) == "conll" for path in paths):
-        given |= {"columns": ("words",), "label_column": "tags"}
     fields = {"title": name, "language": "", "columns": ("text",), **_DEFAULTS[kind], **given}
     fields |= {"name": name, "benchmark": "own"}
     _check_own(fields)
@@ -247,6 +215,8 @@ def own_task(name: str | None, args: Any, labels: Sequence[str] | None = None) -
     if labels is not None:
         share = None
         places.pop("train", None)
+        if not places:
+            raise ValueError("--evaluate_only reads no training data. Give --validation_file or --test_file.")
     has_dev = any(split.startswith("dev") for split in places)
     if share and (has_dev or "train" not in places):
         which = "a dev split is given" if has_dev else "there is no training split"
@@ -260,7 +230,7 @@ def own_task(name: str | None, args: Any, labels: Sequence[str] | None = None) -
         return _with_labels(task, labels)
     if kind == "question_answering" and "unanswerable" not in fields:
         whole = dataclasses.replace(task, validation_share=0.0)
-        known = [load_split(whole, split).examples["answers"] for split in places]
+        known = [load_split(whole, split).examples["label"] for split in places]
         return dataclasses.replace(task, unanswerable=any(answers == [] for column in known for answers in column))
     return task
 
@@ -371,7 +341,7 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
         raise ValueError(f"{task.title} has nothing to train on, so --labels must name the labels in their order.")
     examples = load_split(dataclasses.replace(task, validation_share=0.0), "train").examples
     if task.kind == "tagging":
-        tags = {tag for tags in examples["tags"] for tag in tags or ()}
+        tags = {tag for tags in examples["label"] for tag in tags or ()}
         # Other splits may have a rare type inside of which no training sentence goes on (`I-LST` of CoNLL-2000).
         return tuple(sorted(tags | {position + tag[1:] for tag in tags if tag[1:2] == "-" for position in "BI"}))
     unlabeled, counts = 0, Counter[str]()

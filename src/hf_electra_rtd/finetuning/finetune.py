@@ -11,20 +11,25 @@ missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune 
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import datasets
+from accelerate.utils import gather_object
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, run
+from hf_electra_rtd.files import write_text
+from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
 from hf_electra_rtd.finetuning.submission import zip_submission
 from hf_electra_rtd.finetuning.trainer import FineTuningArguments
@@ -126,6 +131,42 @@ class LoraArguments:
             raise ValueError("--merge_adapter needs --lora.")
 
 
+# ---- From Python ----
+
+Examples = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+
+
+def finetune(
+    model: str, train: Examples, validation: Examples | None = None, output_dir: str = "runs/finetune", **flags: Any
+) -> Classifier:
+    """Does what the command `finetune` does, and returns the model of the best seed.
+
+    Args:
+        model: directory or Hub id of an encoder.
+        train: a file, rows (`[{"text": ..., "label": ...}, ...]`), or columns (`{"text": [...], ...}`).
+        **flags: of the command, such as `learning_rate=1e-4` or `text_column_name="review"`.
+
+    Raises:
+        ValueError: for what the command refuses.
+    """
+    given = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
+    for name, examples in (("train", train), ("validation", validation)):
+        if isinstance(examples, Mapping):
+            columns = examples
+            examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        if examples is not None and not isinstance(examples, (str, Path)):
+            rows, examples = examples, Path(output_dir, f"{name}.jsonl")
+            write_text(examples, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        if examples is not None:
+            given[f"{name}_file"] = examples
+    words: list[str] = []
+    for name, value in given.items():
+        words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    if main(words):
+        raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
+    return Classifier(str(Path(output_dir, str(given["task_name"]))), use_cpu=bool(flags.get("use_cpu")))
+
+
 # ---- The command ----
 
 
@@ -141,6 +182,21 @@ def make_publisher(
 
     # What an earlier publication showed stays.
     return lambda path: publish(fine_tuned_repositories(path, known["flags"]), directory, private, publication.force)
+
+
+@contextmanager
+def _in_all_processes() -> Iterator[None]:
+    """What fails in one process fails in all: else they would wait for it, or go on with other tasks."""
+    failed: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failed = error
+    told = gather_object([failed and f"{type(failed).__name__}: {failed}"])
+    if failed is not None:
+        raise failed
+    if any(told):
+        raise ValueError(f"Another process failed: {next(filter(None, told))}")
 
 
 def main(argv: list[str]) -> int:
@@ -162,31 +218,30 @@ def main(argv: list[str]) -> int:
     if args.disable_tqdm:
         datasets.disable_progress_bars()
     args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
-    fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
+    with _in_all_processes():
+        fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
     if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
         raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
     if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
         raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
-    for task in fine_tuning.tasks:
-        try:
-            fine_tuning.check(task)
-        except ValueError as error:
-            raise ValueError(f"{task.title}: {error}") from error
     jobs: list[Job] = []
     records: list[EvaluationRecord] = []
     failed: list[str] = []
-    status, is_alone = 0, len(fine_tuning.tasks) == 1
-    for task in fine_tuning.tasks:
+    status, is_alone = 0, len(fine_tuning.jobs) == 1
+    for job in fine_tuning.jobs:
         try:
-            jobs.append(fine_tuning.prepare(task))
+            with _in_all_processes():
+                fine_tuning.prepare(job)
+            jobs.append(job)
         except ValueError as error:
             if is_alone:
                 raise
-            failed.append(f"{task.title} failed: {error}")
+            failed.append(f"{job.task.title} failed: {error}")
             logger.error(failed[-1])
     directory, publish_models, background = Path(str(args.output_dir)), None, Background()
-    if push_to_hub and is_main and jobs:
-        publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
+    with _in_all_processes():
+        if push_to_hub and is_main and jobs:
+            publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
     for job in jobs:
         try:
             records += fine_tuning.run_task(job)

@@ -20,9 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForMultipleChoice,
     AutoModelForSequenceClassification,
-    ElectraForMultipleChoice,
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
     PreTrainedModel,
@@ -31,6 +29,7 @@ from transformers.utils import ModelOutput
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.files import reading
+from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.towers import CONFIG_FILE, load_tower, load_whole, read_config
 
@@ -59,7 +58,8 @@ class PaperClassificationHead(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(_head_dropout(config))
+        dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        self.dropout = nn.Dropout(float(dropout))
         self.out_proj = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, hidden_BLH: Tensor) -> Tensor:
@@ -118,7 +118,6 @@ class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
 
 _PAPER_CLASSES: dict[Any, Any] = {
     ElectraForSequenceClassification: PaperElectraForSequenceClassification,
-    ElectraForMultipleChoice: ElectraForMultipleChoice,  # so configured: [CLS], dropout, one dense layer
     ElectraForQuestionAnswering: ElectraForAnswerableQuestionAnswering,
 }
 
@@ -146,7 +145,7 @@ def load_with_head(
     Args:
         source: a directory or a Hub id of an encoder (ELECTRA, BERT, a fine-tuned model, ...), the directory of a
             pre-training run, or a saved pair: of the last two the discriminator is taken.
-        head: `"transformers"`, or `"paper"`, which ELECTRA alone has, and not for tagging.
+        head: `"transformers"`, or `"paper"`, which ELECTRA alone has, and not for tagging and multiple choice.
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         unanswerable: the paper's head for questions gets a logit for whether there is an answer.
         from_scratch: take the configuration alone, and initialize all weights.
@@ -225,6 +224,7 @@ def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
             f"{source} was not fine-tuned for this task: it is {saved_as} with the labels "
             f"{', '.join(labels_of(config))}, but {type(model).__name__} with {', '.join(labels) or 'none'} is wanted."
         )
+    exchange_layers(model)
     if base is None:
         return model
     from peft import PeftModel
@@ -276,25 +276,16 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
 
 
 def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[str]) -> None:
-    if head_of(config) == PAPER_HEAD:
-        del config.classification_head
-        config.summary_use_proj, config.summary_activation = True, "gelu"
     if head == PAPER_HEAD:
         config.classification_head = PAPER_HEAD
-        if auto_class is AutoModelForMultipleChoice:
-            config.summary_use_proj, config.summary_activation = False, "linear"
-            config.summary_last_dropout = _head_dropout(config)
+    elif head_of(config) == PAPER_HEAD:
+        del config.classification_head
     # Question answering has two outputs, start and end; multiple choice does not read the number.
     config.num_labels = len(labels) or (1 if auto_class is AutoModelForSequenceClassification else 2)
     config.problem_type = "regression" if config.num_labels == 1 else None
     if labels:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
-
-
-def _head_dropout(config: Any) -> float:
-    dropout = config.classifier_dropout
-    return float(config.hidden_dropout_prob if dropout is None else dropout)
 
 
 def _initialize_as_the_original(model: PreTrainedModel) -> None:

@@ -63,7 +63,7 @@ class TaskMetric(evaluate.Metric):
             return self._score_answers(predictions, references, no_answer_threshold)
         if task.kind == "tagging":
             types, overall = tag_report(predictions, references)
-            return dict(types) | {f"overall_{name}": overall[name] for name in overall if name != "number"}
+            return types | {f"overall_{name}": overall[name] for name in ("precision", "recall", "f1", "accuracy")}
         scores = score_labels(task.metrics, predictions, references, range(len(task.labels)))
         return {_HUB_NAMES.get(name, name): score for name, score in scores.items()}
 

@@ -11,21 +11,105 @@ fine-tuned on characters.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import datasets
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
-from hf_electra_rtd.files import check_output, write_text
-from hf_electra_rtd.finetuning.classifier import Classifier, find_model
-from hf_electra_rtd.finetuning.reading import read_rows
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.files import check_output, reading, write_text
+from hf_electra_rtd.finetuning.data import LABELED, Split
+from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
+from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
+from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
 from hf_electra_rtd.tasks import Task
+
+
+# Of a prediction in an answer.
+_NAMES = {"classification": "label", "multi_label": "labels", "regression": "number"}
+_NAMES |= {"tagging": "tags", "multiple_choice": "choice"}
+
+
+class Classifier:
+    """A model that `finetune` wrote, of any kind of task, with its tokenizer. Another model is a `ValueError`."""
+
+    def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False) -> None:
+        self.name, self.batch_size, self.use_cpu = find_model(name_or_path), batch_size, use_cpu
+        _, config, _ = open_encoder(self.name, weights=False)
+        facts = getattr(config, "fine_tuned_for", None)
+        if facts is None:
+            raise ValueError(f"The model {self.name} was not fine-tuned by hf-electra-rtd finetune.")
+        self.labels = labels_of(config) if facts["task"]["kind"] in LABELED else ()
+        self._characters = facts["characters"]
+        self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
+        self._kind = make_kind(self.task, load_tokenizer(self.name), **facts["lengths"])
+        self._model = load_fine_tuned(self._kind.auto_class, self.name, self.labels)
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str, **options: Any) -> Classifier:
+        """Loads a model: a fine-tuning run, or directory or Hub id of its model."""
+        return cls(name_or_path, **options)
+
+    def predict(self, texts: Sequence[str | tuple[str, str] | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """For each text, pair of texts, or row with `text`, `text_pair`, `question`, ... what the command `predict`
+        writes: `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`; `tags`; `answer` and
+        `nbest`; or `choice`."""
+        rows: list[tuple[str, Any]] = []
+        for number, given in enumerate(texts, 1):
+            pair = given if isinstance(given, (tuple, list)) else (given,)
+            row = given if isinstance(given, Mapping) else dict(zip(("text", "text_pair"), pair, strict=False))
+            rows.append((f"text {number}", row))
+        columns = ("text", "text_pair") if rows and "text_pair" in rows[0][1] else ("text",)
+        return self.answer(rows, columns) if rows else []
+
+    def answer(
+        self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
+    ) -> list[dict[str, Any]]:
+        """As `predict`, for rows, each after its place, whose texts are in `columns`."""
+        task, kind = dataclasses.replace(self.task, columns=tuple(columns)), self._kind
+        if self._characters:  # of what is to be tagged
+            rows = [(place, {k: list(v) if k == columns[0] else v for k, v in row.items()}) for place, row in rows]
+        with reading(source):
+            found = list(make_examples(task, "test", iter(rows)))
+        examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
+        split = Split(examples, 0, {}, kind.encode(examples, training=False))
+        with tempfile.TemporaryDirectory() as directory:
+            options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": self.use_cpu}
+            args = FineTuningArguments(directory, per_device_eval_batch_size=self.batch_size, **options)
+            predictions, _ = FineTuner(self._model, args, kind).answer(split)
+        if task.kind == "question_answering":
+            return [{"answer": found["text"], "nbest": found["nbest"]} for found in predictions]
+        answers = [{_NAMES[task.kind]: prediction} for prediction in predictions]
+        if split.probabilities is not None:
+            for answer, shares in zip(answers, split.probabilities.tolist(), strict=True):
+                answer |= {"score": max(shares)} if task.kind == "classification" else {}
+                answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
+        return answers
+
+
+def find_model(name: str) -> str:
+    """The model of a fine-tuning run; other names as they are. Raises a ValueError for none or several models."""
+    if not Path(name).is_dir() or (Path(name) / "config.json").exists():
+        return name
+    models = sorted(str(path.parent) for path in Path(name).rglob("model/config.json"))
+    if len(models) != 1:
+        found = f"the models {', '.join(models)}: pass one of them" if models else "no model"
+        raise ValueError(f"--model_name_or_path {name} holds {found}.")
+    return models[0]
+
+
+# ---- The command ----
 
 
 @dataclass
@@ -34,10 +118,10 @@ class PredictArguments:
 
     model_name_or_path: str = field(metadata={"help": "A fine-tuning run, or directory or Hub id of its model."})
     file: str | None = flag(
-        None, "A table, .jsonl or .conll, or .txt with a text a line; by default standard input, as .txt."
+        None, "A table, .jsonl, .conll, SQuAD's .json, or .txt with a text a line; by default standard input, as .txt."
     )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
-    text_column_name: str | None = flag(None, "Column of the text; by default text, or words if tagging finds it.")
+    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     batch_size: int = flag(64, "Batch size.")
     use_cpu: bool = flag(False, "Do not use a GPU.")
@@ -57,10 +141,15 @@ def main(argv: list[str]) -> int:
     if args.output_file is not None:
         check_output(args.output_file, args.file, name)
     classifier = Classifier(name, args.batch_size, args.use_cpu)
-    rows = _read(args.file)
-    columns = (args.text_column_name, args.second_text_column_name)
+    rows: list[tuple[str, Any]]
+    if args.file is not None and not args.file.endswith(".txt"):
+        rows = list(read_rows(classifier.task, "test", args.file))
+    else:
+        with nullcontext(sys.stdin) if args.file is None else open(args.file, encoding="utf-8-sig") as file:
+            rows = [(f"line {number}", {"text": line.rstrip("\r\n")}) for number, line in enumerate(file, 1)]
+    columns = [args.text_column_name, *filter(None, [args.second_text_column_name])]
+    answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
-    answers = classifier.answer(rows, *columns, args.file or "Standard input")
     for (_, row), answer in zip(rows, answers, strict=True):
         given = {f"input_{name}" if name in answer else name: value for name, value in row.items()}
         lines.append(json.dumps({**given, **answer}, ensure_ascii=False) + "\n")
@@ -69,14 +158,6 @@ def main(argv: list[str]) -> int:
     else:
         write_text(args.output_file, "".join(lines))
     return 0
-
-
-def _read(path: str | None) -> list[tuple[str, Any]]:
-    """Rows, each after its place."""
-    if path is not None and not path.endswith(".txt"):
-        return list(read_rows(Task("prediction", path), "test", path))
-    with nullcontext(sys.stdin) if path is None else open(path, encoding="utf-8-sig") as file:
-        return [(f"line {number}", {"text": line.rstrip("\r\n")}) for number, line in enumerate(file, 1)]
 
 
 if __name__ == "__main__":

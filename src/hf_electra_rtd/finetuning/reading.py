@@ -40,8 +40,9 @@ _NUMBER = re.compile(r"[-+]?[\d.]+")
 
 
 def example_features(kind: str) -> Any:
-    """The columns of examples of a kind, as `datasets.Features`. A label, tags or answers that are not known are null;
-    an empty list stands for none of the labels, and for no answer.
+    """The columns of examples of a kind, as `datasets.Features`. In tagging, `texts` are the words. `label` is a
+    label, labels, a number, tags, the index of a choice, or texts of answers; null where that is not known. An empty
+    list stands for none of the labels, and for no answer.
 
     The start of an answer is its first character in the context, or -1 where the context does not have the answer word
     by word: such an answer cannot be learned, but predictions are scored by it. Answers with a start come first.
@@ -49,13 +50,14 @@ def example_features(kind: str) -> Any:
     from datasets import Features, List, Value
 
     text, number = Value("string"), Value("int64")
+    texts: dict[str, Any] = {"texts": List(text)}
     columns: dict[str, Any] = {
-        "classification": {"texts": List(text), "label": text},
-        "multi_label": {"texts": List(text), "label": List(text)},
-        "regression": {"texts": List(text), "label": Value("float64")},
+        "classification": texts | {"label": text},
+        "multi_label": texts | {"label": List(text)},
+        "regression": texts | {"label": Value("float64")},
+        "tagging": texts | {"label": List(text)},
         "multiple_choice": {"context": text, "question": text, "choices": List(text), "label": number},
-        "question_answering": {"question": text, "context": text, "answers": List(text), "starts": List(number)},
-        "tagging": {"words": List(text), "tags": List(text)},
+        "question_answering": {"question": text, "context": text, "label": List(text), "starts": List(number)},
     }[kind]
     return Features({"id": text, **columns})
 
@@ -208,7 +210,8 @@ def _chid_rows(path: str) -> Rows:
 
 
 def _conll_rows(path: str) -> Rows:
-    """A word a line, a blank line between sentences: the first column holds the words, the last one the tags."""
+    """A word a line, a blank line between sentences: the first column holds the words (`text`), the last one the tags
+    (`label`)."""
     sentence: list[list[str]] = []
     with _open(path) as file:
         for number, line in enumerate(itertools.chain(file, ["\n"]), 1):
@@ -220,7 +223,7 @@ def _conll_rows(path: str) -> Rows:
                     raise ValueError(f"{path}, line {number} has {len(cells)} columns, not {len(sentence[0])}.")
             elif sentence:
                 words, tags = [cells[0] for cells in sentence], [cells[-1] for cells in sentence]
-                row = {"words": words, "tags": tags if len(sentence[0]) > 1 else None}
+                row = {"text": words, "label": tags if len(sentence[0]) > 1 else None}
                 yield f"{path}, line {number - len(sentence)}", row
                 sentence = []
 
@@ -236,7 +239,7 @@ def _cluener_rows(path: str) -> Rows:
                 span = slice(first, last + 1)
                 fits &= 0 <= first <= last and words[span] == list(entity) and tags[span] == ["O"] * len(entity)
                 tags[span] = [f"B-{name}"] + [f"I-{name}"] * (last - first)
-        yield place, {**row, "words": words, "tags": tags if "label" in row else None} if fits else None
+        yield place, {**row, "text": words, "label": tags if "label" in row else None} if fits else None
 
 
 _READERS = {
@@ -252,30 +255,29 @@ FORMAT_NAMES = ("tsv", "csv", "xnli", "parquet", *_READERS)
 def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | None:
     if task.format == "chid":
         return _chid_examples(row)
-    if task.renamed:
-        row = {task.renamed.get(name, name): value for name, value in row.items()}
+    if task.format == "xnli" and row.get("language", task.language) != task.language:
+        return []
+    row = {task.renamed.get(name, name): value for name, value in row.items()}
     name = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
-    common = {"id": str(row[name] if name else index)}
     column = task.label_column
     if column == "answers" and column not in row and "answer" in row:
         column = "answer"
     given = None if not column else row.get(column) if split in task.test_splits else row[column]
-    if task.kind == "question_answering":
-        return [common | _question(row, given)]
     if isinstance(given, str) and not given.strip():
-        given = [] if task.kind == "multi_label" else None
-    if task.kind == "multiple_choice":
-        return [common | _choice(row, given)]
+        given = [] if task.kind in ("multi_label", "question_answering") else None
+    example = {"question_answering": _question, "multiple_choice": _choice}.get(task.kind, _texts)(task, row, given)
+    return None if example is None else [{"id": str(row[name] if name else index), **example}]
+
+
+def _texts(task: Task, row: Row, given: Any) -> Example | None:
     if task.kind == "tagging":
-        return [common | _tagged(task, row[task.columns[0]], given)]
-    if task.format == "xnli" and row.get("language", task.language) != task.language:
-        return []
-    official = task.benchmark != "own"
+        return _tagged(task, row[task.columns[0]], given)
     texts = [mark_spans(row)] if task.format == "wsc" else [_text(row, column) for column in task.columns]
-    if None in texts or (official and given == _NO_AGREEMENT):
+    if task.benchmark != "own" and given == -1:
+        given = None
+    if None in texts or (task.benchmark != "own" and given == _NO_AGREEMENT):
         return None
-    known = given is not None and not (official and given == -1)
-    return [common | {"texts": texts, "label": _label(task, given) if known else None}]
+    return {"texts": texts, "label": None if given is None else _label(task, given)}
 
 
 def _text(row: Row, column: str, between: str = " ") -> str:
@@ -305,9 +307,18 @@ def _class(task: Task, value: Any) -> str:
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
     place = _place(task.labels, label)
-    if task.labels and place is None:
-        raise _unknown_label(task, label)
-    return label if place is None else task.labels[place]
+    if place is None:
+        _check_labels(task, [label])
+        return label
+    return task.labels[place]
+
+
+def _check_labels(task: Task, labels: Sequence[str]) -> None:
+    for label in labels:
+        if task.labels and label not in task.labels:
+            message = f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
+            own = " They are those of the training examples, unless --labels names them."
+            raise ValueError(message + own * (task.benchmark == "own"))
 
 
 def _place(names: Sequence[str], label: str) -> int | None:
@@ -316,11 +327,6 @@ def _place(names: Sequence[str], label: str) -> int | None:
         return names.index(label)
     is_place = label.isdecimal() and int(label) < len(names) and not any(map(_NUMBER.fullmatch, names))
     return int(label) if is_place else None
-
-
-def _unknown_label(task: Task, label: str) -> ValueError:
-    of_training = " They are those of the training examples, unless --labels names them." * (task.benchmark == "own")
-    return ValueError(f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}{of_training}")
 
 
 def mark_spans(row: Row) -> str | None:
@@ -346,25 +352,22 @@ def find_text(context: str, text: str, start: int) -> int:
     return min(places, key=lambda place: abs(place - start), default=-1)
 
 
-def _question(row: Row, given: Any) -> Example:
+def _question(task: Task, row: Row, given: Any) -> Example:
     """Answers are those of SQuAD (`{"text": [...], "answer_start": [...]}`, or a list of such pairs), or texts."""
     context = _text(row, "context")
-    example = {"question": _text(row, "question"), "context": context, "answers": None, "starts": None}
-    if isinstance(given, str):
-        given = [given] if given.strip() else []
-    if given is None:
-        return example
+    example = {"question": _text(row, "question"), "context": context, "label": None, "starts": None}
     if isinstance(given, Mapping):
         pairs = list(zip(given["text"], given["answer_start"], strict=True))
     else:
-        pairs = [(one["text"], one["answer_start"]) if isinstance(one, Mapping) else (one, 0) for one in given]
-    if any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
+        answers = [given] if isinstance(given, str) else given or []
+        pairs = [(one["text"], one["answer_start"]) if isinstance(one, Mapping) else (one, 0) for one in answers]
+    if given is None or any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
         return example
     found = sorted(((text, find_text(context, text, start)) for text, start in pairs), key=lambda one: one[1] < 0)
-    return example | {"answers": [text for text, _ in found], "starts": [start for _, start in found]}
+    return example | {"label": [text for text, _ in found], "starts": [start for _, start in found]}
 
 
-def _choice(row: Row, given: Any) -> Example:
+def _choice(task: Task, row: Row, given: Any) -> Example:
     """The choices are a list (`choice`, `choices`), a text with `|` between them, or in columns of their own
     (`choice_a`, `choice_b`, ...), of which the last may be empty. The right one is given by its index, or its text."""
     found = [value for name, value in row.items() if name.startswith("choice")]
@@ -402,6 +405,5 @@ def _tagged(task: Task, words: Any, tags: Any) -> Example:
         raise ValueError("its words or tags are neither a list nor text with spaces between them.")
     if tags and len(tags) != len(words):
         raise ValueError(f"there are {len(words)} words, but {len(tags)} tags.")
-    if task.labels and (unknown := [tag for tag in tags if tag not in task.labels]):
-        raise _unknown_label(task, unknown[0])
-    return {"words": words, "tags": tags or None}
+    _check_labels(task, tags)
+    return {"texts": words, "label": tags or None}

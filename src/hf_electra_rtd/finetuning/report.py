@@ -17,7 +17,7 @@ import numpy as np
 from hf_electra_rtd.files import write_text, writing
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import Kind
-from hf_electra_rtd.finetuning.scores import label_report, number_errors, tag_report
+from hf_electra_rtd.finetuning.scores import label_report, tag_report
 
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def write_report(
         **{"title": title, "metric": metric, "score": scores[metric], "examples": len(right)},
         "interval": np.quantile(samples, INTERVAL).tolist(),
         **_compared(kind, predicted, right),
-        "errors": list(_worst_errors(_errors(kind, predicted, right), predicted, right, examples, sure)),
+        "errors": list(_worst_errors(kind, predicted, right, examples, sure)),
         # For `compare`: the main score of each sample, and what was scored.
         "resampled": samples.round(6).tolist(),
         "data": hashlib.sha256(json.dumps([metric, list(examples["id"]), right]).encode()).hexdigest(),
@@ -65,15 +65,13 @@ def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any])
     """The main score on samples of the examples, drawn with replacement (the bootstrap). The samples depend on the
     number of examples only, so that the differences of two models' scores are paired."""
     generator, number, metric = np.random.default_rng(_SEED), len(right), kind.task.main_metric
-    if kind.task.kind == "question_answering" or (metric == "accuracy" and kind.task.kind != "tagging"):
+    is_mean = kind.task.kind == "question_answering" or (metric == "accuracy" and kind.task.kind != "tagging")
+    samples = (generator.integers(number, size=number) for _ in range(RESAMPLES if is_mean else SLOW_RESAMPLES))
+    if is_mean:
         hits = 1 - _errors(kind, predicted, right)
-        return np.array([hits[generator.integers(number, size=number)].mean() for _ in range(RESAMPLES)])
-    scores = []
-    for _ in range(SLOW_RESAMPLES):
-        rows = generator.integers(number, size=number).tolist()
-        sample = kind.score_labeled([predicted[row] for row in rows], [right[row] for row in rows])
-        scores.append(sample[metric])
-    return np.array(scores)
+        return np.array([hits[rows].mean() for rows in samples])
+    scores = (kind.score_labeled([predicted[row] for row in rows], [right[row] for row in rows]) for rows in samples)
+    return np.array([of_sample[metric] for of_sample in scores])
 
 
 def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
@@ -100,7 +98,7 @@ def _flat(kind: Kind, values: Sequence[Any]) -> list[Any]:
 def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
     """The score of always predicting the most frequent label or the mean; errors of numbers; of each class (in tagging
     of chunks) precision, recall, F1 and number, and which label (row) was taken for which (column)."""
-    from sklearn.metrics import classification_report, confusion_matrix
+    from sklearn.metrics import classification_report, confusion_matrix, mean_absolute_error, root_mean_squared_error
 
     task, flat, is_tagging = kind.task, _flat(kind, right), kind.task.kind == "tagging"
     if task.kind == "question_answering":
@@ -109,12 +107,13 @@ def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dic
     always: list[Any] = [[constant] * len(tags) if is_tagging else constant for tags in right]
     baseline = {"prediction": constant, "score": kind.score_labeled(always, right)[task.main_metric]}
     if task.kind == "regression":
-        return {"baseline": baseline | number_errors(always, right), **number_errors(predicted, right)}
+        errors: dict[str, Any] = {"mae": mean_absolute_error, "rmse": root_mean_squared_error}
+        baseline |= {name: float(error(right, always)) for name, error in errors.items()}
+        return {"baseline": baseline, **{name: float(error(right, predicted)) for name, error in errors.items()}}
     if not task.labels:
         return {"baseline": baseline}
     if task.kind == "multi_label":
-        report, _ = label_report(predicted, right)
-        return {"baseline": baseline, "classes": {name: report[name] for name in task.labels if name in report}}
+        return {"baseline": baseline, "classes": label_report(predicted, right)[0]}
     if is_tagging:
         classes, _ = tag_report(predicted, right)
     else:
@@ -127,19 +126,19 @@ def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dic
 
 
 def _worst_errors(
-    errors: np.ndarray, predicted: Sequence[Any], right: Sequence[Any], examples: Any, sure: np.ndarray | None
+    kind: Kind, predicted: Sequence[Any], right: Sequence[Any], examples: Any, sure: np.ndarray | None
 ) -> Iterator[dict[str, Any]]:
     """At most 10: those of the highest probability, the largest difference, or the most words."""
-    sizes = errors if sure is None else errors * sure
+    sizes = _errors(kind, predicted, right) * (1 if sure is None else sure)
+    between = " " if kind.task.kind == "tagging" else " | "
     for row in np.argsort(-sizes, kind="stable")[: min(_WORST, np.count_nonzero(sizes))].tolist():
         example, shown = examples[row], predicted[row]
-        texts = example.get("texts") or example.get("words")
-        texts = texts or [example["question"], example["context"], *example.get("choices", ())]
+        texts = example.get("texts") or [example["question"], example["context"], *example.get("choices", ())]
         yield {
             **{"id": example["id"], "label": right[row]},
             "prediction": shown["text"] if isinstance(shown, dict) else shown,
             **({} if sure is None else {"probability": float(sure[row])}),
-            "text": (" " if "words" in example else " | ").join(texts),
+            "text": between.join(texts),
         }
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import os
 import random
 import shutil
 from collections import Counter
@@ -82,7 +83,7 @@ class FineTuning:
     def __post_init__(self) -> None:
         given, own, lora = self.task_args, self.own_args, self.lora_args.lora
         self.directory, self.name = Path(str(self.args.output_dir)), given.model_name_or_path
-        self.is_main = self.args.process_index == 0
+        self.is_main, names = self.args.process_index == 0, given.task_name
         if lora and given.from_scratch:
             raise ValueError("--lora with --from_scratch would train adapters for random weights that nobody keeps.")
         if lora and given.layerwise_lr_decay not in (None, 1):
@@ -91,6 +92,9 @@ class FineTuning:
             raise ValueError("--evaluate_only takes a model as it is. Leave out --from_scratch and --lora.")
         if not given.evaluate_only and heads.adapter_base(self.name) is not None:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
+        if own.is_given and (given.data_dir or names[1:]):
+            flag = "data_dir" if given.data_dir else f"task_name {names[1]}"
+            raise ValueError(f"--{flag} is for benchmarks. Your own task has --train_file, ... and one name.")
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
         self.size = given.size or guess_size(self.config)
@@ -105,23 +109,31 @@ class FineTuning:
             "from_scratch": given.from_scratch,
             "head": heads.head_of(self.config) if given.evaluate_only else given.head,
         }
-        if own.is_given:
-            name = None if given.task_name == ["all"] else given.task_name[0]
-            self.tasks = [own_task(name, own, heads.labels_of(self.config) if given.evaluate_only else None)]
+        if own.is_given or given.benchmark == "own":
+            labels = heads.labels_of(self.config) if given.evaluate_only else None
+            tasks = [own_task(None if names == ["all"] else names[0], own, labels)]
         else:
-            self.tasks = [get_task(given.benchmark, n) for n in expand_task_names(given.benchmark, given.task_name)]
+            tasks = [get_task(given.benchmark, name) for name in expand_task_names(given.benchmark, names)]
         # What one's own task has to predict was given for that.
-        self.predicts = given.predict or (self.tasks[0].benchmark == "own" and bool(self.tasks[0].test_splits))
+        self.predicts = given.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
         self.seeds = [self.args.seed + offset for offset in range(1 if given.evaluate_only else given.seeds)]
+        self.jobs = []  # without data: all are checked before any are read
+        for task in tasks:
+            try:
+                self.jobs.append(self._check(task))
+            except ValueError as error:
+                raise ValueError(f"{task.title}: {error}") from error
 
-    def check(self, task: Task) -> Job:
-        """A task with its recipe, and without data. Settings that it or the model cannot have are a ValueError."""
+    def _check(self, task: Task) -> Job:
+        """A task with its recipe. Settings that it or the model cannot have are a ValueError."""
         given, args, size, lora = self.task_args, copy.copy(self.args), get_size(self.size), self.lora_args.lora
         if not task.dev_splits and (given.select == "best" or (given.keep_models == "best" and len(self.seeds) > 1)):
             flag = "--select last" if given.select == "best" else "--keep_models all or none"
-            raise ValueError(f"{task.title} has no dev split to choose the best model by. Pass {flag}.")
+            raise ValueError(f"there is no dev split to choose the best model by. Pass {flag}.")
         if given.class_weights == "balanced" and task.kind != "classification":
-            raise ValueError(f"--class_weights is for classification, but {task.title} is {task.kind}.")
+            raise ValueError(f"--class_weights is for classification, not {task.kind}.")
+        if args.early_stopping_patience and given.select != "best":
+            raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if lora else size.learning_rate
         args.num_train_epochs = args.num_train_epochs or task.epochs
@@ -129,8 +141,6 @@ class FineTuning:
         if decay != 1 and not given.evaluate_only and args.optim not in LAYERWISE_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
         flags = _FLAGS
-        if args.early_stopping_patience and given.select != "best":
-            raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if given.select == "best":
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
@@ -165,13 +175,12 @@ class FineTuning:
             heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
         return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
 
-    def prepare(self, task: Task) -> Job:
+    def prepare(self, job: Job) -> None:
         """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
         does not fit together, before anything is trained or deleted."""
-        given, job = self.task_args, self.check(task)
-        is_trained, optional_test = not given.evaluate_only, len(self.tasks) > 1
-        splits = load_task(task, given.data_dir, train=is_trained, test=self.predicts, optional_test=optional_test)
-        job.splits = splits
+        given, task, is_trained = self.task_args, job.task, not self.task_args.evaluate_only
+        options = {"test": self.predicts, "optional_test": len(self.jobs) > 1}
+        job.splits = splits = load_task(task, given.data_dir, train=is_trained, **options)
         for name, split in splits.items():
             number = given.max_train_samples if name == "train" else given.max_eval_samples
             if number and (name == "train" or name in task.dev_splits) and number < len(split.examples):
@@ -194,34 +203,28 @@ class FineTuning:
         model = self.make_model(job, job.args.seed)
         if is_trained and job.settings["layerwise_lr_decay"] != 1:
             layer_heights(model)
-        return job
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
         """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
         ValueError if it, or a checkpoint of a run that was broken off, has other settings, data or another model."""
-        directory = self._directory(job.task, seed)
-        remedy = "Choose another --output_dir, or delete the results with --overwrite_output_dir."
-        if not (directory / EvaluationRecord.FILE).exists():
-            checkpoint = latest_checkpoint(directory)
-            if checkpoint is not None and read_checkpoint(checkpoint)[0]["run"] != self._described(job):
-                raise ValueError(f"{checkpoint} is of a run with other settings, data or another model. {remedy}")
+        path, record = self._directory(job.task, seed), None
+        if os.path.lexists(path / EvaluationRecord.FILE):
+            record = EvaluationRecord.load(path)
+            then, data = {**record.arguments, **record.model}, record.data
+        elif checkpoint := latest_checkpoint(path):
+            path, then = checkpoint, read_checkpoint(checkpoint)[0]["run"]
+            data = then["data"]
+        else:
             return None
-        record = EvaluationRecord.load(directory)
-        then, model, data = record.arguments, record.model, record.data
         changed = {key: now for key, now in job.settings.items() if then.get(key) != now}
         different = [f"{key} {then.get(key)!r} (now {now!r})" for key, now in changed.items()]
-        different += [f"the model's {key}" for key, now in self.identity.items() if model.get(key) != now]
+        different += [f"the model's {key}" for key, now in self.identity.items() if then.get(key) != now]
         sources = ((name, split.source) for name, split in job.splits.items() if name in data)
         different += [f"the data of {name}" for name, now in sources if not now.items() <= data[name].items()]
         if different:
-            raise ValueError(f"{directory} holds a run with other settings: {', '.join(different)}. {remedy}")
+            remedy = "Choose another --output_dir, or delete the results with --overwrite_output_dir."
+            raise ValueError(f"{path} is of a run with other settings: {', '.join(different)}. {remedy}")
         return record if job.splits.keys() <= data.keys() else None
-
-    def _described(self, job: Job) -> dict[str, Any]:
-        """What the checkpoints of a run say about it."""
-        data = {name: split.source for name, split in job.splits.items()}
-        described: dict[str, Any] = json.loads(json.dumps({**job.settings, **self.identity, "data": data}))
-        return described
 
     def _directory(self, task: Task, seed: int) -> Path:
         return self.directory / task.name / f"seed_{seed}"
@@ -265,7 +268,9 @@ class FineTuning:
         decay = (job.settings["layerwise_lr_decay"], job.settings["layerwise_lr_decay_off_by_one"])
         job.kind.unit = job.unit
         train = splits.get("train")
-        trainer = FineTuner(model, args, job.kind, *decay, train, splits.get(job.dev or ""), self._described(job))
+        data = {name: split.source for name, split in splits.items()}
+        described = {**job.settings, **self.identity, "data": data}  # in checkpoints
+        trainer = FineTuner(model, args, job.kind, *decay, train, splits.get(job.dev or ""), described)
         seconds, epochs, examples, selection = 0.0, 0.0, 0.0, "as it was given"
         if train is not None:
             result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -336,7 +341,7 @@ class FineTuning:
         model.config.fine_tuned_for = {  # for `predict`
             "task": {name: getattr(task, name) for name in ("kind", "language", "unanswerable")},
             "characters": task.kind == "tagging"
-            and all(len(word) == 1 for words in job.splits["train"].examples["words"] for word in words),
+            and all(len(word) == 1 for words in job.splits["train"].examples["texts"] for word in words),
             "lengths": {name: job.settings[name] for name in _LENGTHS},
         }
         if lora.lora:

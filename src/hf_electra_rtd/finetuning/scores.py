@@ -74,61 +74,25 @@ def score_labels(
     return scores
 
 
-def number_errors(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """`mae`, the mean absolute error, and `rmse`, the root of the mean squared one, in the unit of the labels."""
-    _check_lengths(predictions, references)
-    errors = np.subtract(predictions, references)
-    return {"mae": float(np.abs(errors).mean()), "rmse": float(np.sqrt(np.square(errors).mean()))}
-
-
 # ---- Sets of labels, and tags ----
 
-_Counts = dict[str, dict[str, float]]  # figures by type
+Report = tuple[dict[str, dict[str, float]], dict[str, float]]
 
 
-def score_label_sets(
-    metrics: Sequence[str], predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Scores of examples with any number of labels: `micro_f1` is of all labels of all examples together, `macro_f1`
-    the mean over the labels that are right or predicted somewhere, `accuracy` the share of examples whose labels are
-    exactly those. No example, and lengths that differ, are a ValueError."""
-    report, overall = label_report(predictions, references)
-    macro = _ratio(math.fsum(values["f1"] for values in report.values()), len(report))
-    scores = {"micro_f1": overall["f1"], "macro_f1": macro, "accuracy": overall["accuracy"]}
-    return {name: scores[name] for name in metrics}
-
-
-def label_report(
-    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> tuple[_Counts, dict[str, float]]:
-    """As `tag_report`, of sets of labels; `accuracy` is of examples."""
+def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
+    """Scores of examples with any number of labels: `precision`, `recall`, `f1` and `number` (of right ones) of each
+    label that is right or predicted somewhere; and those of all labels of all examples together, with `micro_f1` (the
+    same `f1`), `macro_f1`, the mean over the labels, and `accuracy`, the share of examples whose labels are exactly
+    those. What has nothing to divide by is 0. No example, and lengths that differ, are a ValueError."""
     _check_lengths(predictions, references)
     pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
     return _report([({(x,) for x in one}, {(x,) for x in two}) for one, two in pairs], [a == b for a, b in pairs])
 
 
-def score_tags(
-    metrics: Sequence[str], predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """Scores of the chunks (entities, phrases) in sequences of BIO tags, by the rules of `conlleval` (CoNLL-2000).
-
-    A chunk is right if its first word, its last word and its type are. `precision`, `recall` and `f1` are of all
-    chunks together, `macro_f1` is the mean of the F1 of each type that is right or predicted somewhere (CLUENER 2020
-    is scored so), `accuracy` is of words.
-
-    Raises:
-        ValueError: for no sentence, lengths that differ, or a tag that is not BIO.
-    """
-    report, overall = tag_report(predictions, references)
-    overall["macro_f1"] = _ratio(math.fsum(values["f1"] for values in report.values()), len(report))
-    return {name: overall[name] for name in metrics}
-
-
-def tag_report(
-    predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]
-) -> tuple[_Counts, dict[str, float]]:
-    """`precision`, `recall`, `f1` and `number` (of right chunks) of each type; and those of all chunks with
-    `accuracy`. What has no chunk to divide by is 0."""
+def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
+    """As `label_report`, of the chunks (entities, phrases) in sequences of BIO tags, by the rules of `conlleval`
+    (CoNLL-2000): a chunk is right if its first word, its last word and its type are. `macro_f1` is the mean over the
+    types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError, too."""
     _check_lengths(predictions, references)
     hits: list[bool] = []
     pairs = []
@@ -140,7 +104,7 @@ def tag_report(
     return _report(pairs, hits)
 
 
-def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> tuple[_Counts, dict[str, float]]:
+def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> Report:
     """Of what was predicted and what is right in each example: tuples whose last entry is the type."""
     counts = [Counter[str](), Counter[str](), Counter[str]()]  # by type: predicted, right, both
     for found, wanted in pairs:
@@ -153,7 +117,8 @@ def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) ->
 
     report = {kind: values(*(counter[kind] for counter in counts)) for kind in sorted(counts[0] | counts[1])}
     overall = values(*(counter.total() for counter in counts))
-    return report, overall | {"accuracy": _ratio(sum(hits), len(hits))}
+    overall |= {"micro_f1": overall["f1"], "accuracy": _ratio(sum(hits), len(hits))}
+    return report, overall | {"macro_f1": _ratio(math.fsum(of_type["f1"] for of_type in report.values()), len(report))}
 
 
 def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:

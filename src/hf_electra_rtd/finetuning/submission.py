@@ -33,8 +33,8 @@ def write_predictions(
         if split.probabilities is not None:
             line["probabilities"] = dict(zip(labels, split.probabilities[row].tolist(), strict=True))
         example.pop("starts", None)
-        label = example.pop(next(name for name in ("label", "answers", "tags") if name in example))
-        lines.append(_line(finite(line | ({} if label is None else {"label": label}) | example)))
+        known = {"label": label} if (label := example.pop("label")) is not None else {}
+        lines.append(_line(finite(line | known | example)))
     write_text(path, "".join(lines))
 
 
@@ -76,8 +76,8 @@ def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str
         found = [prediction["text"] if form == "answers" else prediction for prediction in predictions]
         return json.dumps(dict(zip(ids, found, strict=True)), ensure_ascii=False, indent=2)
     if form == "entities":
-        texts = zip(examples["words"], predictions, strict=True)
-        rows = [{"text": "".join(words), "label": _entities(words, tags)} for words, tags in texts]
+        sentences = zip(examples["texts"], predictions, strict=True)
+        rows = [{"text": "".join(words), "label": _entities(words, tags)} for words, tags in sentences]
     else:  # "lines"
         rows = [{"label": str(label)} for label in predictions]
     numbers = (int(identity) if identity.isdecimal() else identity for identity in ids)  # of the official test files
@@ -98,8 +98,8 @@ def _line(row: dict[str, Any]) -> str:
 
 def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
     """Zips what `write_submission` wrote into `<benchmark>_submission.zip`, and warns of what the server would refuse:
-    missing files (GLUE needs all eleven, CLUE takes any) and files with too many or too few examples. The same files
-    make the same zip, byte for byte (with one version of zlib). CLUE asks for the name `submit_TEAM_DATE.zip`.
+    missing files (GLUE needs all eleven, CLUE takes any) and files with too many or too few examples. CLUE asks for
+    the name `submit_TEAM_DATE.zip`.
 
     Raises:
         ValueError: if there is no file to submit.
@@ -123,7 +123,5 @@ def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
     target = directory / f"{benchmark}_submission.zip"
     with writing(target) as partial, zipfile.ZipFile(partial, "w") as archive:
         for path in sorted(paths):
-            entry = zipfile.ZipInfo(path.name)  # without a date
-            entry.create_system, entry.external_attr = 3, 0o644 << 16  # the same from every system
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED, 9)
+            archive.write(path, path.name, zipfile.ZIP_DEFLATED)
     return target

@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.special import expit, softmax
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.cli import check_ranges, flag
-from hf_electra_rtd.finetuning.data import Split, predict
+from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
 from hf_electra_rtd.recipes import FINETUNING
 from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
@@ -99,6 +100,13 @@ class _LengthGroupedSampler(LengthGroupedSampler):
         return itertools.chain(*batches)
 
 
+class _EpochCallback(TrainerCallback):
+    """Tells the sampler the epoch. In several processes accelerate does not, where it skips batches."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        train_dataloader.set_epoch(int(state.epoch))
+
+
 class FineTuner(Trainer):
     """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
     `settings` are kept in checkpoints, which are written whole or not at all.
@@ -136,6 +144,7 @@ class FineTuner(Trainer):
         )
         if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {_ONE_GPU_EACH}")
+        self.add_callback(_EpochCallback)
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
@@ -183,9 +192,24 @@ class FineTuner(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
-        """Predictions for the examples of a split, and the scores of the labeled ones (none: empty)."""
-        predictions = predict(self.kind, split, lambda features: self.predict(features).predictions)
-        return predictions, self.kind.score(predictions, split.examples)
+        """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).
+        Outputs that are not finite are a ValueError."""
+        kind, features = self.kind, split.features
+        assert features is not None
+        outputs: Any = ()
+        if len(features):
+            order = np.argsort(features["length"], kind="stable")  # batches hold little padding
+            outputs = self.predict(features.select(order)).predictions
+            arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+            if not all(np.isfinite(array).all() for array in arrays):
+                title = kind.task.title
+                raise ValueError(f"{title}: outputs are not finite: training diverged. Lower --learning_rate.")
+            arrays = tuple(array[np.argsort(order, kind="stable")] for array in arrays)
+            outputs = arrays if isinstance(outputs, tuple) else arrays[0]
+            if kind.task.kind in ("classification", "multi_label"):
+                split.probabilities = expit(outputs) if kind.task.kind == "multi_label" else softmax(outputs, axis=-1)
+        predictions = kind.decode(outputs, features, split.examples)
+        return predictions, kind.score(predictions, split.examples)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"

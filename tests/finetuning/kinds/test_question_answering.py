@@ -31,7 +31,7 @@ def make(unanswerable=False, language="en", max_seq_length=16, doc_stride=4, max
 def row(context, text=None, start=None, question=QUESTION, known=True):
     answers = [] if text is None else [text]
     starts = [context.index(text) if start is None else start] if answers else []
-    known = {"answers": answers, "starts": starts} if known else {"answers": None, "starts": None}
+    known = {"label": answers, "starts": starts} if known else {"label": None, "starts": None}
     return {"id": "q", "question": question, "context": context, **known}
 
 
@@ -73,7 +73,7 @@ def test_gold_outputs_decode_to_the_gold_answers(rows, unanswerable, doc_stride)
     whole = {owner for owner, labels in zip(features["example"], features["labels"], strict=True) if labels[0]}
     for index, prediction in enumerate(kind.decode(gold_outputs(features), features, examples)):
         if index in whole:  # the answer fits into a window
-            assert prediction["nbest"][0]["text"] == rows[index]["answers"][0]
+            assert prediction["nbest"][0]["text"] == rows[index]["label"][0]
             assert len(prediction["nbest"]) <= 20
             assert sum(answer["probability"] for answer in prediction["nbest"]) == pytest.approx(1)
     if doc_stride >= 6:  # as long as the longest of these answers
@@ -149,7 +149,7 @@ def test_answers_have_a_greatest_length(language, longest):
         example = row(" ".join(["mill"] * 120), " ".join(["mill"] * tokens), 0)
         features = kind.encode(questions(example), training=True)
         text = kind.decode(gold_outputs(features), features, questions(example))[0]["text"]
-        assert (text == example["answers"][0]) is found
+        assert (text == example["label"][0]) is found
 
 
 def test_a_question_that_is_too_long_is_truncated_and_marked():

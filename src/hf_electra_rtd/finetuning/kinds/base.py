@@ -38,7 +38,6 @@ class Kind(ABC):
     auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
     problem_type: ClassVar[Any] = None  # of the model's configuration, for stock pipelines
     make_collator: ClassVar[Any] = DataCollatorWithPadding
-    label_column: ClassVar[str] = "label"  # of examples: null where the label is not known
     # Columns of features, beside those that all kinds have: `labels`, and what `decode` needs.
     columns: ClassVar[Mapping[str, Any]] = {"labels": Value("int64")}
     input_type: ClassVar[Any] = List(Value("int32"))  # of `input_ids` and `token_type_ids`
@@ -124,7 +123,7 @@ class Kind(ABC):
 
     def references(self, examples: Dataset) -> Sequence[Any]:
         """What predictions are scored by; None where that is not known."""
-        return examples[self.label_column]
+        return examples["label"]
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         """The metrics of examples whose labels are known."""

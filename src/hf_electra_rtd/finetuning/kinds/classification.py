@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, DataCollatorForMultipleChoice
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
-from hf_electra_rtd.finetuning.scores import score_label_sets
+from hf_electra_rtd.finetuning.scores import label_report
 from hf_electra_rtd.ops import IGNORED, LossSum
 
 
@@ -81,7 +81,8 @@ class MultiLabelKind(ClassificationKind):
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        return score_label_sets(self.task.metrics, predictions, references)
+        _, overall = label_report(predictions, references)
+        return {name: overall[name] for name in self.task.metrics}
 
     def _target(self, label: list[str]) -> list[float]:
         return [float(name in label) for name in self.task.labels]

@@ -62,7 +62,7 @@ class QuestionAnsweringKind(Kind):
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         kept = []
-        for row in zip(indices, *(batch[name] for name in ("question", "context", "answers", "starts")), strict=True):
+        for row in zip(indices, *(batch[name] for name in ("question", "context", "label", "starts")), strict=True):
             _, question, context, answers, _ = row
             is_learned = answers or (self.task.unanswerable and answers is not None)
             if question.strip() and context.strip() and (is_learned or not training):
@@ -191,7 +191,7 @@ class QuestionAnsweringKind(Kind):
         return prediction
 
     def references(self, examples: Dataset) -> Sequence[Any]:
-        return [answers if answers or self.task.unanswerable else None for answers in examples["answers"]]
+        return [answers if answers or self.task.unanswerable else None for answers in examples["label"]]
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         if not self.task.unanswerable:

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
-from hf_electra_rtd.finetuning.scores import score_tags
+from hf_electra_rtd.finetuning.scores import tag_report
 from hf_electra_rtd.ops import IGNORED, LossSum
 
 
@@ -25,14 +25,13 @@ class TaggingKind(Kind):
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
-    label_column = "tags"
     # `places`: of the first tokens of words
     columns: ClassVar = {"labels": List(Value("int64")), "places": List(Value("int32"))}
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         kept = [
             (index, words, tags)
-            for index, words, tags in zip(indices, batch["words"], batch["tags"], strict=True)
+            for index, words, tags in zip(indices, batch["texts"], batch["label"], strict=True)
             if words and not (training and tags is None)
         ]
         if not kept:
@@ -79,4 +78,5 @@ class TaggingKind(Kind):
         return predictions
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        return score_tags(self.task.metrics, predictions, references)
+        _, overall = tag_report(predictions, references)
+        return {name: overall[name] for name in self.task.metrics}

@@ -28,10 +28,7 @@ from hf_electra_rtd.files import reading, write_text
 
 SCHEMA_VERSION = 2
 Number = float | int
-_PACKAGES = (
-    *("hf-electra-rtd", "torch", "transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub", "numpy"),
-    *("scikit-learn", "peft"),
-)
+_PACKAGES = "hf-electra-rtd torch transformers accelerate datasets tokenizers huggingface_hub numpy scikit-learn peft"
 
 
 class _Record:
@@ -42,9 +39,18 @@ class _Record:
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the record into a directory and returns its path. Numbers that are not finite become null."""
         path = Path(directory) / self.FILE
-        values = finite(dataclasses.asdict(self))  # type: ignore[call-overload]  # every subclass is a dataclass
+        values = dataclasses.asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
+        values = finite({**values, "schema_version": SCHEMA_VERSION})
         write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
         return path
+
+    @classmethod
+    def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
+        """The paths of all such records in a directory and down to `depth` below it. Links that lead nowhere, and what
+        is no file, are among them: `load` refuses them by name."""
+        tree = os.walk(directory)
+        found = [Path(place) for place, directories, files in tree if cls.FILE in (*directories, *files)]
+        return sorted(each / cls.FILE for each in found if len(each.relative_to(directory).parts) <= depth)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -53,17 +59,13 @@ class _Record:
         path = Path(path)
         path = path / cls.FILE if path.is_dir() else path
         with reading(path, f"It must be a {cls.__name__} of this version of hf-electra-rtd."):
-            text = path.read_text(encoding="utf-8")
-            values = json.loads(text, parse_float=_finite, parse_constant=_finite)
-            if values["schema_version"] != SCHEMA_VERSION:
-                raise ValueError(f"it has schema version {values['schema_version']}, and this is {SCHEMA_VERSION}")
+            values = json.loads(path.read_text(encoding="utf-8"))
+            json.dumps(values, allow_nan=False)  # an error for numbers that are not finite
+            if not isinstance(values, dict):
+                raise ValueError("it holds no JSON object")
+            if (version := values.pop("schema_version", None)) != SCHEMA_VERSION:
+                raise ValueError(f"it has schema version {version}, and this is {SCHEMA_VERSION}")
             return cls(**values)
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no finite number")
-    return number
 
 
 @strict
@@ -90,7 +92,6 @@ class PretrainingRecord(_Record):
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
-    schema_version: int = SCHEMA_VERSION
 
 
 @strict
@@ -104,7 +105,6 @@ class FractionRecord(_Record):
     step: int  # optimizer steps until then
     sequences: int  # trained on until then, over all processes
     train_seconds: Number  # as in `PretrainingRecord`
-    schema_version: int = SCHEMA_VERSION
 
 
 @strict
@@ -143,7 +143,6 @@ class EvaluationRecord(_Record):
     versions: dict[str, str]
     predictions: dict[str, str] = field(default_factory=dict)  # of each predicted split: its file beside the record
     curves: list[dict[str, Any]] = field(default_factory=list)  # the log, one dict a line, each with `step`
-    schema_version: int = SCHEMA_VERSION
 
     @property
     def score(self) -> float | None:
@@ -154,16 +153,13 @@ class EvaluationRecord(_Record):
 # ---- What may be published ----
 
 # Flags whose values are paths; and those whose values are ids of the Hub, or paths.
-_PATH_FLAGS = (
-    *("output_dir", "logging_dir", "train_files", "held_out_files", "model_config", "two_stage_from", "config"),
-    *("resume_from_checkpoint", "data_dir", "train_file", "validation_file", "test_file", "run", "evaluations"),
-    *("compared", "accelerator_config", "deepspeed", "fsdp_config", "file"),
-)
-_PATH_OR_ID_FLAGS = (
-    *("dataset", "train_datasets", "tokenizer", "generator", "discriminator", "model_name_or_path", "base_model"),
-    *("name_or_path", "_name_or_path"),
-)
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_PATH_FLAGS = """
+output_dir logging_dir train_files held_out_files model_config two_stage_from config resume_from_checkpoint data_dir
+train_file validation_file test_file run evaluations compared accelerator_config deepspeed fsdp_config file
+"""
+_PATH_OR_ID_FLAGS = """
+dataset train_datasets tokenizer generator discriminator model_name_or_path base_model name_or_path _name_or_path
+"""
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _RELATIVE = re.compile(r"\.\.?[\\/]")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
@@ -194,8 +190,9 @@ def public(value: Any, flag: str = "") -> Any:
     path, comma, options = value.partition(",")
     if not path or ("://" in path and not path.startswith("file:")):
         return value
-    is_path = flag in _PATH_FLAGS or (flag in _PATH_OR_ID_FLAGS and hub_id(path) is None) or _RELATIVE.match(path)
-    if not is_path and not (_ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path))):
+    is_path = flag in _PATH_FLAGS.split() or (flag in _PATH_OR_ID_FLAGS.split() and hub_id(path) is None)
+    is_here = _ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path))
+    if not (is_path or is_here or _RELATIVE.match(path)):
         return value
     name = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
     return ("." if name in ("", "..") else name) + comma + options
@@ -203,7 +200,7 @@ def public(value: Any, flag: str = "") -> Any:
 
 def hub_id(name: str | None) -> str | None:
     """The name of a model or dataset, if it is an id of the Hub; None for a path."""
-    return name if name and _HUB_ID.fullmatch(name) and not os.path.exists(name) else None
+    return name if name and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and not os.path.exists(name) else None
 
 
 def public_command(argv: Sequence[str]) -> str:
@@ -234,7 +231,7 @@ def utc_now() -> str:
 def collect_versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's result."""
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         with suppress(metadata.PackageNotFoundError):  # some are not needed for training on prepared blocks
             versions[package] = metadata.version(package)
     return versions

@@ -1,5 +1,6 @@
 """Records of a real run and its fine-tunings, with changes."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,3 +46,8 @@ def evaluation_record(task="mrpc", seed=42, score=0.7, metric="accuracy", model=
 def runs(task="mrpc", scores=(0.7, 0.75, 0.6), **options):
     """A run for each score, with seeds from 42."""
     return [evaluation_record(task, 42 + index, score, **options) for index, score in enumerate(scores)]
+
+
+def code_of(card):
+    """The Python in a card, as one text for each block."""
+    return re.findall(r"```python\n(.*?)```", card, re.DOTALL)

@@ -23,6 +23,8 @@ from huggingface_hub import close_session, constants
 
 
 TOKEN = "hf_tokenOfMaria"
+PREFIX = "lab/tiny"
+DISCRIMINATOR, GENERATOR = f"{PREFIX}-discriminator", f"{PREFIX}-generator"
 COMMIT = "POST /api/models/.*/commit/"
 _LARGE = 10_000  # bytes from which on a file is an LFS object
 _FIRST = {".gitattributes": b"*.safetensors filter=lfs\n"}
@@ -76,7 +78,7 @@ class FakeHub:
     def add(self, repo_id: str, files: dict[str, bytes]) -> None:
         """Puts files there as a person would, in a commit of their own."""
         repository = self.repositories.setdefault(repo_id, FakeRepository(private=True))
-        repository.commit("main", "Upload by hand", {**repository.find("main").tree, **files})
+        repository.commit("main", "By hand", {**repository.find("main").tree, **files})
 
     def fail(self, pattern: str, **how: Any) -> None:
         """What goes wrong with the requests (`METHOD /path`) of a pattern, `times` times: a status, an answer
@@ -162,6 +164,7 @@ class _Handler(BaseHTTPRequestHandler):
     # ---- What is asked ----
 
     def _route(self, parts: list[str]) -> Any:
+        asked = json.loads(self.body) if self.body[:1] == b"{" and parts[-2] != "commit" else {}
         match self.command, parts:
             case "GET", ["api", "whoami-v2"]:
                 if self.headers.get("Authorization") != f"Bearer {TOKEN}":
@@ -170,54 +173,51 @@ class _Handler(BaseHTTPRequestHandler):
             case "POST", ["api", "validate-yaml"]:
                 return {"errors": [], "warnings": []}
             case "POST", ["api", "repos", "create"]:
-                asked = json.loads(self.body)
                 repo_id = f"{asked.get('organization') or 'maria'}/{asked['name']}"
                 if repo_id not in self.hub.repositories:  # else the Hub answers 409, which `exist_ok` makes the same
                     self.hub.repositories[repo_id] = FakeRepository(asked.get("visibility") == "private")
                 return {"url": f"{self.hub.endpoint}/{repo_id}", "name": repo_id}
-            case "POST", [owner, name, "info", "lfs", "objects", "batch"]:
-                objects = json.loads(self.body)["objects"]
-                for each in objects:
+            case "POST", [_, _, "info", "lfs", "objects", "batch"]:
+                for each in asked["objects"]:
                     if each["oid"] not in self.hub.objects:
                         each["actions"] = {"upload": {"href": f"{self.hub.endpoint}/objects/{each['oid']}"}}
-                return {"transfer": "basic", "objects": objects}
+                return {"transfer": "basic", "objects": asked["objects"]}
             case "PUT", ["objects", oid]:
                 self.hub.objects[oid] = self.body
                 return {}
-            case "POST", ["api", "collections"]:
-                asked = json.loads(self.body)
-                slug = f"{asked['namespace']}/{asked['title']}-0a1b"
-                if slug in self.hub.collections:
-                    raise _AnswerError(409, "This collection exists", slug=slug)
-                more = {"lastUpdated": "2020-01-01T00:00:00.000Z", "position": 0, "theme": "blue", "upvotes": 0}
-                owner = {"name": asked.pop("namespace")}
-                self.hub.collections[slug] = {"slug": slug, "items": [], "owner": owner, **more, **asked}
-                return self.hub.collections[slug]
-            case "GET", ["api", "collections", owner, name]:
-                return self.hub.collections[f"{owner}/{name}"]
-            case "POST", ["api", "collections", owner, name, "items"]:
-                item, items = json.loads(self.body)["item"], self.hub.collections[f"{owner}/{name}"]["items"]
-                self._find(item["id"])
-                items.append({"_id": item["id"], "position": len(items), **item})
-                return self.hub.collections[f"{owner}/{name}"]
-            case "POST", ["cas", "v1", "xorbs", *_]:
-                return {"was_inserted": True}
-            case "POST", ["cas", "v1", "shards"]:
-                return {"result": 1}
+            case _, ["api", "collections", *slug]:
+                return self._collection("/".join(slug[:2]), asked)
+            case "POST", ["cas", "v1", "xorbs" | "shards", *_]:
+                return {"was_inserted": True, "result": 1}
             case method, ["api", "models", owner, name, *rest]:
-                return self._repository(method, f"{owner}/{name}", rest)
+                return self._repository(method, f"{owner}/{name}", rest, asked)
             case "GET" | "HEAD", [owner, name, "resolve", revision, *path]:
                 self.commit = self._find(f"{owner}/{name}").find(revision)
                 if "/".join(path) in self.commit.tree:
                     return self.commit.tree["/".join(path)]
         raise _AnswerError(404, "Entry not found", "EntryNotFound")
 
+    def _collection(self, slug: str, asked: dict[str, Any]) -> Any:
+        """Reads one, makes one, or puts an item into one."""
+        if not slug:
+            slug = f"{asked['namespace']}/{asked['title']}-0a1b"
+            if slug in self.hub.collections:
+                raise _AnswerError(409, "This collection exists", slug=slug)
+            more = {"lastUpdated": "2020-01-01T00:00:00.000Z", "position": 0, "theme": "blue", "upvotes": 0}
+            owner = {"name": asked.pop("namespace")}
+            self.hub.collections[slug] = {"slug": slug, "items": [], "owner": owner, **more, **asked}
+        elif asked:
+            items = self.hub.collections[slug]["items"]
+            self._find(asked["item"]["id"])
+            items.append({"_id": asked["item"]["id"], "position": len(items), **asked["item"]})
+        return self.hub.collections[slug]
+
     def _find(self, repo_id: str) -> FakeRepository:
         if repo_id in self.hub.repositories:
             return self.hub.repositories[repo_id]
         raise _AnswerError(404, "Repository not found", "RepoNotFound")
 
-    def _repository(self, method: str, repo_id: str, rest: list[str]) -> Any:
+    def _repository(self, method: str, repo_id: str, rest: list[str], asked: dict[str, Any]) -> Any:
         repository = self._find(repo_id)
         match method, rest:
             case "GET", ["auth-check", "write"]:
@@ -233,12 +233,11 @@ class _Handler(BaseHTTPRequestHandler):
                 history = reversed(repository.branches[revision])
                 return [{"id": each.oid, "title": each.title, **more} for each in history]
             case "POST", ["branch", name]:
-                first = repository.find(json.loads(self.body)["startingPoint"])
-                repository.branches[name] = [first]
+                repository.branches[name] = [repository.find(asked["startingPoint"])]
                 return {}
             case "POST", ["preupload", revision]:
                 tree = repository.find(revision).tree
-                return {"files": [self._mode(tree, each) for each in json.loads(self.body)["files"]]}
+                return {"files": [self._mode(tree, each) for each in asked["files"]]}
             case "POST", ["commit", branch]:
                 oid = self._commit(repository, branch)
                 return {"commitOid": oid, "commitUrl": f"{self.hub.endpoint}/{repo_id}/commit/{oid}"}
@@ -274,6 +273,9 @@ def hub(monkeypatch):
     fake = FakeHub()
     for name, value in (("ENDPOINT", fake.endpoint), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True)):
         monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", fake.endpoint)  # both were made of ENDPOINT at import
+    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", fake.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     at_once = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)

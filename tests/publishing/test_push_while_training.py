@@ -1,6 +1,5 @@
 """Commands and scripts that train and publish. No failure of the Hub stops or changes a training."""
 
-import hashlib
 import json
 import sys
 import threading
@@ -17,15 +16,11 @@ from hf_electra_rtd.training import trainer as trainer_module
 from tests.conftest import pretraining_flags
 from tests.finetuning.conftest import write_examples
 from tests.publishing.card_records import evaluation_record
-from tests.publishing.fake_hub import COMMIT
+from tests.publishing.fake_hub import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX
 from tests.training.test_trainer import make_trainer
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-PREFIX = "lab/tiny"
-DISCRIMINATOR, GENERATOR = f"{PREFIX}-discriminator", f"{PREFIX}-generator"
-PUSH = {"push_to_hub": True, "hub_model_id": PREFIX}
 
 
 @pytest.fixture
@@ -39,26 +34,37 @@ def flags(corpus, tmp_path, monkeypatch):
 
 def weights(directory):
     names = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
-    return [hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names]
+    return [(directory / name).read_bytes() for name in names]
 
 
-def test_a_training_publishes_on_the_way_and_leaves_what_publishing_it_would(flags, finished_run, tmp_path, hub):
+def test_a_training_publishes_on_the_way_what_publishing_it_would_and_keeps_what_an_earlier_publication_showed(
+    flags, finished_run, tmp_path, hub
+):
+    evaluation_record(model={"name_or_path": DISCRIMINATOR}).save(tmp_path / "glue")
+    known = {"authors": "Ada", "evaluations": [str(tmp_path / "glue")], "eval_results": True}
+    remember(tmp_path / "run", license="cc-by-4.0", **known)
     assert pretrain.main(flags) == 0
-    there = hub.everything()
-    assert set(there) == {
-        (name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in ("main", "step-2", "step-4")
-    }
+    there, branches = hub.everything(), ("main", "step-2", "step-4")
+    assert set(there) == {(name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in branches}
     on_the_way = hub.repositories[DISCRIMINATOR].branches["main"][1].tree
     assert json.loads(on_the_way["run_record.json"])["steps"] == 2
+    card = hub.files(DISCRIMINATOR)["README.md"].decode()
+    assert all(shown in card for shown in ("license: mit", "author = {Ada}", "mrpc", GENERATOR))
+    assert ".eval_results/mrpc.yaml" in hub.files(DISCRIMINATOR)
+    stored = read_publication(tmp_path / "run")["flags"]
+    assert stored.items() >= {**known, "hub_model_id": PREFIX, "license": "mit", "private": True}.items()
     assert publish.main(["--run", str(tmp_path / "run"), "--resume"]) == 0
     assert hub.everything() == there
     assert weights(tmp_path / "run") == weights(finished_run)
 
 
-@pytest.mark.parametrize("failure", [{"broken": True}, {"status": 403}], ids=["broken", "403"])
-def test_a_hub_that_fails_changes_no_weight_and_resume_sends_everything(failure, flags, finished_run, tmp_path, hub):
+@pytest.mark.parametrize(("failure", "strategy"), [({"broken": True}, "end"), ({"status": 403}, "every_save")])
+def test_a_hub_that_fails_changes_no_weight_and_resume_sends_everything(
+    failure, strategy, flags, finished_run, tmp_path, hub, capsys
+):
     hub.fail(COMMIT if "status" in failure else ".", **failure)
-    assert pretrain.main([*flags, "--hub_strategy", "end" if "broken" in failure else "every_save"]) == 1
+    assert pretrain.main([*flags, "--hub_strategy", strategy]) == 1
+    assert f"hf-electra-rtd publish --resume --run {tmp_path / 'run'}" in capsys.readouterr().err
     assert weights(tmp_path / "run") == weights(finished_run)
     hub.failures.clear()
     assert publish.main(["--run", str(tmp_path / "run"), "--resume"]) == 0
@@ -102,31 +108,15 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_resume(failure, finis
 # ---- From a script ----
 
 
-def test_training_publishes_both_networks_and_keeps_what_an_earlier_publication_showed(
-    tmp_path, blocks, tokenizer, hub
-):
-    evaluation_record(model={"name_or_path": DISCRIMINATOR}).save(tmp_path / "glue")
-    known = {"authors": "Ada", "evaluations": [str(tmp_path / "glue")], "eval_results": True}
-    remember(tmp_path, license="mit", **known)
-    trainer = make_trainer(tmp_path, blocks, tokenizer, hub_strategy="end", checkpoint_fractions=[0.5], **PUSH)
-    trainer.card = CardArguments(license="cc-by-4.0", languages=["en"])
-    trainer.train()
-    assert set(hub.everything()) == {(repo, to) for repo in (DISCRIMINATOR, GENERATOR) for to in ("main", "step-3")}
-    assert all(repository.private for repository in hub.repositories.values())
-    card = hub.files(DISCRIMINATOR)["README.md"].decode()
-    assert all(shown in card for shown in ("license: cc-by-4.0", "author = {Ada}", "mrpc", GENERATOR))
-    assert ".eval_results/mrpc.yaml" in hub.files(DISCRIMINATOR)
-    flags = read_publication(tmp_path)["flags"]
-    assert flags.items() >= {**known, "hub_model_id": PREFIX, "license": "cc-by-4.0", "private": True}.items()
-
-
 def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, blocks, tokenizer, hub):
     trainer = make_trainer(tmp_path, blocks, tokenizer, hub_model_id=PREFIX)
+    trainer.card = CardArguments(license="cc-by-4.0")
     trainer.train()
     assert hub.requests == []
     record = trainer.save_run()
     assert [each.error for each in trainer.push_to_hub()] == [None, None]
     assert set(hub.repositories) == {DISCRIMINATOR, GENERATOR}
+    assert b"license: cc-by-4.0" in hub.files(GENERATOR)["README.md"]
     assert trainer.save_run() is record
     assert record.metrics["eval_loss"] > 0
     hub.add(GENERATOR, {"README.md": b"# By hand\n"})
@@ -139,7 +129,8 @@ def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, bl
 def test_every_save_publishes_in_the_background_and_training_does_not_wait(
     tmp_path, blocks, tokenizer, hub, monkeypatch
 ):
-    trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=6, save_steps=2, **PUSH)
+    options = {"push_to_hub": True, "hub_model_id": PREFIX, "max_steps": 6, "save_steps": 2}
+    trainer = make_trainer(tmp_path, blocks, tokenizer, **options)
     trainer.publication = PretrainingPublication(parts=["discriminator", "generator", "pair"])
     original, hub_publish, seen, gate = trainer._push_from_checkpoint, trainer_module.publish, [], threading.Event()
     monkeypatch.setattr(trainer_module, "publish", lambda *given: gate.wait(30) and hub_publish(*given))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.publishing.tables import main, read_evaluations, results_table, summarize, write_results
+from hf_electra_rtd.publishing.tables import main, results_table, summarize, write_results
 from hf_electra_rtd.tasks import BENCHMARKS
 from tests.publishing.card_records import evaluation_record, runs
 
@@ -146,30 +146,33 @@ def test_results_are_written_unrounded(tmp_path):
     metrics = {"dev": {"accuracy": 0.5, "f1": None}, "test": {"accuracy": 0.75}}
     records = [*runs("rte", (2 / 3, 1 / 3)), evaluation_record("mrpc", metrics=metrics)]
     written = json.loads(write_results(records, tmp_path).read_text())["glue"][MODEL]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["results.json"]
-    assert (written["rte"]["seeds"], written["rte"]["best"]) == ([42, 43], 2 / 3)
-    assert written["rte"]["scores"] == {"dev": {"accuracy": [2 / 3, 1 / 3]}}
-    assert written["rte"]["median"] == written["rte"]["mean"] == pytest.approx(0.5)
-    assert written["rte"]["sd"] == pytest.approx(2**0.5 / 6)
-    assert "sd" not in written["mrpc"]
-    assert written["mrpc"]["scores"] == {"dev": {"accuracy": [0.5]}, "test": {"accuracy": [0.75]}}
+    rte = {"median": 0.5, "mean": 0.5, "best": 2 / 3, "sd": pytest.approx(2**0.5 / 6), "seeds": [42, 43]}
+    assert written["rte"] == {**rte, "scores": {"dev": {"accuracy": [2 / 3, 1 / 3]}}}
+    alone = {"median": 0.5, "mean": 0.5, "best": 0.5, "seeds": [42]}
+    assert written["mrpc"] == {**alone, "scores": {"dev": {"accuracy": [0.5]}, "test": {"accuracy": [0.75]}}}
+
+
+def saved(tmp_path, *records):
+    """Their directories."""
+    for number, record in enumerate(records):
+        (tmp_path / str(number)).mkdir()
+        record.save(tmp_path / str(number))
+    return [tmp_path / str(number) for number in range(len(records))]
 
 
 def test_compare_prints_the_table_as_markdown_or_drawn(tmp_path, capsys):
-    for run in runs("rte", (0.5, 0.75), model=SMALL):
-        (tmp_path / f"runs/seed_{run.seed}").mkdir(parents=True)
-        run.save(tmp_path / f"runs/seed_{run.seed}")
-    main([str(tmp_path / "runs"), "--markdown"])
-    records = read_evaluations([tmp_path / "runs"]).values()
+    records = runs("rte", (0.5, 0.75), model=SMALL)
+    saved(tmp_path, *records)
+    main([str(tmp_path), "--markdown"])
     assert capsys.readouterr().out.strip() == results_table(records).strip()
-    main([str(tmp_path / "runs")])
+    main([str(tmp_path)])
     shown = " ".join(capsys.readouterr().out.split())
     rows, caption = cells(records, published=True)
     for text in [*(cell for row in rows for cell in row), *caption.split("\n")]:
         assert " ".join(text.split()) in shown
 
 
-def report(right, samples, data="a"):
+def report(right, *samples, data="a"):
     return {"score": right, "resampled": samples, "data": data}
 
 
@@ -177,31 +180,29 @@ def report(right, samples, data="a"):
     ("first", "second", "said"),
     [
         (
-            [report(0.8, [0.7, 0.8, 0.9])],
-            [report(0.5, [0.5, 0.5, 0.5])],
+            [report(0.8, 0.7, 0.8, 0.9)],
+            report(0.5, 0.5, 0.5, 0.5),
             "+30.0 (95 % interval over examples +20.5 to +39.5)",
         ),
         (  # medians of seeds, sample by sample
-            [report(0.5, [0.1, 0.9, 0.5]), report(0.6, [0.3, 0.7, 0.5]), report(0.7, [0.2, 0.8, 0.5])],
-            [report(0.5, [0.2, 0.8, 0.5])],
+            [report(0.5, 0.1, 0.9, 0.5), report(0.6, 0.3, 0.7, 0.5), report(0.7, 0.2, 0.8, 0.5)],
+            report(0.5, 0.2, 0.8, 0.5),
             "+10.0 (95 % interval over examples +0.0 to +0.0)",
         ),
-        ([report(0.5, [0.5])], [report(0.5, [0.5], data="b")], "no interval, because"),
-        ([report(0.5, [0.5]), None], [report(0.5, [0.5])], "no interval, because"),
+        ([report(0.5, 0.5)], report(0.5, 0.5, data="b"), "no interval, because"),
+        ([report(0.5, 0.5), None], report(0.5, 0.5), "no interval, because"),
     ],
 )
 def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, second, said):
-    for name, reports in (("first", first), ("second", second)):
-        for seed, written in enumerate(reports):
-            directory = tmp_path / name / f"seed_{seed}"
-            directory.mkdir(parents=True)
-            evaluation_record("rte", seed, 0.5, model={"name_or_path": name}).save(directory)
-            if written is not None:
-                (directory / "report_dev.json").write_text(json.dumps(written))
+    reports = [("first", seed, written) for seed, written in enumerate(first)] + [("second", 0, second)]
+    records = [evaluation_record("rte", seed, 0.5, model={"name_or_path": name}) for name, seed, _ in reports]
+    for place, (_, _, written) in zip(saved(tmp_path, *records), reports, strict=True):
+        if written is not None:
+            (place / "report_dev.json").write_text(json.dumps(written))
     main([str(tmp_path)])
     heads = " (transformers head)"
     assert f"rte, first{heads} minus second{heads}: {said}" in capsys.readouterr().out
-    main([str(tmp_path / "first")])
+    main([str(tmp_path / "0")])
     assert "minus" not in capsys.readouterr().out
 
 
@@ -214,8 +215,6 @@ def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, se
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, records, message):
-    for number, record in enumerate(records):
-        (tmp_path / str(number)).mkdir()
-        record.save(tmp_path / str(number))
+    saved(tmp_path, *records)
     with pytest.raises(ValueError, match=message):
         main([str(tmp_path)])

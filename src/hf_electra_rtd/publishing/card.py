@@ -6,13 +6,14 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from functools import cache
 from statistics import median
 from typing import Any
 
 import yaml
 from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
 
+from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.cli import flag
 from hf_electra_rtd.publishing.hub import EVAL_RESULTS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -52,15 +53,9 @@ _SETTINGS = (
     *("attention_probs_dropout_prob", "initializer_range", "bf16", "fp16", "seed"),
 )
 _PAPER = {
-    **{
-        "objective": "rtd",
-        "initialization": "stock",
-        "bias_correction": False,
-        "hidden_dropout_prob": 0.1,
-        "attention_probs_dropout_prob": 0.1,
-    },
-    **{"initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings", "temperature": 1},
-    **{"discriminator_weight": 50},
+    **{"objective": "rtd", "initialization": "stock", "bias_correction": False, "hidden_dropout_prob": 0.1},
+    **{"attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings"},
+    **{"temperature": 1, "discriminator_weight": 50},
 }
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
 _FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
@@ -132,7 +127,6 @@ def pretraining_card(
         main="discriminator" if detects else "encoder",
         related=[other for name, other in (related or {}).items() if name != part],
         branches=[f"step-{entry['step']}" for entry in record.fractions] if branches else [],
-        picture=CURVES_FILE,
         seconds=fraction.train_seconds if fraction else record.train_seconds,
         held_out=_held_out(record, step),
         results=results_table([*shown, *others], published=size is not None) if own else "",
@@ -219,17 +213,18 @@ def eval_results_files(records: Sequence[EvaluationRecord]) -> dict[str, bytes]:
 # ---- Rendering ----
 
 
-def _render(template: str, data: ModelCardData, **values: Any) -> str:
+@cache
+def _environment() -> Any:
     # `ModelCard.from_template` knows no filters and imports, and shows nothing in place of a value that is missing.
-    from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals["project_url"] = PROJECT_URL
+    environment.globals |= {"project_url": PROJECT_URL, "picture": CURVES_FILE}
     environment.filters |= {
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
-        "duration": lambda seconds: str(timedelta(seconds=round(seconds))),
+        "duration": format_duration,
         "plain": lambda text: "".join(f"\\{sign}" if sign in "\\`*_[]<>|~" else sign for sign in str(text)),
         "code": lambda text: "`" + str(text).replace("`", "'").replace("|", "\\|") + "`",
         "link": lambda repo_id: f"[{repo_id}](https://huggingface.co/{repo_id})",
@@ -239,9 +234,15 @@ def _render(template: str, data: ModelCardData, **values: Any) -> str:
             header, [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
         ),
     }
+    return environment
+
+
+def _render(template: str, data: ModelCardData, **values: Any) -> str:
+    from jinja2 import UndefinedError
+
     source = {"fine_tuned.md": EvaluationRecord.FILE, "pretraining.md": PretrainingRecord.FILE}.get(template, "config")
     try:
-        body = environment.get_template(template).render(**values)
+        body = _environment().get_template(template).render(**values)
     except (TypeError, AttributeError, UndefinedError) as error:  # records hold dicts whose values are not checked
         what = f"{source} holds a value that this version does not write ({error})"
         raise ValueError(f"{values['repo_id']} cannot have a card: {what}. Restore the file.") from error
@@ -321,16 +322,10 @@ def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
 def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[tuple[str, Any, Any]]:
     """Name, value, and the paper's for a size where it is another one."""
     args, model, main = record.arguments["training"], record.model, record.model["discriminator_config"]
-    here = {
-        **record.arguments.get("model", {}),
-        **args,
-        **model,
-        **main,
-        "max_steps": planned,
-        "seed": str(args["seed"]),
-    }
-    here["sequences_per_step"], size = record.sequences / record.steps, SIZES[reference]
-    paper = {**_PAPER, **size.pretraining, "sequences_per_step": size.pretraining["per_device_train_batch_size"]}
+    size, per_step = SIZES[reference], "sequences_per_step"
+    here = {**record.arguments.get("model", {}), **args, **model, **main, "max_steps": planned}
+    here |= {per_step: record.sequences / record.steps, "seed": str(args["seed"])}
+    paper = {**_PAPER, **size.pretraining, per_step: size.pretraining["per_device_train_batch_size"]}
     if model["generator_config"]:
         here["generator_hidden_size"] = model["generator_config"]["hidden_size"] / main["hidden_size"]
         paper["generator_hidden_size"] = size.generator_hidden_size

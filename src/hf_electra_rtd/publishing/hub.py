@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +42,16 @@ VOCABULARIES = (
     *("spm.model", "spiece.model"),
 )
 ADAPTER_CONFIG = "adapter_config.json"
-CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", ADAPTER_CONFIG)
 WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", ADAPTER_CONFIG)
 MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS)
 ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE)
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
 SILENCE = (10.0, 30.0, 30.0, 30.0)  # seconds without a byte while connecting, reading, writing, queueing
 PATIENCE = 60.0  # seconds that a delivery waits in vain, over all requests and tries
-# The Xet client's own limit for reading also counts the sending of up to 64 MB, so `_WatchedXet` takes its place.
-_XET_LIMITS = {"HF_XET_CLIENT_CONNECT_TIMEOUT": "10s", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1"}
 _TITLE = "hf-electra-rtd run"  # in the title of every commit
 _UNUSED = frozenset({".gitattributes", CARD_FILE, "LICENSE"})  # what the website puts into a new repository
+Files = dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
 
 
 @dataclass
@@ -60,7 +59,7 @@ class Repository:
     """One branch of a repository, as it shall stand on the Hub."""
 
     repo_id: str
-    files: dict[str, Path | bytes]  # by path in the repository: where each lies here, or its bytes
+    files: Files
     revision: str | None = None  # the branch; None is `main`
     is_whole: bool = True  # else other files of ours stay, too
 
@@ -82,7 +81,7 @@ class Published:
 def read_publication(directory: str | Path) -> dict[str, Any]:
     """What `publish.json` holds: `run`, the key of the run, and `flags`; empty where nothing was published."""
     path = Path(directory) / PUBLISH_FILE
-    return read_json(path) if path.exists() else {}
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def remember(directory: str | Path, **flags: Any) -> dict[str, Any]:
@@ -103,9 +102,7 @@ def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, 
         with _Patience().limits():
             for repo_id in repo_ids:
                 _look(api, Repository(repo_id, {}), key, private, force)
-    except _HubError as error:
-        if not error.transient:
-            raise ValueError(str(error)) from None
+    except _UnreachableError as error:
         logger.warning(f"{error} The run starts all the same.")
 
 
@@ -129,14 +126,12 @@ def publish(
                 if name and collection is None:
                     collection = _collect(api, name, private)
                 for repository in repositories[len(results) :]:
-                    results.append(_push(api, _linked(repository, collection), key, private, force))
+                    results.append(_push(api, repository, collection, key, private, force))
                 if collection is not None:
                     done = zip(repositories, results, strict=True)
                     _collect(api, name, private, [each.repo_id for each, result in done if result.error is None])
             break
-        except _HubError as error:
-            if not error.transient:
-                raise ValueError(str(error)) from None
+        except _UnreachableError as error:
             if pause is None:
                 results += [Published(each.url, error=str(error)) for each in repositories[len(results) :]]
             else:
@@ -153,9 +148,9 @@ def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bo
         # The Hub itself refuses only when the repository is created, after the training.
         identity, owner = api.whoami(cache=True), repo_id.partition("/")[0].lower()
         roles = {org["name"].lower(): org.get("roleInOrg") for org in identity.get("orgs", ())}
-        role = "admin" if owner == identity["name"].lower() else roles.get(owner, "no_access")
-        if "read" in (role, identity.get("auth", {}).get("accessToken", {}).get("role")) or role == "no_access":
-            raise _HubError(
+        role = {**roles, identity["name"].lower(): "admin"}.get(owner, "read")
+        if "read" in (role, identity.get("auth", {}).get("accessToken", {}).get("role")):
+            raise _RefusedError(
                 f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, "
                 "log in with another token, or change --hub_model_id."
             )
@@ -166,25 +161,30 @@ def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bo
         except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError):
             if repository.is_whole:
                 return None
-            raise _HubError(f"{repository.url} does not exist yet. Publish the model, without --card_only.") from None
+            remedy = "Publish the model, without --card_only"
+            raise _RefusedError(f"{repository.url} does not exist yet. {remedy}.") from None
     if private and not info.private:
-        raise _HubError(
+        raise _RefusedError(
             f"{repo_id} is public. Make it private in its settings, choose another --hub_model_id, or publish with "
             "--private False (in training, --hub_private_repo False)."
         )
     paths, title = [file.rfilename for file in info.siblings or ()], commits[0].title
     if not (force or key in title or (len(commits) == 1 and _UNUSED.issuperset(paths))):
         writer = "another run" if _TITLE in title else f"somebody else ({public(title)!r})"
-        raise _HubError(
+        raise _RefusedError(
             f"{repo_id}, branch {revision or 'main'}: the last commit is of {writer}; {len(paths)} files are there, "
             f"such as {paths[-1]}. Choose another --hub_model_id, or replace the model and card with --force."
         )
     return paths, commits
 
 
-def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Published:
-    """Publishes one branch. Raises a `_HubError` where another try may help."""
+def _push(api: HfApi, repository: Repository, collection: Any, key: str, private: bool, force: bool) -> Published:
+    """Publishes one branch. Raises `_UnreachableError` where another try may help."""
     repo_id, revision, files = repository.repo_id, repository.revision, repository.files
+    if collection is not None:  # its address, in place of its owner's
+        owner = f"/collections/{repo_id.partition('/')[0]})"
+        card = bytes(files[CARD_FILE]).replace(owner.encode(), f"/collections/{collection.slug})".encode())
+        files = {**files, CARD_FILE: card}
     try:
         with _explained(repo_id):
             there = _look(api, repository, key, private, force)
@@ -209,9 +209,7 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
                 revision=revision,
                 parent_commit=last.commit_id,
             )
-    except _HubError as error:
-        if error.transient:
-            raise
+    except _RefusedError as error:
         return Published(repository.url, error=str(error))
     return Published(repository.url, changed=commit.oid != last.commit_id)
 
@@ -225,23 +223,14 @@ def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ())
             collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
             if private and not collection.private:
                 remedy = "Make it private in its settings, or rename it"
-                raise _HubError(f"The collection {title} is public, so this run stays out of it. {remedy}.")
+                raise _RefusedError(f"The collection {title} is public, so this run stays out of it. {remedy}.")
             for repo_id in dict.fromkeys(repo_ids):
                 if repo_id not in [item.item_id for item in collection.items]:
                     collection = api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
             return collection
-    except _HubError as error:
+    except (_RefusedError, _UnreachableError) as error:
         logger.warning(str(error))
     return None
-
-
-def _linked(repository: Repository, collection: Any) -> Repository:
-    """With the address of the collection in the card, in place of the owner's."""
-    if collection is None:
-        return repository
-    owner = f"/collections/{repository.repo_id.partition('/')[0]})"
-    card = bytes(repository.files[CARD_FILE]).replace(owner.encode(), f"/collections/{collection.slug})".encode())
-    return replace(repository, files={**repository.files, CARD_FILE: card})
 
 
 class _Patience:
@@ -269,8 +258,8 @@ class _Patience:
         watch(get_session())
         _http._GLOBAL_CLIENT_FACTORY = lambda: watch(make_client())
         xet.get_xet_session = lambda: _WatchedXet(get_xet_session(), self)
-        for name, value in _XET_LIMITS.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault("HF_XET_CLIENT_CONNECT_TIMEOUT", "10s")
+        os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
         try:
             yield
         finally:
@@ -293,7 +282,8 @@ class _Patience:
 
 
 class _WatchedXet:
-    """A session of the Xet client that ends an upload in which nothing moves."""
+    """A session of the Xet client that ends an upload in which nothing moves. (The client's own limit for reading also
+    counts the sending of up to 64 MB.)"""
 
     def __init__(self, session: Any, patience: _Patience) -> None:
         self._session, self._patience = session, patience
@@ -336,15 +326,16 @@ class Background:
 
     def start(self, function: Callable[[], Any]) -> None:
         """Calls a function in the background, unless the last one is under way."""
-        if not self.busy:
-            self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-            self._thread.start()
 
-    def _run(self, function: Callable[[], Any]) -> None:
-        try:
-            function()
-        except Exception as error:  # whatever it is: the training is worth more
-            logger.exception(f"This was not published: {error}")
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:  # whatever it is: the training is worth more
+                logger.exception(f"This was not published: {error}")
+
+        if not self.busy:
+            self._thread = threading.Thread(target=run, daemon=True)
+            self._thread.start()
 
     def wait(self) -> None:
         """Waits for the last function."""
@@ -374,55 +365,50 @@ _OF_RIGHTS = re.compile(r"role|permission|rights|authori|access", re.IGNORECASE)
 _XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 
 
-class _HubError(Exception):
-    """Something that could not be done on the Hub; the message says what and the remedy."""
+class _RefusedError(ValueError):
+    """Something that cannot be done on the Hub until somebody changes something; the message says what and how."""
 
-    def __init__(self, message: str, transient: bool = False) -> None:
-        super().__init__(message)
-        self.transient = transient  # may succeed later without anybody changing anything
+
+class _UnreachableError(Exception):
+    """Something that may be done later as it is."""
 
 
 @contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
-    """Turns what `huggingface_hub`, its Xet client and the network raise into a `_HubError`; other errors are bugs."""
+    """Turns what `huggingface_hub`, its Xet client and the network raise into one of these errors; others are bugs, or
+    of a file of this machine."""
     try:
         yield
-    except _HubError:
+    except (_RefusedError, _UnreachableError):
         raise
     except Exception as error:
         chain: list[BaseException] = [error]
         while chain[-1].__cause__ is not None and not isinstance(chain[-1], errors.HfHubHTTPError):
             chain.append(chain[-1].__cause__)
-        cause = _cause(chain)
+        root, said = chain[-1], str(error)
+        of_network = any(isinstance(each, (ConnectionError, TimeoutError)) for each in chain)
+        of_http = any(type(each).__module__.startswith(("httpx", "httpcore")) for each in chain)
+        cause: str | int | None = None  # a key of `_EXPLANATIONS`, or a status
+        if isinstance(root, errors.HfHubHTTPError):
+            cause, said = root.response.status_code, root.server_message or ""
+        elif found := _XET_STATUS.search(str(root)):
+            cause = int(found[1])
+        elif isinstance(root, errors.LocalTokenNotFoundError):
+            cause = 401
+        elif isinstance(root, errors.OfflineModeIsEnabled):
+            cause = "offline"
+        elif of_network or of_http or isinstance(root, RuntimeError):  # which is of the Xet client
+            cause = "no answer"
+        if type(error) is ValueError:  # a card that is not valid
+            cause = "refused"
         if cause is None:
             raise
-        answer = chain[-1].server_message or "" if isinstance(chain[-1], errors.HfHubHTTPError) else str(error)
-        if cause in (402, 403, 413, "refused") and _OF_STORAGE.search(answer):
+        if cause in (402, 403, 413, "refused") and _OF_STORAGE.search(said):
             cause = "full"
-        elif cause == 403 and _OF_RIGHTS.search(answer):
+        elif cause == 403 and _OF_RIGHTS.search(said):
             cause = "rights"
-        said = " ".join((str(error) if cause == "refused" else answer).split())
+        said = " ".join((str(error) if cause == "refused" else said).split())
         # What `_WatchedXet` cancelled says nothing.
         said = f" It says: {public(said)[:300].rstrip('.')}." if said and "cancelled by user" not in said else ""
         message = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}")
-        raise _HubError(f"{repo_id}: {message}{said}", cause in _PASSING) from error
-
-
-def _cause(chain: Sequence[BaseException]) -> str | int | None:
-    """What is wrong, from an error and its causes: a key of `_EXPLANATIONS` or a status; None for a bug and for a file
-    of this machine."""
-    error = chain[-1]
-    if type(chain[0]) is ValueError:  # a card that is not valid
-        return "refused"
-    if isinstance(error, errors.HfHubHTTPError):
-        return error.response.status_code
-    if found := _XET_STATUS.search(str(error)):
-        return int(found[1])
-    if isinstance(error, errors.LocalTokenNotFoundError):
-        return 401
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return "offline"
-    # A `RuntimeError` is of the Xet client; `httpx` is `httpx2`, by version of the library.
-    of_network = any(isinstance(each, (ConnectionError, TimeoutError)) for each in chain)
-    of_http = any(type(each).__module__.startswith(("httpx", "httpcore")) for each in chain)
-    return "no answer" if of_network or of_http or isinstance(error, RuntimeError) else None
+        raise (_UnreachableError if cause in _PASSING else _RefusedError)(f"{repo_id}: {message}{said}") from error

@@ -6,6 +6,7 @@ import math
 import os
 from typing import Any
 
+from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.records import PretrainingRecord
 
 
@@ -28,63 +29,67 @@ _PANELS = (
     ("Encoder: accuracy at masked tokens", "discriminator_masked_accuracy"),
     ("Encoder: accuracy, held out", "discriminator_token_accuracy", "discriminator_replaced_accuracy"),
     ("Encoder: probability of a copy, held out", "copy_probability_original", "copy_probability_replaced"),
+    ("Learning rate", "learning_rate"),
 )
 
 
 def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None:
-    """Draws what was measured in training and on held-out sequences, the learning rate and the speed, as PNG."""
+    """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     logged = {key.removeprefix("eval_") for entry in record.curves for key in entry}
     panels = [panel for panel in _PANELS if logged.intersection(panel[1:])]
-    machine = ", ".join(record.hardware["accelerators"]) or f"{record.hardware['cpu_cores']} CPU core(s)"
-    columns = min(_COLUMNS, len(panels) + 1)
-    rows = math.ceil((len(panels) + 1) / columns)
+    columns = max(1, min(_COLUMNS, len(panels)))
+    rows = max(1, math.ceil(len(panels) / columns))
     with rc_context(_STYLE):
         figure = Figure(figsize=(max(6, 4 * columns), 3.4 * rows), dpi=110, layout="constrained")
-        size = f"{record.parameters['total'] / 1e6:.1f} M parameters\n{record.tokens / 1e6:,.1f} M tokens"
-        time = f"{record.steps:,} steps, {record.train_seconds / 60:,.1f} minutes on {machine}"
-        figure.suptitle(f"Pre-training, objective {record.model['objective']}, {size} in {time}")
+        figure.suptitle(_describe(record))
         axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
         for axis, (title, *keys) in zip(axes, panels, strict=False):
             _draw_panel(axis, record.curves, title, keys)
-        _draw_rate_and_speed(axes[len(panels)], record.curves)
-        for axis in axes[len(panels) + 1 :]:
+        for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis in axes[-_COLUMNS:]:
             axis.set_xlabel("step")
         figure.savefig(path, metadata={"Software": None})
 
 
+def _describe(record: PretrainingRecord) -> str:
+    """Objective, start, seed and size of a run, and what it cost."""
+    cores = record.hardware["cpu_cores"]
+    machine = ", ".join(record.hardware["accelerators"]) or f"{cores} CPU core{'' if cores == 1 else 's'}"
+    speed = f"{record.tokens / max(record.train_seconds, 1e-9):,.0f} tokens/s"
+    what = [f"Pre-training, objective {record.model['objective']}"]
+    if "model" in record.arguments:  # not of a trainer that was used in Python
+        what.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
+    what += [f"seed {record.arguments['training']['seed']}", f"{record.parameters['total'] / 1e6:.1f} M parameters"]
+    cost = f"{record.tokens / 1e6:,.1f} M tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
+    return f"{', '.join(what)}\n{cost} on {machine} ({speed})"
+
+
 def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[str]) -> None:
+    """The last value of a curve stands in the legend, where it hides nothing."""
     axis.set_title(title)
     for key, color in zip(keys, (_MAIN, _ACCENT), strict=False):
         if len(keys) == 1:
             axis.plot(*_series(curves, key), color=_PALE, linewidth=1.2, label="training")
-        steps, values = _series(curves, f"eval_{key}")
-        label = key.partition("_")[2].replace("_", " ") if len(keys) > 1 else "held out"
-        axis.plot(steps, values, color=color, marker="o", markersize=3.5, label=label)
-        if values:
-            place = {"xytext": (0, 6), "textcoords": "offset points", "ha": "right"}
-            axis.annotate(f"{values[-1]:.3g}", (steps[-1], values[-1]), **place)
+        name = key.partition("_")[2].replace("_", " ") if len(keys) > 1 else "held out"
+        _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o", markersize=3.5)
     if "discriminator_auc" in keys:
+        _draw_curve(axis, curves, "eval_bigram_auc", "counted bigram", color=_ACCENT, linewidth=1.2)
         axis.axhline(0.5, color=_ACCENT, linewidth=0.8, linestyle="--", label="chance")
-        if (bigram := _series(curves, "eval_bigram_auc"))[0]:
-            axis.plot(*bigram, color=_ACCENT, linewidth=1.2, label="counted bigram")
-    axis.legend()
+    axis.xaxis.set_major_formatter("{x:,.0f}")
+    if keys == ["learning_rate"]:
+        axis.yaxis.set_major_formatter("{x:.1e}")
+    if len(axis.lines) > 1:
+        axis.legend()
 
 
-def _draw_rate_and_speed(axis: Any, curves: list[dict[str, Any]]) -> None:
-    axis.set_title("Learning rate and speed")
-    (rate,) = axis.plot(*_series(curves, "learning_rate"), color=_MAIN, label="learning rate")
-    axis.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    right = axis.twinx()
-    (speed,) = right.plot(*_series(curves, "tokens_per_second"), color=_PALE, label="tokens per second")
-    right.set_ylim(bottom=0)
-    right.grid(visible=False)
-    right.spines["right"].set_visible(True)
-    axis.legend(handles=[rate, speed], loc="lower left")
+def _draw_curve(axis: Any, curves: list[dict[str, Any]], key: str, name: str, **look: Any) -> None:
+    steps, values = _series(curves, key)
+    if values:
+        axis.plot(steps, values, label=f"{name}: {values[-1]:.3g} at the end", **look)
 
 
 def _series(curves: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -30,7 +30,7 @@ from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Published, Repository
+from hf_electra_rtd.publishing.hub import Files, Published, Repository
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
 from hf_electra_rtd.records import HUB_TOKEN, SECRETS, EvaluationRecord, FractionRecord, PretrainingRecord
@@ -109,68 +109,62 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
     directory = Path(directory)
     record, curves = PretrainingRecord.load(directory), directory / CURVES_FILE
     ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts") or PARTS[:2])
-    paths = [path for path in directory.glob("*/*") if os.path.lexists(path / FractionRecord.FILE)]
-    exports = sorted(
-        ((FractionRecord.load(path / FractionRecord.FILE), path) for path in paths), key=lambda e: e[0].step
-    )
-    final, fractions, compared = _sort_evaluations(directory, exports, ids.get("discriminator"), flags)
+    exports = [(FractionRecord.load(path), path.parent) for path in FractionRecord.find(directory, 2)]
+    exports.sort(key=lambda export: export[0].step)
+    results, compared = _sort_evaluations([directory, *(path for _, path in exports)], ids.get("discriminator"), flags)
     if not os.path.lexists(curves):
         plot_curves(record, curves)
     repositories = []
     for part, repo_id in ids.items():
         branches = exports if flags.get("revisions", True) and part != "pair" else []
-        own = final if part == "discriminator" else []
-        known: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
-        text = cards.pretraining_card(record, own=own, compared=compared, branches=bool(branches), **known)
-        more = {PretrainingRecord.FILE: directory / PretrainingRecord.FILE, **_result_files(own, flags)}
+        about: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
+        own = results[directory] if part == "discriminator" else []
+        text = cards.pretraining_card(record, own=own, compared=compared, branches=bool(branches), **about)
+        more = {CURVES_FILE: curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
         place = directory if part == "pair" else directory / part
-        repositories.append(_repository(repo_id, place, text, {CURVES_FILE: curves, **more}))
+        repositories.append(_repository(repo_id, place, text, {**more, **_result_files(own, flags)}))
         for fraction, path in branches:
-            at_step = fractions[fraction.step] if part == "discriminator" else []
-            text = cards.pretraining_card(record, own=at_step, fraction=fraction, **known)
-            revision = f"step-{fraction.step}"
-            repositories.append(_repository(repo_id, path / part, text, {CURVES_FILE: curves}, revision=revision))
+            own = results[path] if part == "discriminator" else []
+            text = cards.pretraining_card(record, own=own, fraction=fraction, **about)
+            repositories.append(
+                _repository(repo_id, path / part, text, {CURVES_FILE: curves}, f"step-{fraction.step}")
+            )
     return repositories
 
 
 def _sort_evaluations(
-    directory: Path, exports: Sequence[tuple[FractionRecord, Path]], repo_id: str | None, flags: Flags
-) -> tuple[list[EvaluationRecord], dict[int, list[EvaluationRecord]], list[EvaluationRecord]]:
-    """The results of the final discriminator, of its exports by step, and of other models. A discriminator is known by
-    the hash of its weights; its id on the Hub stands for the end of the run."""
+    places: Sequence[Path], repo_id: str | None, flags: Flags
+) -> tuple[dict[Path, list[EvaluationRecord]], list[EvaluationRecord]]:
+    """The results of the discriminators of a run and of its exports, by their directories, the run's first; and those
+    of other models. A discriminator is known by the hash of its weights; its id on the Hub is the end of the run."""
+    own: dict[Path, list[EvaluationRecord]] = {place: [] for place in places}
     compared = list(read_evaluations(flags.get("compared") or ()).values())
-    final: list[EvaluationRecord] = []
-    fractions: dict[int, list[EvaluationRecord]] = defaultdict(list)
-    if not flags.get("evaluations"):
-        return final, fractions, compared
-    steps = {hash_model(path / "discriminator"): fraction.step for fraction, path in exports}
-    end = hash_model(directory / "discriminator")
-    for record in read_evaluations(flags["evaluations"]).values():
-        digest = record.model["sha256"]
-        if digest in steps:  # the export at the end of the run is the final discriminator, too
-            fractions[steps[digest]].append(record)
+    given = read_evaluations(flags.get("evaluations") or ())
+    hashes = [hash_model(place / "discriminator") for place in places if given]
+    for record in given.values():
+        digest = hashes[0] if record.model["name_or_path"] == repo_id else record.model["sha256"]
         if record.model["from_scratch"]:
             compared.append(record)
-        elif digest == end or record.model["name_or_path"] == repo_id:
-            final.append(record)
-        elif digest not in steps:
+        elif digest not in hashes:
             raise ValueError(
                 f"--evaluations: {record.task}, seed {record.seed}, is a result of {record.model['name_or_path']}, "
-                f"whose weights are not those of {directory} or its fractions. Pass it with --compared."
+                f"whose weights are not those of {places[0]} or its fractions. Pass it with --compared."
             )
-    return final, fractions, compared
+        else:  # the export at the end of the run is the final discriminator, too
+            for place in [place for place, known in zip(places, hashes, strict=True) if known == digest]:
+                own[place].append(record)
+    return own, compared
 
 
 def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Repository]:
     """The repositories of fine-tuned models or adapters: for each task the model that was kept, of the best seed.
     `directory` is the `output_dir` of a fine-tuning, or one of its tasks or seeds."""
     tasks: dict[Path, dict[Path, EvaluationRecord]] = defaultdict(dict)
-    for pattern in ("*/*/", "*/", ""):
-        for path in sorted(Path(directory).resolve().glob(pattern + EvaluationRecord.FILE)):
-            tasks[path.parent.parent][path.parent] = EvaluationRecord.load(path)
+    for path in EvaluationRecord.find(Path(directory).resolve(), 2):
+        tasks[path.parent.parent][path.parent] = EvaluationRecord.load(path)
     repositories = []
     for task, runs in tasks.items():
-        kept = [path for path in runs if (path / "model").is_dir()]
+        kept = [path for path in runs if os.path.lexists(path / "model")]
         if not kept:
             logger.warning(f"{task.name}: no model was kept: it is not published. Fine-tune with --keep_models best.")
             continue
@@ -181,8 +175,11 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         adapter = os.path.lexists(best / "model" / hub.ADAPTER_CONFIG)
         text = cards.fine_tuned_card(records, repo_id, known_card(flags), base, adapter)
         more = {EvaluationRecord.FILE: best / EvaluationRecord.FILE, **_result_files(records, flags)}
+        if adapter:
+            config = {**read_json(best / "model" / hub.ADAPTER_CONFIG), "base_model_name_or_path": base}
+            more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
         labels = records[0].arguments.get("labels") or ()
-        repositories.append(_repository(repo_id, best / "model", text, more, base=base or "", labels=labels))
+        repositories.append(_repository(repo_id, best / "model", text, more, labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
@@ -193,28 +190,18 @@ def known_card(flags: Flags) -> CardArguments:
     return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
 
 
-def _result_files(records: Sequence[EvaluationRecord], flags: Flags) -> dict[str, Path | bytes]:
+def _result_files(records: Sequence[EvaluationRecord], flags: Flags) -> Files:
     return {**cards.eval_results_files(records)} if flags.get("eval_results") else {}
 
 
 def _repository(
-    repo_id: str,
-    directory: Path,
-    card: str,
-    more: Mapping[str, Path | bytes],
-    revision: str | None = None,
-    base: str = "",
-    labels: Iterable[str] = (),
+    repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None, labels: Iterable[str] = ()
 ) -> Repository:
-    """The model in `directory` with its card. Nothing else leaves the directory. `base` is that of adapters; `labels`
-    (and those in `config.json`) are no paths, whatever they look like."""
-    files: dict[str, Path | bytes] = {}
-    files |= {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
+    """The model in `directory` with its card. Nothing else leaves the directory. `labels` (and those in `config.json`)
+    are no paths, whatever they look like."""
+    files: Files = {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
     if not files.keys() & set(hub.WEIGHTS):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
-    if hub.ADAPTER_CONFIG in files:
-        config = read_json(directory / hub.ADAPTER_CONFIG)
-        files[hub.ADAPTER_CONFIG] = json.dumps({**config, "base_model_name_or_path": base}, indent=2).encode()
     config = read_json(directory / "config.json") if "config.json" in files else {}
     with reading(directory / "config.json"):
         labels = [*labels, *dict(config.get("id2label") or {}).values(), *dict(config.get("label2id") or {})]
@@ -237,7 +224,7 @@ _PATH = re.compile(
     r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|\.\.[\\/]+[\w.-]+[\\/]+[\w.-]+|[A-Za-z]:(?:\\+|/)\w+"
     r"|\\{2,}[\w.-]+\\+[\w$.-]+)"
 )
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')  # of JSON
 
 
 def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
@@ -248,16 +235,17 @@ def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
         values = json.loads(text) if path.suffix == ".json" else {}
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
-    found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
-    if path.name not in hub.VOCABULARIES:
-        strings = _STRING.findall(json.dumps(values, ensure_ascii=False)) or text.splitlines()
-        text = text.replace(r"\\", "\\") if values else text
+    if path.name in hub.VOCABULARIES:
+        found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
+    else:
+        lines = _STRING.findall(json.dumps(values, ensure_ascii=False)) if values else text.splitlines()
+        lines = [line.replace(r"\\", "\\") if values else line for line in lines]
         roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
         of_labels = {match[0] for label in labels for match in _PATH.finditer(str(label))}
-        paths = [match for match in _PATH.finditer(text) if match[0] not in of_labels]
-        found += [match[0] for match in paths if match[1] is None or match[1] in roots]
+        paths = [match for line in lines for match in _PATH.finditer(line) if match[0] not in of_labels]
+        found = [match[0] for match in paths if match[1] is None or match[1] in roots]
         for name, secret, _ in SECRETS:
-            found += [name.format(*match.groups()) for each in strings for match in secret.finditer(each.strip())]
+            found += [name.format(*match.groups()) for line in lines for match in secret.finditer(line.strip())]
     if found:
         told = ", ".join(dict.fromkeys(found))
         raise ValueError(f"{path} must not be published: it holds {told}. Remove that, then try again.")
@@ -306,7 +294,7 @@ def main(argv: list[str]) -> int:
 def _publication_directory(directory: Path) -> Path:
     """Where `publish.json` lies: for a task or a seed, in the `output_dir` of a fine-tuning that was published."""
     for path in (directory, *directory.resolve().parents[:2]):
-        if (path / hub.PUBLISH_FILE).exists() and not (path / PretrainingRecord.FILE).exists():
+        if os.path.lexists(path / hub.PUBLISH_FILE) and not os.path.lexists(path / PretrainingRecord.FILE):
             return path
     return directory
 
@@ -317,12 +305,12 @@ def _repositories(directory: Path, flags: Flags) -> list[Repository]:
             if (flags[name] or None) != (getattr(PublishArguments(), name) or None):
                 raise ValueError(f"--{name} has no meaning for {kind}. Leave it out.")
 
-    if (directory / PretrainingRecord.FILE).is_file():
+    if os.path.lexists(directory / PretrainingRecord.FILE):
         refuse("a pre-training", "base_model")
         if not flags["evaluations"]:
             refuse("a pre-training without --evaluations", "compared", "eval_results")
         return pretraining_repositories(directory, flags)
-    if any(directory.rglob(EvaluationRecord.FILE)):
+    if EvaluationRecord.find(directory):
         refuse("a fine-tuning", "parts", "revisions", "evaluations", "compared")
         return fine_tuned_repositories(directory, flags)
     raise ValueError(

@@ -74,7 +74,7 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
     """The evaluation records of all runs below some directories, by their paths."""
     records: dict[Path, EvaluationRecord] = {}
     for directory in directories:
-        paths = sorted(Path(directory).rglob(EvaluationRecord.FILE))
+        paths = EvaluationRecord.find(directory)
         if not paths:
             raise ValueError(f"{directory} holds no results. Pass the --output_dir of a fine-tuning.")
         records |= {path: EvaluationRecord.load(path) for path in paths}
@@ -162,22 +162,13 @@ def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
             yield f"{task}, {' minus '.join(models)}: {shown}."
 
 
-def published_for(size: str, tasks: Iterable[str]) -> list[dict[str, Any]]:
-    """Published models of a size (`tiny`, `small`, `small-ex`, `base`, `large`): `name`, `source`, and `scores` x 100
-    on those of the tasks that they have, by the task's main metric on its development set."""
-    text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
-    found = [row for row in json.loads(text) if row["size"] == size]
-    for row in found:
-        row["scores"] = {task: row["scores"][task] for task in tasks if task in row["scores"]}
-    return [row for row in found if row["scores"]]
-
-
 # ---- Tables ----
 
 
 def results_table(records: Iterable[EvaluationRecord], published: bool = True) -> str:
     """One Markdown table for each benchmark, with a caption. A column is a task. Rows are the median of each model's
-    runs, mean ± sample standard deviation and best, x 100; then published models of the size of the first one here.
+    runs, mean ± sample standard deviation and best, x 100; then published models (`published.json`) of the size of the
+    first one here, by the same metrics on the same development sets.
     `avg` is over the tasks that every model here and the first published one have."""
     return "\n".join(_table(*found, published) for found in _by_benchmark(records).items())
 
@@ -186,11 +177,14 @@ def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], publi
     results = [result for of_model in models.values() for result in of_model.values()]
     known = [task.name for task in BENCHMARKS.get(benchmark, ())]
     tasks = sorted({r.task: r for r in results}, key=lambda task: known.index(task) if task in known else len(known))
+    official = {*tasks} & {*known}
     size = str(results[0].runs[0].model.get("size"))
-    beside = published_for(size, [task for task in tasks if task in known]) if published else []
+    text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
+    beside = [row for row in json.loads(text) if published and row["size"] == size and official & row["scores"].keys()]
     figures = {name: {task: each.figures for task, each in of.items() if each.main} for name, of in models.items()}
     for row in beside:
-        figures[row["name"]] = {task: {"median": score / 100} for task, score in row["scores"].items()}
+        shared = [task for task in tasks if task in official and task in row["scores"]]
+        figures[row["name"]] = {task: {"median": row["scores"][task] / 100} for task in shared}
     compared = [*models, *(row["name"] for row in beside[:1])]
     averaged = [task for task in tasks if all(task in figures[name] for name in compared)]
     columns = [*tasks, *(["avg"] if len(averaged) > 1 else [])]

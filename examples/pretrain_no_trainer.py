@@ -39,6 +39,7 @@ def train(run: pretrain.Run) -> None:
     loader = DataLoader(run.stream, args.per_device_train_batch_size, **options)
     held_out = run.held_out and DataLoader(run.held_out, args.per_device_eval_batch_size, **options)
     prepared, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+    meters.set_yardstick(model, run.stream, run.held_out)
 
     state, described = TrainerState(max_steps=args.max_steps), checkpoints.describe_run(model, run.stream, args)
     if run.checkpoint:
@@ -85,6 +86,7 @@ def train(run: pretrain.Run) -> None:
         if held_out and (control.should_evaluate or state.global_step == args.max_steps):
             with clock.paused():
                 log(meters.evaluate_held_out(prepared, held_out, accelerator))
+                meters.warn_if_flat(state)
         if control.should_save:
             accelerator.step = 0  # how many batches there were before does not matter
             meters.check_weights(state.global_step, prepared)
@@ -100,7 +102,7 @@ def train(run: pretrain.Run) -> None:
         data = (run.stream, run.held_out)
         made = meters.make_record(whole, args, *data, state, clock.seconds, **run.record_facts)
         checkpoints.save_outputs(whole, run.tokenizer, made, args.output_dir)
-        console.print_summary(made, args.output_dir)
+        console.print_summary(made, args.output_dir, run.held_out, run.collator)
 
 
 def main(argv: list[str]) -> int:

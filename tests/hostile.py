@@ -95,6 +95,7 @@ FAIL {predict --{model_name_or_path,file},publish --{run,evaluations,compared},d
 TOGETHER = """
 FAIL pretrain --{generator config,two_stage_from x,freeze_generator True,push_to_hub True,unknown}
 FAIL finetune --{evaluate_only True --lora True,lora True --from_scratch True,merge_adapter True,max_stepz 2}
+FAIL finetune --{data_dir x,task_name a b}
 FAIL prepare --{held_out_files corpus.txt,train_files corpus.txt a.blocks,train_files,tokenizer vocab.txt x}
 FAIL detect --{mask river,generator pair_run/generator,model tuned_run}
 FAIL {predict,finetune} --{second_text,text,label,id}_column_name none

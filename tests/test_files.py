@@ -131,8 +131,3 @@ def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
         (tmp_path / name).write_text(text)
     assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
-
-
-def test_an_unknown_name_gets_the_nearest_or_all():
-    assert files.known_names("smal", ["small", "base"], "sizes") == "Did you mean 'small'?"
-    assert files.known_names("xyz", ["small", "base"], "sizes") == "Known sizes: base, small."

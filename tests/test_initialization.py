@@ -9,14 +9,16 @@ from sklearn.metrics import roc_auc_score
 from transformers import ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
-from hf_electra_rtd.data.blocks import BlockFile, BlockWriter
+from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.initialization import begin_on_neighbours, count_tokens, fit_neighbours
+from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import pretraining_flags
 
 
+CARD = CardArguments()
 NEVER = [0, 2, 3, 4]  # [PAD], [CLS], [SEP], [MASK] of the tests' tokenizer
 
 
@@ -34,7 +36,7 @@ def chain(tmp_path_factory, tokenizer) -> BlockFile:
         while len(row) < 30:
             row.append((3 * row[-1] + int(random.integers(2)) + 1) % words)
         rows.append(PackedSequence(np.array([2, *(word + 5 for word in row), 3]), 32))
-    with BlockWriter(path, 32, len(tokenizer)) as writer:
+    with writing_blocks(path, 32, len(tokenizer)) as writer:
         writer.write(rows)
         writer.finish(tokenizer_hash="", packing="full", statistics={}, sources=[], recipe={})
     return BlockFile(path)
@@ -148,7 +150,8 @@ def test_networks_without_room_are_refused(begun, shape):
         ({"size": "small", "initialization": "neighbours"}, "neighbours"),
         ({"initialization": "stock"}, "stock"),
         ({"objective": "mlm"}, "stock"),
-        ({"discriminator": "trained"}, "stock"),
+        ({"discriminator": "trained"}, None),
+        ({"two_stage_from": "trained"}, None),
     ],
 )
 def test_new_networks_of_tiny_that_detect_begin_on_the_neighbours(flags, begins):
@@ -173,6 +176,9 @@ def test_the_record_of_a_run_names_its_start_and_the_bigram(tmp_path, corpus):
     record = PretrainingRecord.load(tmp_path / "run")
     assert record.arguments["model"]["initialization"] == "neighbours"
     assert 0 < record.metrics["eval_bigram_auc"] < 1
+    assert "fitted on pairs of words (`--initialization neighbours`)" in pretraining_card(record, "pair", "a/b", CARD)
+    record.arguments["model"] |= {"initialization": None, "discriminator": "a/trained"}
+    assert "initialization" not in pretraining_card(record, "pair", "a/b", CARD)
 
 
 @pytest.mark.slow

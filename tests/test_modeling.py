@@ -56,7 +56,10 @@ def test_kept_tokens_are_sampled_over_too(tokenizer, blocks, model):
     assert model(**batch).replaced_labels.any()
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"temperature": 0.5}, {"disallow_correct": True}])
+SAMPLING = ({}, {"temperature": 0.0}, {"temperature": 0.5}, {"disallow_correct": True}, {"generator": "uniform"})
+
+
+@pytest.mark.parametrize("options", [*SAMPLING, {"generator": "uniform", "disallow_correct": True}])
 def test_samples_are_drawn_from_the_generators_logits_as_the_configuration_says(batch, options):
     output = ElectraForRTDPretraining(tiny_config(**options)).eval()(**batch, output_generator_logits=True)
     forbidden = batch["labels"] if "disallow_correct" in options else None
@@ -64,6 +67,7 @@ def test_samples_are_drawn_from_the_generators_logits_as_the_configuration_says(
     expected = sample_tokens(output.generator_logits, batch["sampling_uniforms"], temperature, forbidden)
     assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), expected)
     assert torch.equal(output.generator_predictions, output.generator_logits.argmax(dim=-1))
+    assert output.generator_logits.any() == ("generator" not in options)  # equal logits are equal probabilities
 
 
 def test_given_corruption_is_used_as_it_is(model, batch):
@@ -77,26 +81,11 @@ def test_given_corruption_is_used_as_it_is(model, batch):
 # ---- Losses ----
 
 
-def test_losses_equal_the_stock_heads_over_all_positions(model, batch):
-    output = model(**batch)
-    tokens = {"token_type_ids": batch["token_type_ids"]}
-    generator_loss = model.generator(batch["input_ids"], labels=wide_labels(batch), **tokens).loss
-    discriminator_loss = model.discriminator(output.corrupted_input_ids, labels=output.replaced_labels, **tokens).loss
-    torch.testing.assert_close(output.generator_loss, generator_loss, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(output.discriminator_loss, discriminator_loss, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(output.loss, generator_loss + 50 * discriminator_loss, rtol=1e-6, atol=1e-5)
-
-
-def test_weights_weigh(batch):
-    config = tiny_config(generator_weight=0.5, discriminator_weight=3.0)
-    output = ElectraForRTDPretraining(config).eval()(**batch)
-    assert output.loss == 0.5 * output.generator_loss + 3.0 * output.discriminator_loss
-
-
-def test_both_forms_of_labels_agree(model, batch):
-    narrow, output = model(**batch), model(**{**batch, "masked_positions": None, "labels": wide_labels(batch)})
-    assert torch.equal(output.corrupted_input_ids, narrow.corrupted_input_ids)
-    assert output.loss == narrow.loss
+def test_weights_weigh_and_both_forms_of_labels_agree(batch):
+    model = ElectraForRTDPretraining(tiny_config(generator_weight=0.5, discriminator_weight=3.0)).eval()
+    output, wide = model(**batch), model(**{**batch, "masked_positions": None, "labels": wide_labels(batch)})
+    assert output.loss == 0.5 * output.generator_loss + 3.0 * output.discriminator_loss == wide.loss
+    assert torch.equal(output.corrupted_input_ids, wide.corrupted_input_ids)
 
 
 def test_unused_slots_count_nothing_wherever_they_point(model, batch):
@@ -170,19 +159,6 @@ def test_padding_and_a_mask_of_ones_change_nothing(model, batch, padding):
     assert not wide.replaced_labels[:, 32:].any()
 
 
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_a_batch_equals_the_mean_of_its_micro_batches(batch, parts):
-    torch.manual_seed(0)
-    model = ElectraForRTDPretraining(tiny_config()).eval().double()
-    model(**batch).loss.backward()
-    whole = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    for start in range(0, 8, 8 // parts):
-        (model(**{key: value[start : start + 8 // parts] for key, value in batch.items()}).loss / parts).backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, whole[name], rtol=1e-9, atol=1e-12)
-
-
 def test_bfloat16_autocast_stays_close_to_float32(model, batch):
     exact = model(**batch)
     with torch.autocast("cpu", torch.bfloat16):
@@ -206,12 +182,10 @@ def test_activation_checkpointing_changes_nothing(batch):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padding", [0, 5])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_graph_traces_whole_and_trains_alike(batch, backend, padded):
-    if padded:
-        batch = pad_batch(batch, 5)
-    trajectories = []
+def test_the_graph_traces_whole_and_trains_alike(batch, backend, padding):
+    batch, trajectories = pad_batch(batch, padding) if padding else batch, []
     for compiled in (False, True):
         torch.manual_seed(0)
         torch.compiler.reset()

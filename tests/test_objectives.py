@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -12,9 +13,10 @@ from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.objectives import replaced_token_loss
 from hf_electra_rtd.ops import masked_slots
+from hf_electra_rtd.towers import load_tower
 from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
 from tests import reference
-from tests.conftest import pad_batch, tiny_config
+from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 
 @pytest.fixture
@@ -31,10 +33,8 @@ def make(objective, **options):
 
 def used_slots(inputs):
     """(row, position, original) of every masked token."""
-    for row, (positions, labels) in enumerate(zip(inputs["masked_positions"], inputs["labels"], strict=True)):
-        for position, label in zip(positions.tolist(), labels.tolist(), strict=True):
-            if label != -100:
-                yield row, position, label
+    for row, slot in inputs["labels"].ne(-100).nonzero().tolist():
+        yield row, inputs["masked_positions"][row, slot].item(), inputs["labels"][row, slot].item()
 
 
 def real_tokens(inputs, originals):
@@ -55,11 +55,11 @@ def detection_loss(model, inputs, corrupted, places):
     return sum(terms) / len(terms)
 
 
-def token_loss(model, inputs, corrupted):
-    logits = model.discriminator(**tower_inputs(inputs, corrupted)).logits
+def token_loss(logits, places):
+    """Of logits (B, K, V) or (B, L, V), in the order of `places`: (row, column, original)."""
     terms = []
-    for row, position, original in used_slots(inputs):
-        powers = logits[row, position].detach().exp()
+    for row, column, original in places:
+        powers = logits[row, column].detach().exp()
         terms.append(-math.log(powers[original] / powers.sum()))
     return sum(terms) / len(terms)
 
@@ -80,7 +80,7 @@ def expected_loss(objective, model, inputs, corrupted):
     if objective == "rtd_masked_only":
         return detection_loss(model, inputs, corrupted, list(used_slots(inputs)))
     if objective in ("replace_mlm", "mlm"):
-        return token_loss(model, inputs, corrupted)
+        return token_loss(model.discriminator(**tower_inputs(inputs, corrupted)).logits, used_slots(inputs))
     distribution, _ = mixture(model, inputs, corrupted)
     return sum(-math.log(distribution[place]) for place in places) / len(places)
 
@@ -92,28 +92,26 @@ def test_the_loss_is_the_formula(objective, uneven):
     expected = expected_loss(objective, model, uneven, output.corrupted_input_ids)
     assert output.discriminator_loss.item() == pytest.approx(expected, rel=1e-12)
     weight = 50.0 if objective.startswith("rtd") else 1.0
-    of_generator = 0.0 if objective == "mlm" else output.generator_loss.item()
-    assert output.loss.item() == pytest.approx(of_generator + weight * expected, rel=1e-12)
+    of_generator = 0.0
     if objective == "mlm":
-        assert model.generator is None
-        assert output.generator_loss is None
+        assert model.generator is output.generator_loss is None
         assert torch.equal(output.corrupted_input_ids, uneven["input_ids"])
     else:
+        of_generator = token_loss(
+            model.generator(**tower_inputs(uneven, uneven["input_ids"])).logits, used_slots(uneven)
+        )
+        assert output.generator_loss.item() == pytest.approx(of_generator, rel=1e-12)
         assert output.replaced_labels.any()
+    assert output.loss.item() == pytest.approx(of_generator + weight * expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (4, 127)])
-@pytest.mark.parametrize("padding", ["None", "none", "some", "one token"])
-def test_the_loss_of_replaced_tokens_errs_no_more_than_the_obvious_code_does(dtype, shape, padding):
+@pytest.mark.parametrize("real", [None, 1.0, 0.4, 0.0], ids=["no mask", "no padding", "some padding", "one token"])
+def test_the_loss_of_replaced_tokens_errs_no_more_than_the_obvious_code_does(dtype, shape, real):
     logits = (6 * torch.randn(shape)).to(dtype)
     replaced = torch.randint(0, 2, shape)
-    mask = {
-        "None": None,
-        "none": torch.ones(shape, dtype=torch.long),
-        "some": (torch.arange(shape[1]) < torch.randint(1, shape[1] + 1, (shape[0], 1))).long(),
-        "one token": (torch.arange(shape[1]) < 1).long().expand(shape),
-    }[padding]
+    mask = None if real is None else (torch.arange(shape[1]) < max(1, real * shape[1])).long().expand(shape)
     loss = replaced_token_loss(logits, replaced, mask)
     assert loss.num_items == (logits.numel() if mask is None else mask.sum())
     naive, truth = (
@@ -145,29 +143,22 @@ def test_exact_normalization_divides_by_the_tokens_of_the_mean(objective, uneven
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
-def test_towers_and_logits_are_those_of_the_design(objective, batch, tmp_path):
-    model = make(objective).float()
-    detects = objective.startswith("rtd")
-    output = model(**batch)
-    asked = model(**batch, output_logits=True)
-    rows, length = batch["input_ids"].shape
-    slots, vocabulary = batch["labels"].shape[1], model.config.discriminator_config.vocab_size
-    predicted = length if objective == "all_tokens_mlm" else slots
-    assert asked.logits.shape == ((rows, length) if detects else (rows, predicted, vocabulary))
+def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective, batch, tmp_path):
+    model, detects = make(objective).float(), objective.startswith("rtd")
+    output, asked = model(**batch), model(**batch, output_logits=True)
+    (rows, length), slots = batch["input_ids"].shape, batch["labels"].shape[1]
+    predicted = (rows, length if objective == "all_tokens_mlm" else slots, len(VOCABULARY))
+    assert asked.logits.shape == ((rows, length) if detects else predicted)
     assert (output.logits is None) != detects
     assert output.loss == asked.loss
-
     model.save_pretrained(tmp_path / "pair")
-    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair").eval()
-    assert (again.config.objective, again.config.sharing) == (objective, model.config.sharing)
-    assert again(**batch).loss == output.loss
+    assert ElectraForRTDPretraining.from_pretrained(tmp_path / "pair").eval()(**batch).loss == output.loss
     model.save_towers(tmp_path)
     assert (tmp_path / "generator").exists() == (objective != "mlm")
     tower_class = ElectraForPreTraining if detects else ElectraForMaskedLM
-    tower, report = tower_class.from_pretrained(tmp_path / "discriminator", output_loading_info=True)
-    assert not report["missing_keys"] | report["unexpected_keys"]
+    tower = load_tower(tower_class, tmp_path / "discriminator").eval()  # refuses missing and unknown tensors
     ids = batch["input_ids"]
-    torch.testing.assert_close(tower.eval()(ids).logits, model.discriminator(ids).logits)
+    torch.testing.assert_close(tower(ids).logits, model.discriminator(ids).logits)
 
 
 def test_predictions_with_a_copy_mechanism_are_the_mode_of_the_mixture(uneven):
@@ -269,45 +260,43 @@ def test_masked_only_detection_is_measured_at_masked_positions_and_over_all(unev
     with torch.no_grad():
         model.generator.generator_lm_head.bias[uneven["labels"][1, 0]] += 6.0  # some samples are right
     output, training, held_out = measured(model, uneven)
-    slots = list(used_slots(uneven))
-    real = list(real_tokens(uneven, reference.originals(uneven)))
-    for places, suffix in ((slots, ""), (real, "_all")):
-        logits = [output.logits[row, position].item() for row, position, _ in places]
-        replaced = [output.corrupted_input_ids[row, position].item() != label for row, position, label in places]
-        assert 0 < sum(replaced) < len(replaced)
+    everywhere = real_tokens(uneven, reference.originals(uneven))
+    for places, suffix in ((list(used_slots(uneven)), ""), (list(everywhere), "_all")):
+        logits = np.array([output.logits[row, position].item() for row, position, _ in places])
+        replaced = np.array(
+            [output.corrupted_input_ids[row, position].item() != label for row, position, label in places]
+        )
+        assert 0 < replaced.sum() < len(replaced)
         assert held_out[f"discriminator_auc{suffix}"] == pytest.approx(roc_auc_score(replaced, logits))
-        right = sum((logit > 0) == label for logit, label in zip(logits, replaced, strict=True))
-        found = sum(logit > 0 and label for logit, label in zip(logits, replaced, strict=True))
+        expected = {"accuracy": ((logits > 0) == replaced).mean(), "recall": (logits > 0)[replaced].mean()}
         for metrics in (training, held_out):
-            assert metrics[f"discriminator_accuracy{suffix}"] == pytest.approx(right / len(places))
-            assert metrics[f"discriminator_recall{suffix}"] == pytest.approx(found / sum(replaced))
+            assert {name: metrics[f"discriminator_{name}{suffix}"] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("objective", ["mlm", "replace_mlm"])
 def test_masked_prediction_is_measured_at_masked_positions(objective, uneven):
     model = make(objective)
-    output, training, held_out = measured(model, uneven)
+    output, *measurements = measured(model, uneven)
     logits = model.discriminator(**tower_inputs(uneven, output.corrupted_input_ids)).logits
-    right = [logits[row, position].argmax() == label for row, position, label in used_slots(uneven)]
-    for metrics in (training, held_out):
-        assert metrics["discriminator_masked_accuracy"] == pytest.approx(sum(right).item() / len(right))
+    right = np.mean([(logits[row, position].argmax() == label).item() for row, position, label in used_slots(uneven)])
+    for metrics in measurements:
+        assert metrics["discriminator_masked_accuracy"] == pytest.approx(right)
 
 
 def test_prediction_of_all_tokens_is_measured_everywhere_and_where_tokens_were_replaced(uneven):
     model = make("all_tokens_mlm")
     output, training, held_out = measured(model, uneven)
     distribution, copy = mixture(model, uneven, output.corrupted_input_ids)
-    right, of_replaced, copies = [], [], {True: [], False: []}
+    right, copies = {True: [], False: []}, {True: [], False: []}
     for row, position, original in real_tokens(uneven, reference.originals(uneven)):
         replaced = output.corrupted_input_ids[row, position].item() != original
-        right.append(distribution[row, position].argmax().item() == original)
-        of_replaced += [right[-1]] if replaced else []
+        right[replaced].append(distribution[row, position].argmax().item() == original)
         copies[replaced].append(copy[row, position].item())
     expected = {
-        "discriminator_token_accuracy": sum(right) / len(right),
-        "discriminator_replaced_accuracy": sum(of_replaced) / len(of_replaced),
-        "copy_probability_original": sum(copies[False]) / len(copies[False]),
-        "copy_probability_replaced": sum(copies[True]) / len(copies[True]),
+        "discriminator_token_accuracy": np.mean(right[True] + right[False]),
+        "discriminator_replaced_accuracy": np.mean(right[True]),
+        "copy_probability_original": np.mean(copies[False]),
+        "copy_probability_replaced": np.mean(copies[True]),
     }
     for metrics in (training, held_out):
         assert {name: metrics[name] for name in expected} == pytest.approx(expected)

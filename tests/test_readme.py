@@ -42,13 +42,6 @@ def commands(page):
             yield modules[words[module]], words[module + 1 :]
 
 
-def test_the_readme_names_the_commands_that_do_all_the_set_up():
-    makefile = (ROOT / "Makefile").read_text()
-    for target in ("pretrain", "test"):
-        assert any(f"make {target} " in block for block in blocks_of("bash", "README.md"))
-        assert f"\n{target}: " in makefile
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_sections_that_exist(page):
     here = ROOT if page == "README.md" else ROOT / "docs"

@@ -4,7 +4,7 @@ import pytest
 
 from hf_electra_rtd.finetuning.data import LABELED
 from hf_electra_rtd.finetuning.scores import METRICS
-from hf_electra_rtd.tasks import BENCHMARKS, CLUE, GLUE, expand_task_names, get_task, guests
+from hf_electra_rtd.tasks import BENCHMARKS, GLUE, expand_task_names, get_task, guests
 
 
 TASKS = [task for tasks in BENCHMARKS.values() for task in tasks]
@@ -27,18 +27,6 @@ def test_the_facts_of_a_task_agree_with_each_other(task):
     assert set(task.submission) <= set(task.test_splits)
     paths = [path for paths in task.files.values() for path in paths]
     assert len(set(paths)) == len(paths)  # no two splits share a file
-
-
-def test_the_server_of_glue_gets_its_eleven_files():
-    files = {name: number for task in GLUE for names in task.submission.values() for name, number in names.items()}
-    assert len(files) == 11
-    assert all(files.values())
-
-
-def test_the_names_of_clues_files_tell_the_version_that_replaced_a_test_set():
-    for task in CLUE:
-        for names in task.submission.values():
-            assert all("10_" in name for name in list(names)[1:])
 
 
 def test_all_stands_for_what_can_be_trained_on_and_names_are_kept_once():

@@ -19,11 +19,12 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, Electr
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hf_electra_rtd.checkpoints import load_tf_checkpoint, load_tf_discriminator
+    from hf_electra_rtd.checkpoints import load_tf_checkpoint
     from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
-    from hf_electra_rtd.finetuning.classifier import Classifier, finetune
+    from hf_electra_rtd.finetuning.finetune import finetune
+    from hf_electra_rtd.finetuning.predict import Classifier
     from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
-    "Classifier": "finetuning.classifier",
+    "Classifier": "finetuning.predict",
     "DataCollatorForRTD": "data.collator",
     "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
@@ -41,11 +42,10 @@ _LOADED_WHEN_ASKED_FOR = {
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
     "SequenceStream": "data.blocks",
-    "finetune": "finetuning.classifier",
+    "finetune": "finetuning.finetune",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
     "load_tf_checkpoint": "checkpoints",
-    "load_tf_discriminator": "checkpoints",
     "prepare_blocks": "data.preparation",
 }
 __all__ = [

@@ -27,10 +27,11 @@ from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import run
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
-from hf_electra_rtd.files import known_names, read_json, reading
+from hf_electra_rtd.files import read_json, reading
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.towers import save_towers
 
 
@@ -41,7 +42,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--tf_checkpoint", required=True, metavar="PREFIX", help="path of its files up to .index")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--hparams", metavar="FILE", help="JSON file of hparams, under the original's names")
-    model.add_argument("--size", choices=SIZE_HPARAMS, help="a released size; small++ is electra_small")
+    model.add_argument(
+        "--size",
+        choices=[name for name, size in SIZES.items() if size.is_published],
+        help="a released size; small++ is electra_small",
+    )
     parser.add_argument("--vocab_file", required=True, help="the checkpoint's vocab.txt")
     parser.add_argument("--output_dir", required=True, help="a directory that is empty or does not exist")
     arguments = parser.parse_args(argv)
@@ -50,16 +55,13 @@ def main(argv: list[str]) -> None:
     output = Path(arguments.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} (--output_dir) is not empty. Choose another directory.")
-    hparams = SIZE_HPARAMS[arguments.size] if arguments.size else read_json(arguments.hparams)
+    hparams = {} if arguments.size else read_json(arguments.hparams)
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
-        config = config_from_hparams(hparams)
+        config = ElectraRTDConfig.from_size(arguments.size) if arguments.size else config_from_hparams(hparams)
     index = arguments.tf_checkpoint.removesuffix(".index") + ".index"
-    if not Path(index).is_file():
-        raise ValueError(
-            f"There is no {index}. Give the path of the checkpoint's files up to .index (--tf_checkpoint)."
-        )
-    if not Path(arguments.vocab_file).is_file():
-        raise ValueError(f"There is no vocabulary {arguments.vocab_file} (--vocab_file).")
+    for flag, path in (("tf_checkpoint", index), ("vocab_file", arguments.vocab_file)):
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path} (--{flag}).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
     tokenizer.model_max_length = config.discriminator_config.max_position_embeddings
     if len(tokenizer) > (size := config.discriminator_config.vocab_size):
@@ -115,11 +117,7 @@ OTHER_HPARAMS = (
     *("use_tpu", "num_tpu_cores", "tpu_job_name", "tpu_name", "tpu_zone", "gcp_project"),
     *("pretrain_tfrecords", "vocab_file", "model_dir", "results_txt", "results_pkl"),
 )
-MODEL_SIZES = {
-    "small": {"hidden_size": 256, "num_hidden_layers": 12},
-    "base": {"hidden_size": 768, "num_hidden_layers": 12},
-    "large": {"hidden_size": 1024, "num_hidden_layers": 24},
-}
+MODEL_SIZES = ("small", "base", "large")
 # Fields of `BertConfig` (model/modeling.py), which `model_hparam_overrides` may name. `ElectraConfig` has the same
 # names, and the same defaults where the size does not decide.
 OVERRIDES = (
@@ -127,20 +125,13 @@ OVERRIDES = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
     "initializer_range",
 )
-# The released models: generators of the widths that README.md and the paper's Table 6 give.
-SIZE_HPARAMS: dict[str, dict[str, Any]] = {
-    "small": {"model_size": "small"},
-    "small++": {"model_size": "small", "generator_hidden_size": 1.0},
-    "base": {"model_size": "base", "generator_hidden_size": 0.33333},
-    "large": {"model_size": "large"},
-}
 
 
 def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
     """The configuration that hparams of google-research/electra describe. Settings that the original ignores (such as
     a temperature without a generator network) are left out. Raises ValueError for an unknown hparam, a model that
     cannot be converted, or sizes that cannot be built."""
-    _check_names("There is no hparam", hparams, (*MODEL_HPARAMS, *UNSUPPORTED, *OTHER_HPARAMS))
+    refuse_unknown(hparams, (*MODEL_HPARAMS, *UNSUPPORTED, *OTHER_HPARAMS), "google-research/electra")
     values = {**MODEL_HPARAMS, **hparams}
     if values["model_size"] == "small":
         values["embedding_size"] = hparams.get("embedding_size", 128)
@@ -169,24 +160,19 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
 
 def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     overrides, size = values["model_hparam_overrides"], values["model_size"]
-    _check_names("model_hparam_overrides cannot name", overrides, OVERRIDES)
+    refuse_unknown(overrides, OVERRIDES, "model_hparam_overrides")
     if size not in MODEL_SIZES:
         raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
     if overrides.get("hidden_act", "gelu") != "gelu":
         raise ValueError("The masked-LM head of `transformers` knows no other hidden_act than 'gelu'.")
-    sizes = {"vocab_size": values["vocab_size"], **MODEL_SIZES[size], **overrides}
+    named = {name: SIZES[size].architecture[name] for name in ("hidden_size", "num_hidden_layers")}
+    sizes = {"vocab_size": values["vocab_size"], **named, **overrides}
     width = sizes["hidden_size"]
     sizes = {"num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width, **sizes}
     if width % (heads := sizes["num_attention_heads"]):
         raise ValueError(f"{heads} attention heads do not divide a hidden size of {width}: check the hparams.")
     embedding_size = width if values["embedding_size"] is None else values["embedding_size"]
     return ElectraConfig(**sizes, embedding_size=embedding_size)
-
-
-def _check_names(message: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise ValueError(f"{message} {name!r}. {known_names(name, known, 'names')}")
 
 
 # ---- From variables to a model ----
@@ -211,26 +197,17 @@ KERNEL = "/kernel"
 OPTIMIZER_STATE = re.compile(r"(^|/)(adam_m|adam_v|global_step)$")
 
 
-def load_tf_checkpoint(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForRTDPretraining:
-    """Loads a pre-training checkpoint of google-research/electra as a joint model in evaluation mode.
+def load_tf_checkpoint(
+    prefix: str | os.PathLike[str], hparams: Mapping[str, Any], discriminator_only: bool = False
+) -> Any:
+    """A pre-training checkpoint of google-research/electra as an [`ElectraForRTDPretraining`] in evaluation mode, or,
+    of one that holds no generator, as an `ElectraForPreTraining` (`discriminator_only`).
 
-    Args:
-        prefix: the path of the checkpoint's files up to `.index` and `.data-...`.
-        hparams: of its training, under the original's names; the others have the original's defaults.
-
-    Raises:
-        ValueError: for hparams that are unknown or cannot be converted, a checkpoint that cannot be read (TensorFlow
-            must be installed), and one that does not fit the hparams.
+    `prefix` is the path of its files up to `.index` and `.data-...`; `hparams` are those of its training under the
+    original's names, the others have the original's defaults. Raises ValueError for hparams that are unknown or cannot
+    be converted, and a checkpoint that cannot be read (TensorFlow must be installed) or does not fit them.
     """
-    model: ElectraForRTDPretraining = model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
-    return model
-
-
-def load_tf_discriminator(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> ElectraForPreTraining:
-    """Likewise one that holds only the discriminator of a pre-trained pair."""
-    variables = read_tf_variables(prefix)
-    tower: ElectraForPreTraining = model_from_variables(config_from_hparams(hparams), variables, True)
-    return tower
+    return model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix), discriminator_only)
 
 
 def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -267,12 +244,9 @@ def model_from_variables(
 ) -> Any:
     """The joint model of a configuration, or its discriminator, with these variables; the optimizer's state is
     ignored. Raises ValueError with a list of the variables that are missing, left over, or of another shape."""
-    if discriminator_only:
-        model: Any = ElectraForPreTraining(config.discriminator_config)
-        parameters = variables_of(model, "discriminator.")
-    else:
-        model = ElectraForRTDPretraining(config)
-        parameters = variables_of(model)
+    tower = "discriminator." if discriminator_only else ""
+    model: Any = ElectraForPreTraining(config.discriminator_config) if tower else ElectraForRTDPretraining(config)
+    parameters = variables_of(model, tower)
     given = {name: value for name, value in variables.items() if not OPTIMIZER_STATE.search(name)}
     # As they are in the checkpoint.
     views = {name: p.T if name.endswith(KERNEL) else p for name, p in parameters.items()}

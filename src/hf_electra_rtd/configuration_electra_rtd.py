@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -81,8 +81,9 @@ def _copyable(config: ElectraConfig | dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in _NOT_COPIED}
 
 
-def _refuse_unknown(keys: Any, known: Any, what: str) -> None:
-    for key in sorted(set(keys) - set(known)):
+def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raises ValueError for an option that `what` does not have."""
+    for key in sorted(set(given) - set(known)):
         raise ValueError(f"{what} has no option {key!r}. {known_names(key, known, 'options')}")
 
 
@@ -135,7 +136,7 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         fields = {field.name for field in dataclasses.fields(self)}
-        _refuse_unknown(kwargs.keys() - _FRAMEWORK_KEYS, fields, type(self).__name__)
+        refuse_unknown(kwargs.keys() - _FRAMEWORK_KEYS, fields, type(self).__name__)
         refuse_unknown_names(vars(self))
         self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
         if not self.has_generator_network:
@@ -155,11 +156,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     def traits(self) -> ObjectiveTraits:
         """What follows from the objective."""
         return OBJECTIVE_TRAITS[self.objective]
-
-    @property
-    def has_generator(self) -> bool:
-        """Whether masked tokens are replaced by samples."""
-        return self.traits.has_generator
 
     @property
     def has_generator_network(self) -> bool:
@@ -193,13 +189,13 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     def _do_without_generator(self) -> None:
         """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
-        reason = f"generator={self.generator!r}" if self.has_generator else f"objective={self.objective!r}"
+        reason = f"generator={self.generator!r}" if self.traits.has_generator else f"objective={self.objective!r}"
         if self.generator_config is not None:
             remedy = "leave generator_config (or generator_hidden_size and generator_layers) out"
             raise ValueError(f"{reason} has no generator network: {remedy}.")
         if self.sharing == type(self).sharing:
             self.sharing = "none"
-        for name in _OF_NETWORK if self.has_generator else (*_OF_NETWORK, *_OF_GENERATOR):
+        for name in _OF_NETWORK if self.traits.has_generator else (*_OF_NETWORK, *_OF_GENERATOR):
             value = getattr(self, name)
             if value != ("none" if name == "sharing" else getattr(type(self), name)):
                 needed = "generator network" if name in _OF_NETWORK else "generator"
@@ -249,7 +245,7 @@ class ElectraRTDConfig(PreTrainedConfig):
         own = {f.name for f in dataclasses.fields(cls)} - {"generator_config", "discriminator_config"}
         tower = {f.name for f in dataclasses.fields(ElectraConfig)} - own | {"initializer_range"}
         fractions = {"generator_hidden_size": named.generator_hidden_size, "generator_layers": 1.0}
-        _refuse_unknown(overrides, own | tower | fractions.keys(), f"from_size({size!r})")
+        refuse_unknown(overrides, own | tower | fractions.keys(), f"from_size({size!r})")
         refuse_unknown_names(overrides)
         values = {**named.architecture, **fractions, **overrides}
         discriminator = ElectraConfig(**{key: value for key, value in values.items() if key in tower})

@@ -3,9 +3,9 @@
     hf-electra-rtd detect --model runs/pretrain "The quick brown fox jumps over the lazy dog." --mask fox lazy
 
 masks the named words (without --mask: some tokens at random), prints the generator's proposals with their
-probabilities, puts a sampled token in place of each, and prints the discriminator's probability that each token was
-replaced: `!` marks a replaced token it found, `?` one it missed, `x` an original it suspects, `*` a masked token whose
-sample is the original. To score a sentence as it is:
+probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token: its
+probability of "replaced", divided by the average of the sentence. A token above 0.5 is called replaced: `found` if it
+was, else a `false alarm`. `*` stands after a masked token whose sample is the original. To score a sentence as it is:
 
     hf-electra-rtd detect --model runs/pretrain --as_is "The quick brown cat jumps over the lazy dog."
 
@@ -30,24 +30,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
 from hf_electra_rtd.towers import load_tower
-from hf_electra_rtd.training.console import print_columns
-
-
-# The meaning of marks and colors, in the markup of rich.
-LEGEND = (
-    "Replaced tokens: found [bold green]100%![/], missed [bold yellow]0%?[/]; originals: taken for replaced "
-    "[bold red]100%x[/]. (*) masked, but the generator was right."
+from hf_electra_rtd.training.console import (
+    SCORES,
+    ScoredToken,
+    average_probability,
+    describe_verdicts,
+    print_columns,
 )
-# By whether a token was replaced, and whether the discriminator says so.
-_MARKS = {
-    (True, True): ("bold green", "!"),
-    (True, False): ("bold yellow", "?"),
-    (False, True): ("bold red", "x"),
-    (False, False): ("dim", ""),
-}
 
 
 def main(argv: list[str]) -> None:
@@ -59,8 +52,6 @@ def main(argv: list[str]) -> None:
     random = torch.Generator().manual_seed(arguments.seed)
     options = {name: getattr(arguments, name) for name in ("mask_probability", "temperature", "top_k")}
     console = Console(highlight=False)
-    if not arguments.as_is:
-        console.print(LEGEND)
     for sentence in arguments.sentences:
         console.print(Text(f"\n{sentence}\n", style="bold"))
         if arguments.as_is:
@@ -108,6 +99,8 @@ def load_for_detection(
         detector = load_tower(ElectraForPreTraining, discriminator)
         if generator is not None and not as_is:
             fills = load_tower(ElectraForMaskedLM, generator)
+        for tower in filter(None, (fills, detector)):
+            exchange_layers(tower)
     else:
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
@@ -135,15 +128,6 @@ class Fill(NamedTuple):
     rank: int  # of the original among all tokens, from 1
     sampled: tuple[str, float]  # put in its place
     proposals: list[tuple[str, float]]  # the most likely tokens, in order
-
-
-class ScoredToken(NamedTuple):
-    """A token with the discriminator's score."""
-
-    original: str
-    corrupted: str  # what the discriminator read
-    masked: bool
-    probability: float  # of "replaced"
 
 
 @torch.no_grad()
@@ -252,17 +236,22 @@ def _print_fills(fills: list[Fill], console: Console) -> None:
 
 
 def _print_tokens(tokens: list[ScoredToken], as_is: bool, console: Console) -> None:
-    """A sentence with the discriminator's scores; as it is, `!` marks tokens above 50 %."""
-    columns = []
-    for token in tokens[1:-1]:
-        replaced, flagged = token.original != token.corrupted, token.probability > 0.5
-        style, mark = _MARKS[replaced, flagged]
-        score = Text(f"{token.probability:.0%}{'!' if as_is and flagged else mark}", style)
-        kept = "*" if token.masked and not replaced else ""
-        cells = Text(token.original), Text(token.corrupted + kept, style if replaced else ""), score
-        columns.append(cells[1:] if as_is else cells)
-    labels = ("sentence", "replaced?") if as_is else ("original", "corrupted", "replaced?")
-    print_columns(labels, columns, console)
+    """What was found, and a sentence with the discriminator's scores."""
+    words, columns = tokens[1:-1], []
+    average = average_probability(words)
+    for token in words:
+        verdict, style = token.verdict
+        replaced = token.original != token.corrupted
+        read = Text(token.corrupted + ("*" if token.masked and not replaced else ""), style if replaced else "")
+        said = Text("replaced?" if as_is and verdict else verdict, style)
+        columns.append([Text(token.original), read, Text(f"x {token.probability / average:.1f}", style), said])
+    if as_is:
+        print_columns(["sentence", "suspicion", ""], [column[1:] for column in columns], console)
+    else:
+        found = describe_verdicts(words)
+        console.print(f"{found[0].upper()}{found[1:]}.\n", style="bold")
+        print_columns(["original", "corrupted", "suspicion", ""], columns, console)
+    console.print(SCORES.format(average))
 
 
 if __name__ == "__main__":

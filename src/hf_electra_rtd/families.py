@@ -23,8 +23,7 @@ class Family:
     detection_head: type[nn.Module]  # gives these logits (B, L) from the hidden states (B, L, H)
     transform: str  # of the masked language model, between encoder and output layer
     embeddings: str  # the embedding block
-    word_table: str
-    position_table: str
+    tables: tuple[str, str]  # the look-up tables of words and positions
     projection: str  # from the width of the embeddings to that of the layers, where they differ
     first_attention: str  # of the first layer, with linear layers `query` and `key`
     layers: tuple[str, ...]  # classes that must stay in one piece when a model is sharded
@@ -37,8 +36,7 @@ FAMILIES: dict[str, Family] = {
         detection_head=ElectraDiscriminatorPredictions,
         transform="generator_predictions",
         embeddings="embeddings",
-        word_table="embeddings.word_embeddings",
-        position_table="embeddings.position_embeddings",
+        tables=("embeddings.word_embeddings", "embeddings.position_embeddings"),
         projection="embeddings_project",
         first_attention="encoder.layer.0.attention.self",
         layers=("ElectraEmbeddings", "ElectraLayer"),

@@ -100,8 +100,3 @@ def _is_plain(layer: nn.Module) -> bool:
 
 GENERATORS: dict[str, type[Generator]] = {"masked_lm": MaskedLMGenerator, "uniform": UniformGenerator}
 assert tuple(GENERATORS) == GENERATOR_NAMES
-
-
-def get_generator(config: ElectraRTDConfig) -> Generator:
-    """The kind of generator of a configuration."""
-    return (GENERATORS[config.generator] if config.has_generator else Generator)(config)

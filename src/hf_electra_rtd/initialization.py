@@ -26,7 +26,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.families import family_of
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.sharing import embedding_tables
 
 
 logger = logging.getLogger(__name__)
@@ -124,7 +123,7 @@ def count_tokens(sequences: BlockFile) -> np.ndarray:
 
 def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) -> None:
     """Words: the positions' dimensions zero, then the fitted vectors, then random numbers. Positions: sines alone."""
-    words, positions = (tower.base_model.get_submodule(name).weight for name in embedding_tables(tower))
+    words, positions = (tower.base_model.get_submodule(name).weight for name in family_of(tower).tables)
     fitted = slice(_POSITION_SIZE, _POSITION_SIZE + vectors.shape[1])
     words.copy_(torch.randn(words.shape, generator=random) * _WORD_SCALE)
     words[:, :_POSITION_SIZE] = 0

@@ -20,12 +20,12 @@ from transformers.utils import ModelOutput
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.families import FAMILIES
-from hf_electra_rtd.generators import get_generator
+from hf_electra_rtd.generators import GENERATORS, Generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
-from hf_electra_rtd.objectives import CorruptedBatch, MainOutput, get_objective
+from hf_electra_rtd.objectives import OBJECTIVES, CorruptedBatch, MainOutput
 from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
-from hf_electra_rtd.sharing import get_sharing
+from hf_electra_rtd.sharing import SHARING
 
 
 @dataclass
@@ -81,9 +81,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> None:
         super().__init__(config)
         config.check()
-        self.objective = get_objective(config.objective)
-        self.sharing = get_sharing(config.sharing)
-        self.proposals = get_generator(config)
+        self.objective, self.sharing = OBJECTIVES[config.objective](), SHARING[config.sharing]()
+        self.proposals = (GENERATORS[config.generator] if config.traits.has_generator else Generator)(config)
         self.generator = generator
         if config.has_generator_network:
             self.generator = generator or FAMILIES["electra"].masked_lm(config.generator_config)
@@ -98,8 +97,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self.post_init()
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
-        self._freeze_generator()
-        self._let_padding_learn()
+        self._settle_learning()
 
     @classmethod
     def from_pretrained(  # type: ignore[override]  # towers cannot be passed by position
@@ -119,7 +117,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 )
         with_report = kwargs.get("output_loading_info", False)
         model, report = load(name, **kwargs) if with_report else towers.load_whole(load, cls, name, **kwargs)
-        model._freeze_generator()  # loading makes new parameters
+        model._settle_learning()  # loading makes new parameters
         return (model, report) if with_report else model
 
     @classmethod
@@ -258,7 +256,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             slots = masked_slots(input_ids, masked_positions, labels)
             originals = original_ids(input_ids, slots)
             sampling = None
-            if corrupted_input_ids is None and config.has_generator:
+            if corrupted_input_ids is None and config.traits.has_generator:
                 if sampling_uniforms is None:
                     sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=labels.device)
                 sampling = Sampling(sampling_uniforms, config.temperature, config.disallow_correct)
@@ -318,15 +316,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
             tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.sharing.resized(self.discriminator, before)
         self.tie_weights()
-        self._freeze_generator()
-        self._let_padding_learn()
+        self._settle_learning()
         return self.get_input_embeddings()
 
-    def _freeze_generator(self) -> None:
+    def _settle_learning(self) -> None:
         if self.config.freeze_generator:
             self.generator.requires_grad_(False)
-
-    def _let_padding_learn(self) -> None:
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
         for tower in self.towers.values():
             cast(nn.Embedding, tower.get_input_embeddings()).padding_idx = None

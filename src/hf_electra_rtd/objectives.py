@@ -44,11 +44,6 @@ class CorruptedBatch(NamedTuple):
     original_ids: Tensor | None  # (B, L), before masking; None where not known
     slots: MaskedSlots | None  # likewise
 
-    @property
-    def attention_mask(self) -> Tensor | None:
-        """(B, L), 1 for real tokens; None where all are."""
-        return self.tower_inputs["attention_mask"]
-
 
 class MainOutput(NamedTuple):
     """The discriminator's output."""
@@ -101,7 +96,8 @@ class ReplacedTokenDetection(Objective):
             return MainOutput(None, logits_BL)
         replaced_BL = batch.input_ids.ne(batch.original_ids)
         if not self.masked_only:
-            return MainOutput(replaced_token_loss(logits_BL, replaced_BL, batch.attention_mask), logits_BL)
+            loss = replaced_token_loss(logits_BL, replaced_BL, batch.tower_inputs["attention_mask"])
+            return MainOutput(loss, logits_BL)
         logits_BK, replaced_BK = (each_BL.gather(1, batch.slots.positions) for each_BL in (logits_BL, replaced_BL))
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
@@ -169,7 +165,7 @@ class AllTokensMLM(Objective):
         if batch.original_ids is not None:
             is_copy_BL = batch.original_ids.eq(batch.input_ids)
             log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), is_copy_BL)
-            loss = _sum_over_real(-log_p_BL, batch.attention_mask)
+            loss = _sum_over_real(-log_p_BL, batch.tower_inputs["attention_mask"])
         kept_BLV = logits_BLV if loss is None or output_logits else None
         return MainOutput(loss, kept_BLV, predictions_BL, copy_BL.sigmoid())
 
@@ -212,8 +208,3 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "mlm": MaskedLM,
 }
 assert OBJECTIVES.keys() == OBJECTIVE_TRAITS.keys()
-
-
-def get_objective(name: str) -> Objective:
-    """The objective of that name; the configuration has checked that there is one."""
-    return OBJECTIVES[name]()

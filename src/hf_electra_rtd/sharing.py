@@ -58,7 +58,7 @@ class WordSharing(Sharing):
     """The word table alone; with it the generator's output softmax, which is tied to the word table."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return (f"{family_of(encoder).word_table}.weight",)
+        return (f"{family_of(encoder).tables[0]}.weight",)
 
 
 class EmbeddingSharing(Sharing):
@@ -88,13 +88,13 @@ class GradientDisentangledSharing(Sharing):
     """
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return tuple(f"{table}.weight" for table in embedding_tables(encoder))
+        return tuple(f"{table}.weight" for table in family_of(encoder).tables)
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
         words, positions = (
-            generator.base_model.get_submodule(name).weight.detach() for name in embedding_tables(generator)
+            generator.base_model.get_submodule(name).weight.detach() for name in family_of(generator).tables
         )
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -104,12 +104,12 @@ class GradientDisentangledSharing(Sharing):
 
     @torch.no_grad()
     def begin(self, generator: Any, discriminator: Any) -> None:
-        for table in embedding_tables(discriminator):
+        for table in family_of(discriminator).tables:
             discriminator.base_model.get_submodule(table).weight.zero_()
 
     @torch.no_grad()
     def join(self, generator: Any, discriminator: Any) -> None:
-        for table in embedding_tables(discriminator):
+        for table in family_of(discriminator).tables:
             weight = discriminator.base_model.get_submodule(table).weight
             weight.sub_(generator.base_model.get_submodule(table).weight)
 
@@ -119,16 +119,10 @@ class GradientDisentangledSharing(Sharing):
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         tensors: dict[str, Tensor] = dict(discriminator.state_dict())
-        for table in embedding_tables(discriminator):
+        for table in family_of(discriminator).tables:
             name = f"{discriminator.base_model_prefix}.{table}.weight"
             tensors[name] = tensors[name] + generator.state_dict()[name]
         return tensors
-
-
-def embedding_tables(tower: Any) -> tuple[str, str]:
-    """The look-up tables of words and positions, by their names in the base model."""
-    family = family_of(tower)
-    return family.word_table, family.position_table
 
 
 SHARING: dict[str, type[Sharing]] = {
@@ -139,8 +133,3 @@ SHARING: dict[str, type[Sharing]] = {
     "gdes": GradientDisentangledSharing,
 }
 assert SHARING.keys() == SHARED_SIZES.keys()
-
-
-def get_sharing(name: str) -> Sharing:
-    """The mode of that name; the configuration has checked that there is one."""
-    return SHARING[name]()

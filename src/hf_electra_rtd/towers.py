@@ -17,8 +17,8 @@ from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, needs_gen
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.families import FAMILIES
 from hf_electra_rtd.files import read_json, reading
-from hf_electra_rtd.objectives import get_objective
-from hf_electra_rtd.sharing import get_sharing
+from hf_electra_rtd.objectives import OBJECTIVES
+from hf_electra_rtd.sharing import SHARING
 
 
 logger = logging.getLogger(__name__)
@@ -45,12 +45,12 @@ def load_towers(
     if needs_generator_network(**options) != (generator is not None):
         what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
         raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
-    main = load_tower(get_objective(options["objective"]).main_tower_class, discriminator, **kwargs)
+    main = load_tower(OBJECTIVES[options["objective"]].main_tower_class, discriminator, **kwargs)
     fills = None if generator is None else load_tower(FAMILIES["electra"].masked_lm, generator, **kwargs)
     fills_config = None if fills is None else fills.config
     config = ElectraRTDConfig(generator_config=fills_config, discriminator_config=main.config, **options)
     if fills is not None:
-        sharing, mine, other = get_sharing(config.sharing), main.base_model, fills.base_model
+        sharing, mine, other = SHARING[config.sharing](), main.base_model, fills.base_model
         names = sharing.shared_parameters(mine)
         differing = [name for name in names if not torch.equal(mine.get_parameter(name), other.get_parameter(name))]
         if differing:

@@ -93,7 +93,7 @@ def test_lower_case_is_as_the_hparams_or_the_vocabulary_say(read, tmp_path, lowe
     [
         ({"output_dir": "."}, "is not empty"),
         ({"output_dir": "few.json"}, "is not empty"),
-        ({"vocab_file": "no.txt"}, "no vocabulary"),
+        ({"vocab_file": "no.txt"}, r"no file no\.txt .--vocab_file"),
         ({"hparams": "few.json"}, "has 400 tokens, but the hparams say 399"),
         ({"hparams": "no.json"}, r"no\.json cannot be read: No such file or directory"),
         ({"hparams": "list.json"}, r"list\.json cannot be read: it holds no JSON object"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hf_electra_rtd import load_tf_checkpoint, load_tf_discriminator
+from hf_electra_rtd import load_tf_checkpoint
 from hf_electra_rtd.checkpoints import read_tf_variables
 from tests.recordings import STEP_COUNTER, VARIANTS, Recording
 
@@ -43,25 +43,14 @@ def test_reads_what_the_suite_reads_without_it(variant):
     assert_same_tensors(load_tf_checkpoint(str(recording.prefix), recording.hparams), recording.load())
 
 
-def test_slots_of_the_optimizer_are_left_out(tmp_path):
-    recording = Recording("small_shared")
-    variables = recording.start_variables
-    slots = {
-        f"{name}/{slot}": np.ones_like(value)
-        for name, value in variables.items()
-        for slot in ("adam_m", "adam_v")
-        if name != STEP_COUNTER
-    }
-    write_checkpoint(tmp_path / "model.ckpt-0", variables | slots)
-    assert_same_variables(read_tf_variables(tmp_path / "model.ckpt-0"), variables)
-    assert_same_tensors(load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams), recording.load())
-
-
-def test_a_discriminator_alone(tmp_path):
+def test_slots_of_the_optimizer_are_left_out_and_a_discriminator_may_be_alone(tmp_path):
     recording = Recording("untied_embeddings")
     alone = {name: value for name, value in recording.start_variables.items() if not name.startswith("generator")}
-    write_checkpoint(tmp_path / "discriminator", alone)
-    tower = load_tf_discriminator(tmp_path / "discriminator", recording.hparams)
+    names = [name for name in alone if name != STEP_COUNTER]
+    slots = {f"{name}/{slot}": np.ones_like(alone[name]) for name in names for slot in ("adam_m", "adam_v")}
+    write_checkpoint(tmp_path / "model.ckpt-0", alone | slots)
+    assert_same_variables(read_tf_variables(tmp_path / "model.ckpt-0"), alone)
+    tower = load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams, discriminator_only=True)
     assert_same_tensors(tower, recording.load().discriminator)
 
 

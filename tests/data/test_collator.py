@@ -120,9 +120,7 @@ def test_sequences_are_padded_to_the_longest_or_a_fixed_length_whatever_a_tokeni
 @pytest.mark.parametrize(
     ("options", "sequences", "message"),
     [
-        ({"mask_probability": 0.0}, [], "mask_probability is 0: it must be above 0"),
         ({"mask_probability": 1.0}, [], "mask_probability is 1: it must be above 0 and below 1"),
-        ({"keep_probability": 1.5}, [], "keep_probability is 1.5"),
         ({"masking": "words"}, [], "no masking 'words'"),
         ({"seed": 0}, [{"input_ids": [CLS, WORD, SEP]}], "stream_position"),
         ({"max_seq_length": 10}, features([20]), "max_seq_length=10"),

@@ -1,4 +1,3 @@
-import json
 import re
 import runpy
 import shlex
@@ -12,8 +11,7 @@ import pytest
 import zstandard
 
 from hf_electra_rtd.data import prepare
-from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer, main
+from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
 from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
@@ -27,22 +25,15 @@ OTHER_PROCESS = replace(RUN)
 OTHER_PROCESS.process_index = 1
 
 
-def test_sources_of_several_kinds_make_one_corpus(tmp_path, tokenizer):
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "a.txt").write_text(make_text(10), encoding="utf-16")
-    records = "".join(json.dumps({"body": make_text(1, seed + 100)}) + "\n" for seed in range(10))
-    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
-    data = DataArguments(
-        train_files=[f"{tmp_path}/plain,encoding=utf-16", f"{tmp_path}/*.zst,weight=2"],
-        text_column="body",
-        held_out_share=0.0,
-        drop_duplicates="exact",
-    )
-    train, held_out = get_sequences(data, RUN, tmp_path, tokenizer)
-    assert held_out is None
-    assert train.header.statistics["documents"] == 30
-    described = [(source["name"], source["weight"]) for source in train.header.sources]
-    assert described == [("a.txt", 1.0), ("b.jsonl.zst", 2.0)]
+def test_flags_say_how_every_text_is_read_and_options_behind_one_win(tmp_path):
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).touch()
+    files = [f"{tmp_path}/a.txt,encoding=utf-16", f"{tmp_path}/*.jsonl,weight=2"]
+    read = [
+        (Path(source.place).name, source.encoding, source.text_column, source.weight)
+        for source in DataArguments(files, text_column="body", encoding="latin-1").sources()
+    ]
+    assert read == [("a.txt", "utf-16", "body", 1.0), ("b.jsonl", "latin-1", "body", 2.0)]
 
 
 def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp_path, corpus, tokenizer, monkeypatch):
@@ -87,9 +78,8 @@ def test_text_that_is_both_trained_on_and_held_out_is_refused_but_of_one_split(t
     (tmp_path / "link.txt").symlink_to(train / "a.txt")
     for seed in (0, 1):
         data = DataArguments(train_files=[str(train)], held_out_share=0.1)
-        made.append(
-            [file.path for file in get_sequences(data, replace(RUN, seed=seed), tmp_path / str(seed), tokenizer)]
-        )
+        both = get_sequences(data, replace(RUN, seed=seed), tmp_path / str(seed), tokenizer)
+        made.append([file.path for file in both])
     for source, held_out, refused in (
         *((source, str(tmp_path / "other.txt"), None) for source in (str(train), made[0][0])),
         (*made[0], None),
@@ -104,17 +94,15 @@ def test_text_that_is_both_trained_on_and_held_out_is_refused_but_of_one_split(t
 
 def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, tokenizer):
     made, _ = get_sequences(DataArguments([str(corpus)], held_out_share=0.0), RUN, tmp_path, tokenizer)
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join([*VOCABULARY, "more"]) + "\n")
-    other = replace(RUN, max_seq_length=64)
+    (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, "more"]) + "\n")
     for files, tokenizer_, message in (
         ([], tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
         ([made.path], tokenizer, r"has sequences of 32 tokens, not 64.*--max_seq_length 32"),
-        ([made.path], load_tokenizer(str(path)), r"another tokenizer.*--tokenizer"),
+        ([made.path], load_tokenizer(str(tmp_path / "vocab.txt")), r"another tokenizer.*--tokenizer"),
         ([made.path, str(corpus)], tokenizer, "one block file alone, not 2 sources"),
     ):
         with pytest.raises(ValueError, match=message):
-            get_sequences(DataArguments(files), other, tmp_path, tokenizer_)
+            get_sequences(DataArguments(files), replace(RUN, max_seq_length=64), tmp_path, tokenizer_)
     with pytest.raises(ValueError, match="no text to train a tokenizer on"):
         get_tokenizer(DataArguments([made.path]), RUN, tmp_path)
 
@@ -131,12 +119,18 @@ def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(t
 # ---- The command ----
 
 
-def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, corpus, capsys, caplog, monkeypatch):
+@pytest.mark.parametrize("text", ["corpus", "bundled"])
+def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, corpus, tokenizer, capsys, monkeypatch, text):
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
-    flags = ["--train_files", str(corpus), "--max_seq_length", "32", "--vocab_size", "100", "--held_out_share", "0.1"]
-    main([*flags, "--disable_tqdm"])
-    assert "Training: " in caplog.text
-    assert "Held out: " in caplog.text
+    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm"]
+    flags += (
+        ["--train_files", str(corpus), "--vocab_size", "100"] if text == "corpus" else ["--tokenizer", "tokenizer"]
+    )
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
+    assert not exit.value.code
     (command,) = re.findall(r"accelerate launch -m (.*)", capsys.readouterr().out)
     module, *arguments = shlex.split(command)
     assert (module, arguments[1]) == ("hf_electra_rtd.training.pretrain", "runs/corpus/train.blocks")
@@ -146,14 +140,3 @@ def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, corpus, cap
     monkeypatch.setattr(sys, "argv", ["pretrain.py"])
     pretrain.main([*arguments, *few, "--disable_tqdm", "True", "--output_dir", "run"])
     assert (tmp_path / "run" / "discriminator").exists()
-
-
-def test_the_example_prepares_the_bundled_corpus(tmp_path, monkeypatch, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    monkeypatch.chdir(tmp_path)
-    flags = ["--tokenizer", "tokenizer", "--disable_tqdm"]
-    monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
-    with pytest.raises(SystemExit) as exit:
-        runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
-    assert not exit.value.code
-    assert BlockFile("runs/corpus/train.blocks", verify=True).header.statistics["documents"] == 94

@@ -26,11 +26,8 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_knows_its_text(tr
 
 def test_a_tokenizer_survives_its_directory_and_its_vocabulary_file(trained, tmp_path):
     save_tokenizer(trained, tmp_path)
-    for loaded in (
-        load_tokenizer(str(tmp_path)),
-        load_tokenizer(str(tmp_path / "vocab.txt")),
-        AutoTokenizer.from_pretrained(tmp_path),
-    ):
+    ours = (load_tokenizer(str(place)) for place in (tmp_path, tmp_path / "vocab.txt"))
+    for loaded in (*ours, AutoTokenizer.from_pretrained(tmp_path)):
         assert tokenizer_hash(loaded) == tokenizer_hash(trained)
         assert loaded("a river, the Mill!")["input_ids"] == trained("a river, the Mill!")["input_ids"]
 
@@ -54,20 +51,19 @@ def test_case_is_read_off_the_vocabulary_or_as_told(tmp_path, extra, lowercase, 
 
 
 def test_what_changes_ids_changes_the_hash(tmp_path):
-    path = tmp_path / "vocab.txt"
-    path.write_text("\n".join(VOCABULARY) + "\n")
-    loaded = {lowercase: load_tokenizer(str(path), lowercase) for lowercase in (False, True)}
-    accents = BertTokenizer(vocab=loaded[True].get_vocab(), do_lower_case=True, strip_accents=False)
-    path.write_text("\n".join([*VOCABULARY, "café"]) + "\n")
-    more = load_tokenizer(str(path), True)
-    path.write_text("\n".join([*VOCABULARY[:-2], VOCABULARY[-1], VOCABULARY[-2]]) + "\n")
-    swapped = load_tokenizer(str(path), True)
-    path.write_text("".join(f"{letter}\n" for letter in [*VOCABULARY[:5], "e", "é", "E", "##e"]))
-    plain = load_tokenizer(str(path), True)
-    kept = BertTokenizer(vocab=plain.get_vocab(), do_lower_case=True, strip_accents=False)
-    tokenizers = [*loaded.values(), more, swapped, plain, kept]
-    assert len(set(map(tokenizer_hash, tokenizers))) == len(tokenizers)
-    assert loaded[True]("café river")["input_ids"] == accents("café river")["input_ids"]
+    def load(*tokens, lowercase=True):
+        (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+        return load_tokenizer(str(tmp_path / "vocab.txt"), lowercase)
+
+    def with_accents(tokenizer):
+        return BertTokenizer(vocab=tokenizer.get_vocab(), do_lower_case=True, strip_accents=False)
+
+    plain, letters = load(*VOCABULARY), load(*VOCABULARY[:5], "e", "é", "E", "##e")
+    others = [load(*VOCABULARY, lowercase=False), load(*VOCABULARY, "café")]
+    others += [load(*VOCABULARY[:-2], *VOCABULARY[:-3:-1]), letters, with_accents(letters)]
+    assert len({*map(tokenizer_hash, [plain, *others])}) == 6
+    # Nothing in this vocabulary has an accent: the ids are the same.
+    assert plain("café river")["input_ids"] == with_accents(plain)("café river")["input_ids"]
 
 
 @pytest.mark.parametrize(

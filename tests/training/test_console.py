@@ -8,11 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import TrainerState
+from transformers import BertTokenizer, TrainerState
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, RTDTrainer, SequenceStream
-from hf_electra_rtd.accounting import count_parameters
-from hf_electra_rtd.training.console import describe_metrics, format_log
+from hf_electra_rtd.accounting import count_parameters, format_duration
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.training import console
+from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
+from hf_electra_rtd.training.meters import TrainingMeters
 from hf_electra_rtd.training.pretrain import check_disk, dry_run
 from tests.conftest import tiny_config
 from tests.training.test_trainer import arguments
@@ -24,14 +27,16 @@ def test_a_training_log_is_one_line_with_the_time_left():
     logs = {"loss": 12.3456, "generator_loss": 6.0, "generator_accuracy": 0.1, "discriminator_loss": 0.5}
     logs |= {"discriminator_recall": 0.25, "sampled_accuracy": 0.5, "replaced_share": 0.07, "tokens_per_second": 12345}
     logs |= {"learning_rate": 5e-4, "train_seconds": 100.0}
-    assert format_log(logs, state) == (
+    assert console.format_log(logs, state) == (
         "step 250/1,000 (25%)  loss 12.346  generator: loss 6.0000, accuracy 10.0%  discriminator: loss 0.5000, "
-        "recall 25.0%  sampled 50.0%, replaced 7.0%  12,345 tokens/s  lr 5.00e-04  0:05:00 left"
+        "recall 25.0%  sampled 50.0%, replaced 7.0%  12,345 tokens/s  lr 5.00e-04  5 min 0 s left"
     )
-    held_out = format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
+    held_out = console.format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
     assert held_out == "step 250/1,000 (25%)  HELD-OUT  encoder: loss 0.5000, masked accuracy 12.5%"
-    assert format_log({"train_runtime": 1.0}, state) is None
-    assert describe_metrics({"generator_loss": 1.0, "generator_accuracy": None}) == {"generator": "loss 1.0000"}
+    assert console.format_log({"train_runtime": 1.0}, state) is None
+    assert console.describe_metrics({"generator_loss": 1.0, "generator_accuracy": None}) == {
+        "generator": "loss 1.0000"
+    }
 
 
 RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-4, "save_steps": 2}
@@ -42,11 +47,11 @@ def show(model, blocks, tokenizer, tmp_path):
     """Prints a dry run of 48 sequences, and returns what it printed."""
 
     def show(pair=model, sequences=blocks[0], **options):
-        console = Console(file=io.StringIO(), width=110)
+        screen = Console(file=io.StringIO(), width=110)
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
         stream, args = SequenceStream(sequences, 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
-        dry_run(SimpleNamespace(model=pair, stream=stream, collator=collator, args=args), console)
-        return console.file.getvalue()
+        dry_run(SimpleNamespace(model=pair, stream=stream, collator=collator, args=args), screen)
+        return screen.file.getvalue()
 
     return show
 
@@ -110,3 +115,74 @@ def test_the_disk_that_is_asked_for_is_about_the_disk_that_a_run_takes(blocks, t
 
 def size(directory):
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def test_durations_are_in_units_that_people_read():
+    seconds = (0.2, 59.6, 318.55, 11_520, 86_399.9, 216_000, 215_258_750)
+    texts = ["0 s", "1 min 0 s", "5 min 19 s", "3 h 12 min", "1.0 days", "2.5 days", "6.8 years"]
+    assert list(map(format_duration, seconds)) == texts
+
+
+# ---- What the discriminator finds ----
+
+
+@pytest.mark.parametrize(
+    ("auc", "bigram", "says"),
+    [
+        (0.55, 0.87, "does not read context yet: AUC 0.550, a counted bigram 0.870 (0.5 is chance)"),
+        (0.75, 0.87, "reads some context: AUC 0.750"),
+        (0.861, 0.868, "reads context: AUC 0.861"),
+        (0.91, 0.87, "reads more than pairs of words: AUC 0.910"),
+        (0.75, None, "reads context: AUC 0.750 (0.5 is chance)"),
+    ],
+)
+def test_the_areas_are_compared_in_words(auc, bigram, says):
+    assert f"The discriminator {says}" in console.compare_with_bigram(
+        {"eval_discriminator_auc": auc, "eval_bigram_auc": bigram}
+    )
+
+
+@pytest.mark.parametrize("objective", ["rtd", "rtd_masked_only"])
+def test_found_missed_and_false_alarms_are_those_of_the_metrics(blocks, tokenizer, objective):
+    model, collator = (
+        ElectraForRTDPretraining(tiny_config(objective=objective)).eval(),
+        DataCollatorForRTD(tokenizer, seed=1),
+    )
+    sequences = SequenceStream(blocks[1], shuffle=False).__getitems__(range(6))
+    tokens = [token for sequence in console.read_tokens(model, collator, sequences) for token in sequence]
+    meters, batch = TrainingMeters(model.measures), collator(sequences)
+    meters.update(model(**batch), batch)
+    measured = meters.drain()
+    replaced, found, alarms = map(int, re.findall(r"\d+", console.describe_verdicts(tokens)))
+    assert found / replaced == pytest.approx(measured["discriminator_recall"])
+    assert found / (found + alarms) == pytest.approx(measured["discriminator_precision"])
+    asked = sum(token.masked for token in tokens) if objective == "rtd_masked_only" else len(tokens)
+    assert sum(token.probability >= 0 for token in tokens) == asked
+
+
+def scored(*tokens):
+    """Of (original, read, probability)."""
+    return [ScoredToken(original, read, original != read, probability) for original, read, probability in tokens]
+
+
+def test_a_sentence_is_joined_and_says_what_was_replaced_found_and_missed(tokenizer):
+    tokens = scored(("[CLS]", "[CLS]", 0.1), ("the", "the", 0.1), (".", ".", 0.1))
+    tokens += scored(("it", "took", 0.8), ("was", "was", 0.7), ("mill", "door", 0.2), ("##s", "##s", 0.4))
+    tokens += scored((",", ",", 0.1), ("he", "##ed", 0.1), (".", ".", 0.0), ("a", "the", 0.9), ("[SEP]", "[SEP]", 0.1))
+    assert console.describe_verdicts(tokens) == "of 4 replaced tokens 2 found, 1 false alarm"
+    assert console.average_probability([*tokens, *scored(("a", "a", float("nan")))]) == pytest.approx(3.6 / 12)
+    sentence = find_sentence(tokens, tokenizer)
+    assert sentence == tokens[3:10]
+    assert mark_sentence(sentence, 0.2, tokenizer).plain == (
+        "took [was it: found, x 4.0] was [false alarm, x 3.5] doors [was mills: missed, x 1.0],ed "
+        "[was he: missed, x 0.5]."
+    )
+    assert find_sentence(tokens[:3], tokenizer) == []
+    assert len(find_sentence(scored(*[("it", "he", 0.1)] * 90), tokenizer)) < 30
+
+
+def test_chinese_is_written_without_spaces():
+    vocabulary = [*SPECIAL_TOKENS, *"我们去北京河"]
+    tokenizer = BertTokenizer(vocab={token: index for index, token in enumerate(vocabulary)})
+    tokens = scored(*((sign, "河" if sign == "北" else sign, 0.3) for sign in "我们去北京"))
+    assert mark_sentence(tokens, 0.1, tokenizer).plain == "我们去河 [was 北: missed, x 3.0]京"

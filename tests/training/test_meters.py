@@ -5,6 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from transformers import TrainerState
 
 from hf_electra_rtd import (
     ElectraAdamW,
@@ -24,6 +25,7 @@ from hf_electra_rtd.training.meters import (
     has_collapsed,
     held_out_metrics,
     held_out_tensors,
+    warn_if_flat,
 )
 from tests.conftest import pad_batch, tiny_config
 
@@ -137,6 +139,31 @@ def test_the_stopwatch_counts_only_what_is_not_paused(monkeypatch):
 def test_collapse_is_one_answer_to_everything_and_no_ranking(recall, auc, collapsed):
     assert has_collapsed({"discriminator_recall": recall, "discriminator_auc": auc}) == collapsed
     assert not has_collapsed({"discriminator_masked_accuracy": 0.0})
+
+
+# Held-out AUCs that were recorded, of tiny: stock on novels and on Wikipedia, and neighbours on novels.
+STOCK = [0.788, 0.67, 0.559, 0.55, 0.556, 0.566, 0.551, 0.574, 0.574, 0.576, 0.568, 0.572, 0.582, 0.577, 0.58]
+LATE = [0.791, 0.661, 0.561, 0.554, 0.552, 0.55, 0.561, 0.564, 0.548, 0.554, 0.555, 0.566, 0.584, 0.601, 0.625, 0.636]
+NEIGHBOURS = [0.761, 0.801, 0.806, 0.81, 0.826, 0.828]
+
+
+@pytest.mark.parametrize(
+    ("aucs", "bigram", "step", "warned_at"),
+    [
+        *((STOCK, 0.873, 15, 5), (LATE, 0.87, 28, 10), (NEIGHBOURS, 0.868, 6, None), (STOCK, 0.54, 15, None)),
+        *(([0.5, 0.52, 0.54, 0.56], 0.9, 4, None), ([math.nan] * 5, 0.9, 5, None), ([0.5, 0.5], 0.9, 2, None)),
+    ],
+)
+def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, step, warned_at, caplog):
+    """At the first evaluation after a third of the steps, of which `step` are planned; resuming does not repeat it."""
+    state, warned = TrainerState(max_steps=step), []
+    for state.global_step, auc in enumerate(aucs, 1):
+        log = {"eval_discriminator_auc": auc, "eval_bigram_auc": bigram, "step": state.global_step}
+        state = TrainerState(max_steps=step, global_step=state.global_step, log_history=[*state.log_history, log])
+        caplog.clear()
+        warn_if_flat(state)
+        warned += [state.global_step] * caplog.text.count(f"Step {state.global_step}: no context is read yet")
+    assert warned == ([] if warned_at is None else [warned_at])
 
 
 # ---- Exact normalization ----

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -81,7 +82,8 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
     assert record.train_seconds > 0
 
 
-def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, finished_run, capsys):
+def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, finished_run, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     cut_back(copied_run)
     status, _ = pretrain("--resume_from_checkpoint", "auto", "--checkpoint_fractions", "0.5", "1.0")
     assert status == 0
@@ -91,6 +93,11 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
     assert ("step 3/4" in shown, "step 2/4" in shown) == (True, False)
     for expected in ("HELD-OUT", "discriminator, held out", "discriminator/ and generator/"):
         assert expected in shown
+    end = shown[shown.index("Held-out text, ") :].splitlines()
+    assert re.search(r"Held-out text, \d+ sequences: of \d+ replaced tokens \d+ found, \d+ false alarms?\.$", end[0])
+    assert ("a counted bigram" in end[1], len(end) <= 24) == (True, True)  # a screen
+    flags = [f"detect --model {copied_run} ", f"--model_name_or_path {copied_run} ", f"publish --run {copied_run} "]
+    assert all(flag in line for flag, line in zip(flags, end[-3:], strict=True))
 
 
 def test_half_a_copy_of_a_checkpoint_is_named_and_the_one_before_is_taken(pretrain, copied_run, finished_run, caplog):

@@ -161,18 +161,15 @@ def test_exact_normalization_makes_uneven_sequences_the_same_run_however_they_ar
     launch(workplace, [command(workplace, "pretrain.py", name, 2, *flags) for name, flags in runs.items()])
     for name in ("exact-4x4", *runs):
         assert_same_run(workplace / "exact", workplace / name)
-    found = [
-        [log["loss"] for log in PretrainingRecord.load(workplace / name).curves if "loss" in log]
-        for name in ("exact", "means-4x4")
-    ]
-    assert max(abs(one - other) / one for one, other in zip(*found, strict=True)) > 1e-3
+    curves = (PretrainingRecord.load(workplace / name).curves for name in ("exact", "means-4x4"))
+    losses, others = ([log["loss"] for log in curve if "loss" in log] for curve in curves)
+    assert max(abs(one - other) / one for one, other in zip(losses, others, strict=True)) > 1e-3
 
 
 def test_every_accelerate_config_can_be_read():
     from accelerate.commands.config.config_args import load_config_from_file
 
-    configs = {
-        path.stem: load_config_from_file(str(path)) for path in (ROOT / "examples/accelerate_configs").iterdir()
-    }
+    paths = (ROOT / "examples/accelerate_configs").iterdir()
+    configs = {path.stem: load_config_from_file(str(path)) for path in paths}
     assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "fsdp2"}
     assert configs["fsdp2"].fsdp_config["fsdp_version"] == 2

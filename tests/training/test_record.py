@@ -35,10 +35,10 @@ def test_a_record_counts_what_was_trained_until_now(record, model, blocks):
     assert made.tokens == 12 * 32  # padding included: nothing else is known without reading
 
 
-def test_a_record_keeps_types_of_arguments_and_holds_no_path_or_secret(record, model, tmp_path):
+def test_a_record_keeps_types_of_arguments_and_holds_no_path(record, model, tmp_path):
     data = {"train_files": ["../../home/alice/corpus.txt,weight=2"], "held_out_share": 0.5}
     model.config.name_or_path = "../../home/alice/model"
-    made = record(arguments={"data": data}, hub_model_id="lab/electra", learning_rate=0.25, run_name="alice's")
+    made = record(arguments={"data": data}, hub_model_id="lab/electra", learning_rate=0.25)
     made.save(tmp_path)
     loaded = PretrainingRecord.load(tmp_path)
     assert "alice/" not in json.dumps(loaded.model)

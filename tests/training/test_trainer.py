@@ -69,6 +69,7 @@ def test_it_trains_meters_and_evaluates(tmp_path, blocks, tokenizer, capsys):
     eval_logs = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
     assert len(eval_logs) == 3
     assert eval_logs[0].keys() >= {"eval_generator_accuracy", "eval_discriminator_auc", "eval_discriminator_recall"}
+    assert 0.5 < eval_logs[0]["eval_bigram_auc"] < 1
     assert trainer.state.epoch == pytest.approx(30 * 8 / len(blocks[0]))
     assert trainer.state.total_flos == trainer.make_record().flops["model"]
     lines = capsys.readouterr().out
@@ -133,6 +134,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
         ({"more": {"discriminator_weight": 20.0}}, r"discriminator_weight was 50\.0, now 20\.0"),
         ({"learning_rate": 1e-3}, r"learning_rate was 0\.01, now 0\.001"),
         ({"bias_correction": True}, "bias_correction was False, now True"),
+        ({"optim": "adafactor"}, "optim was adamw_torch, now adafactor"),
     ],
 )
 def test_a_run_is_not_resumed_with_another_stream_model_or_optimizer(tmp_path, blocks, tokenizer, options, message):
@@ -172,6 +174,7 @@ def test_max_steps_or_epochs_decide_the_length(tmp_path, blocks, tokenizer):
 def test_without_held_out_sequences_it_warns_and_trains(tmp_path, blocks, tokenizer, caplog):
     trainer = make_trainer(tmp_path, (blocks[0], None), tokenizer)
     assert "is not evaluated" in caplog.text
+    assert trainer.model.yardsticks == ()  # no bigram is counted for nothing
     trainer.train()
 
 
@@ -235,6 +238,7 @@ def test_a_collapsed_discriminator_is_warned_of_once(tmp_path, blocks, tokenizer
         head.bias.fill_(-3.0)
     trainer.train()
     assert caplog.text.count("collapsed to the majority class") == 1
+    assert caplog.text.count("Step 9: no context is read yet") == caplog.text.count("no context is read yet") == 1
 
 
 def test_a_long_warmup_is_warned_of_and_other_optimizers_and_schedules_are_taken_as_named(

@@ -10,10 +10,10 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from huggingface_hub.dataclasses import strict
@@ -73,25 +73,13 @@ class SequenceBatch(Sequence[dict[str, Any]]):
 
 
 class BlockWriter:
-    """Writes a block file: `write` any number of times, then `finish`, in a `with` block. The file has its name,
-    whole, when that ended. Memory does not grow with the number of sequences."""
+    """Writes a block file: `write` any number of times, then `finish`. Memory does not grow with their number."""
 
-    def __init__(self, path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> None:
-        self.path, self.max_seq_length, self.vocab_size = os.fspath(path), max_seq_length, vocab_size
+    def __init__(self, file: BinaryIO, index_file: BinaryIO, max_seq_length: int, vocab_size: int) -> None:
+        self._file, self._index_file, self._digest = file, index_file, hashlib.sha256()
+        self.max_seq_length, self.vocab_size = max_seq_length, vocab_size
         self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
-        self._digest = hashlib.sha256()
-
-    def __enter__(self) -> "BlockWriter":
-        with ExitStack() as stack:
-            partial = stack.enter_context(writing(self.path))
-            self._file = stack.enter_context(open(partial, "wb"))
-            self._index_file = stack.enter_context(open(partial.parent / "index", "w+b"))
-            self._write(_MAGIC)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+        self._write(_MAGIC)
 
     def write(self, sequences: Sequence[PackedSequence]) -> None:
         if not sequences:
@@ -120,6 +108,13 @@ class BlockWriter:
     def _write(self, content: bytes) -> None:
         self._file.write(content)
         self._digest.update(content)
+
+
+@contextmanager
+def writing_blocks(path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
+    """Yields a [`BlockWriter`]. The file has its name, whole, when the block ends without an error."""
+    with writing(path) as partial, open(partial, "wb") as file, open(partial.parent / "index", "w+b") as index_file:
+        yield BlockWriter(file, index_file, max_seq_length, vocab_size)
 
 
 class BlockFile(Dataset):

@@ -25,7 +25,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, BlockWriter
+from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
 from hf_electra_rtd.data.tokenization import check_tokenizer, get_backend, tokenizer_hash
@@ -98,7 +98,7 @@ def prepare_blocks(
             reader.drop_copies(Path(directory))
         # Files get their names when this block ends, the training sequences last.
         with ExitStack() as stack:
-            writers = [stack.enter_context(BlockWriter(path, max_seq_length, len(tokenizer))) for path in paths]
+            writers = [stack.enter_context(writing_blocks(path, max_seq_length, len(tokenizer))) for path in paths]
             counts = np.zeros((2, 3), dtype=np.int64)
             for part, ids, lengths, document_ends in _encode(tokenizer, reader.chunks(), num_proc or count_cores()):
                 counts[part] += document_ends.sum(), len(ids), (ids == tokenizer.unk_token_id).sum()

@@ -27,6 +27,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
+from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
@@ -118,9 +119,9 @@ def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], `files`, and `products`, the
-    library that multiplied), and the state of the loop. Raises ValueError if a file is missing or not as it was
-    written."""
+    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], `files`, `products`, the library
+    that multiplied, and `precision`, that of accelerate), and the state of the loop. Raises ValueError if a file is
+    missing or not as it was written."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -128,12 +129,9 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
         if not all(whole.values()):
             raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        known = {
-            "loop": manifest["loop"],
-            "run": dict(manifest["run"]),
-            "products": manifest.get("products", products.MKL),
-        }
-        return {**known, "files": files}, TrainerState.load_from_json(str(path / STATE_FILE))
+        found = {name: manifest[name] for name in ("loop", "products", "precision")}
+        found |= {"run": dict(manifest["run"]), "files": files}
+        return found, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
 def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
@@ -143,6 +141,7 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
     [`SequenceStream`])."""
     described = {name: getattr(model.config, name) for name in _OF_MODEL}
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
+    described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):
         return described
     sequences = stream.sequences
@@ -263,7 +262,8 @@ def writing_checkpoint(
             state.save_to_json(str(checkpoint / STATE_FILE))
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
             files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
-            manifest = {"loop": loop, "run": described, "files": files, "products": products.library()}
+            how = {"products": products.library(), "precision": accelerator.mixed_precision}
+            manifest = {"loop": loop, "run": described, "files": files, **how}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
         # Later ones go first: they were damaged, so that this run fell back to one before them.

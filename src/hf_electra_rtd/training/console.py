@@ -1,24 +1,36 @@
-"""What a person sees of a run: a line for each log, and tables."""
+"""What a person sees of a run: a line for each log, tables, and what the discriminator finds at the end."""
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+import shutil
 import sys
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from rich.columns import Columns
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
-from transformers import PrinterCallback, ProgressCallback, TrainerState
+from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerState
 
+from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.data.blocks import SequenceStream
+from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.training.meters import NEAR_CHANCE
 
 
 # A training log shows the loss of each network and one number of how well it does.
@@ -27,11 +39,18 @@ _BRIEF = {
     *("discriminator_masked_accuracy", "discriminator_token_accuracy"),
 }
 _LONGEST_START = 64  # tokens shown of a sequence
-
-
-def format_duration(seconds: float) -> str:
-    """`2:05:09`, `3 days, 2:05:09`."""
-    return str(timedelta(seconds=round(seconds)))
+_SCORED_TOKENS, _SENTENCES, _LONGEST_SENTENCE = 2048, 3, 18  # of held-out text: scored, and shown
+_LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
+_ENDS = frozenset(".!?\u3002\uff01\uff1f")  # tokens that end a sentence, in Chinese, too
+# What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
+_VERDICTS = {
+    (True, True): ("found", "bold green"),
+    (True, False): ("missed", "bold yellow"),
+    (False, True): ("false alarm", "bold red"),
+    (False, False): ("", "dim"),
+}
+SCORES = 'x 2: twice the average probability of "replaced", {:.2f} here; above 0.5: called replaced'  # their meaning
+_CLOSE = 0.02  # a difference between areas under the ROC curve that says little
 
 
 def format_flops(flops: Mapping[str, float]) -> str:
@@ -103,50 +122,170 @@ def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, head
     console.print(table)
 
 
-def print_summary(record: PretrainingRecord, output_dir: str) -> None:
-    """Prints what a finished run trained on, what it cost, its held-out metrics, and where its models are."""
-    console, config = Console(highlight=False), ElectraRTDConfig.from_dict(record.model)
-    names = list(config.towers)[::-1]
-    counts = ", ".join(f"{name} {record.parameters[name]:,}" for name in names)
-    speed = record.tokens / max(record.train_seconds, 1e-9)
-    rows = {
-        "objective": config.objective,
-        "tokens": f"{record.tokens:,} in {record.sequences:,} sequences, {record.steps:,} steps",
-        "training time": f"{format_duration(record.train_seconds)} ({speed:,.0f} tokens/s)",
-        "parameters": f"{counts}, together {record.parameters['total']:,}",
-        "FLOPs": format_flops(record.flops),
-        **{f"{name}, held out": text for name, text in describe_metrics(record.metrics, "eval_").items()},
-    }
-    print_rows("The run", rows.items(), console)
-    towers = "/ and ".join(names)
-    console.print(f"\nIn {output_dir}: the joint model, and for stock transformers {towers}/", markup=False)
-
-
-@torch.no_grad()
-def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any, console: Console) -> None:
-    """Corrupts sequences and prints the start of each; at masked positions also what is visible there, what the
-    generator samples and the discriminator's label. Samples are those of the first step but for dropout."""
-    batch = {name: tensor.to(model.device) for name, tensor in collator(sequences).items()}
-    training = model.training
-    output = model.eval()(**batch)
-    model.train(training)
-    seen, names = observe(output, batch), collator.tokenizer.convert_ids_to_tokens
-    stages = {"original": seen.originals, "masked": batch["input_ids"], "sampled": output.corrupted_input_ids}
-    columns = [[names(ids) for ids in stage.tolist()] for stage in stages.values()]
-    columns.append([list(map(str, row)) for row in output.replaced_labels.tolist()])
-    if not model.config.has_generator:
-        del columns[2:]
-    console.print(f"Sequences of the first step, {'/'.join([*stages, 'label'][: len(columns)])}", style="bold")
-    for row, length in enumerate(seen.real.sum(dim=1).tolist()):
-        words = columns[0][row][:length]
-        for at in seen.slots.positions[row][seen.used[row]].tolist():
-            words[at] = "/".join(column[row][at] for column in columns)
-        console.print(*words[:_LONGEST_START], "\n", markup=False)
-
-
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Text]], console: Console) -> None:
     """Prints columns of cells side by side, folded to the console, with the labels of the lines at their left."""
     table = Table.grid(padding=(0, 2, 0, 0))
     cells = [Text("\n").join([*each, Text()]) for each in columns]
     table.add_row(Text("\n".join(labels), "dim"), Columns(cells, padding=(0, 2, 0, 0)))
     console.print(table)
+
+
+# ---- What the discriminator finds ----
+
+
+class ScoredToken(NamedTuple):
+    """A token with the discriminator's score."""
+
+    original: str
+    corrupted: str  # what the discriminator read
+    masked: bool
+    probability: float  # of "replaced"; NaN where it is not asked
+    visible: str = ""  # what the generator read
+
+    @property
+    def verdict(self) -> tuple[str, str]:
+        """`found`, `missed`, `false alarm` or nothing, and its style."""
+        return _VERDICTS[self.original != self.corrupted, self.probability > 0.5]
+
+
+@torch.no_grad()
+def read_tokens(model: ElectraForRTDPretraining, collator: Any, sequences: Any) -> list[list[ScoredToken]]:
+    """The tokens of sequences, corrupted as in an evaluation, and the discriminator's scores."""
+    batch = {name: tensor.to(model.device) for name, tensor in collator(sequences).items()}
+    training = model.training
+    output: Any = model.eval()(**batch)
+    model.train(training)
+    seen, names = observe(output, batch), collator.tokenizer.convert_ids_to_tokens
+    stages, scores = (seen.originals, output.corrupted_input_ids, batch["input_ids"]), seen.real.float() * math.nan
+    if model.config.traits.predicts == "replaced":
+        asked = seen.masked if model.objective.masked_only else seen.real
+        scores = output.logits.float().sigmoid().where(asked, math.nan)
+    rows = []
+    for row, length in enumerate(seen.real.sum(dim=1).tolist()):
+        original, corrupted, visible = (names(stage[row, :length].tolist()) for stage in stages)
+        masked, probabilities = (column[row, :length].tolist() for column in (seen.masked, scores))
+        rows.append(list(map(ScoredToken, original, corrupted, masked, probabilities, visible)))
+    return rows
+
+
+def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any, console: Console) -> None:
+    """Corrupts sequences and prints the start of each; at masked positions also what is visible there, what the
+    generator samples and the discriminator's label. Samples are those of the first step but for dropout."""
+    stages = ["original", "masked", "sampled", "label"][: 4 if model.config.traits.has_generator else 2]
+    console.print(f"Sequences of the first step, {'/'.join(stages)}", style="bold")
+    for tokens in read_tokens(model, collator, sequences):
+        words = []
+        for token in tokens[:_LONGEST_START]:
+            parts = token.original, token.visible, token.corrupted, str(int(token.original != token.corrupted))
+            words.append("/".join(parts[: len(stages)]) if token.masked else token.original)
+        console.print(*words, "\n", markup=False)
+
+
+def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
+    """`of 41 replaced tokens 23 found, 3 false alarms`."""
+    counts = Counter(token.verdict[0] for token in tokens)
+    alarms = counts["false alarm"]
+    described = f"of {counts['found'] + counts['missed']:,} replaced tokens {counts['found']:,} found"
+    return f"{described}, {alarms:,} false alarm{'' if alarms == 1 else 's'}"
+
+
+def average_probability(tokens: Iterable[ScoredToken]) -> float:
+    """The mean over the tokens where the discriminator is asked; 1 where there is none."""
+    asked = [token.probability for token in tokens if not math.isnan(token.probability)]
+    return sum(asked) / max(1, len(asked)) or 1.0
+
+
+def compare_with_bigram(metrics: Mapping[str, Any]) -> str:
+    """What the held-out areas under the ROC curve say of the discriminator."""
+    auc, bigram = metrics["eval_discriminator_auc"], metrics.get("eval_bigram_auc")
+    says, counted = "reads context" if auc >= NEAR_CHANCE else "does not read context yet", ""
+    if bigram is not None:
+        counted = f", a counted bigram {bigram:.3f}"
+        if auc >= NEAR_CHANCE and abs(auc - bigram) > _CLOSE:
+            says = "reads more than pairs of words" if auc > bigram else "reads some context"
+    return f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance)."
+
+
+def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
+    """The first sentence with a replaced token, or the tokens around it where it is long; empty without one."""
+    special = {tokenizer.cls_token, tokenizer.sep_token}
+    first = next((at for at, token in enumerate(tokens) if token.original != token.corrupted), None)
+    if first is None:
+        return []
+    after_ends = [at + 1 for at, token in enumerate(tokens) if token.original in _ENDS | special]
+    start = max([first - _LONGEST_SENTENCE // 3, 0, *(at for at in after_ends if at <= first)])
+    stop = min([start + _LONGEST_SENTENCE, len(tokens), *(at for at in after_ends if at > first)])
+    return [token for token in tokens[start:stop] if token.original not in special]
+
+
+def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreTrainedTokenizerBase) -> Text:
+    """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
+    was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
+    starts = [at for at, token in enumerate(tokens) if at == 0 or not token.original.startswith("##")]
+    join, text, before = tokenizer.convert_tokens_to_string, Text(), tokenizer.cls_token
+    for start, stop in pairwise([*starts, len(tokens)]):
+        word = tokens[start:stop]
+        if text.cell_len > _LONGEST_TEXT:
+            break
+        originals, read = [token.original for token in word], [token.corrupted for token in word]
+        shown = join([before, *read]).removeprefix(join([before]))  # with the space that belongs before it
+        around = before[-1] + shown.strip()[:1]
+        if not text or any(sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around):
+            shown = shown.strip()  # there is none beside an apostrophe or a Chinese character
+        elif read[0].startswith("##") and text.plain.endswith("]"):
+            shown = f" {join(read)}"
+        worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability))
+        verdict, style = worst.verdict
+        text.append(shown, style if verdict else "")
+        if verdict:
+            was = f"was {join(originals)}: " if originals != read else ""
+            text.append(f" [{was}{verdict}, x {worst.probability / average:.1f}]", style.removeprefix("bold "))
+        before = read[-1]
+    return text
+
+
+# ---- The end of a run ----
+
+
+def print_summary(
+    record: PretrainingRecord, output_dir: str, held_out: SequenceStream | None, collator: DataCollatorForRTD
+) -> None:
+    """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out
+    metrics, and what to do next. The model is read from `output_dir`, where it lies whole even if it was sharded."""
+    console, config = Console(highlight=False), ElectraRTDConfig.from_dict(record.model)
+    metrics, detects = describe_metrics(record.metrics, "eval_"), config.traits.predicts == "replaced"
+    if detects and held_out is not None:
+        model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
+        count = min(len(held_out), max(_SENTENCES, _SCORED_TOKENS // (collator.max_seq_length or 128)))
+        sequences = read_tokens(model, collator, held_out.__getitems__(range(count)))
+        tokens = [token for sequence in sequences for token in sequence]
+        average = average_probability(tokens)
+        console.print(f"\nHeld-out text, {count} sequences: {describe_verdicts(tokens)}.", style="bold")
+        if not math.isnan(record.metrics["eval_discriminator_auc"] or math.nan):
+            console.print(compare_with_bigram(record.metrics))
+        sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)
+        for sentence in list(filter(None, sentences))[:_SENTENCES]:
+            console.print(Padding(mark_sentence(sentence, average, collator.tokenizer), (0, 0, 0, 2), expand=False))
+        console.print(f"({SCORES.format(average)})\n")
+        metrics.pop("bigram", None)  # it stands above
+    names = list(config.towers)[::-1]
+    counts = ", ".join(f"{name} {record.parameters[name]:,}" for name in names)
+    speed = record.tokens / max(record.train_seconds, 1e-9)
+    rows = {
+        "tokens": f"{record.tokens:,} in {record.sequences:,} sequences, {record.steps:,} steps",
+        "training time": f"{format_duration(record.train_seconds)} ({speed:,.0f} tokens/s)",
+        "parameters": f"{counts}, together {record.parameters['total']:,}",
+        "FLOPs": format_flops(record.flops),
+        **{f"{name}, held out": text for name, text in metrics.items()},
+    }
+    print_rows(f"The run ({config.objective})", rows.items(), console)
+    towers, run = "/ and ".join(names), shlex.quote(output_dir)
+    console.print(f"In {output_dir}: the joint model, and for stock transformers {towers}/. Next:", markup=False)
+    program = "hf-electra-rtd"
+    if shutil.which(program) is None:  # no PATH leads to the environment that runs
+        program = os.path.relpath(Path(sys.executable).with_name(program))
+    commands = [f'detect --model {run} "A sentence of your own."'] if detects else []
+    tuned = f"--output_dir {run}-tuned --train_file YOUR.csv  # columns text, label"
+    commands.append(f"finetune --model_name_or_path {run} {tuned}")
+    commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
+    console.print(*(f"  {program} {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@ the record of it all."""
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 import time
@@ -21,12 +22,19 @@ from transformers import TrainerState
 
 from hf_electra_rtd import records
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
+from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.ops import IGNORED, masked_slots, num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import read_fractions
+
+
+logger = logging.getLogger(__name__)
+
+NEAR_CHANCE = 0.6  # an area under the ROC curve that replacements give away without their context
+_LEAST_RISE = 0.01
 
 
 # ---- Along the run ----
@@ -87,6 +95,14 @@ class Stopwatch:
 
 
 # ---- Held-out sequences ----
+
+
+def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> None:
+    """Has the bigram of the training sequences measured beside a discriminator that detects. Only a [`BlockFile`] is
+    counted, and only where something is held out."""
+    sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
+    is_counted = model.config.traits.predicts == "replaced" and held_out is not None
+    model.yardsticks = (CountedBigram(sequences),) if is_counted and isinstance(sequences, BlockFile) else ()
 
 
 @torch.no_grad()
@@ -160,6 +176,25 @@ def has_collapsed(metrics: Mapping[str, float]) -> bool:
     replaced tokens higher either (area under the ROC curve below 0.55). False where there is none."""
     recall, auc = (metrics.get(f"discriminator_{name}", 0.5) for name in ("recall", "auc"))
     return not 0.01 <= recall <= 0.99 and auc < 0.55
+
+
+def warn_if_flat(state: TrainerState) -> None:
+    """Logs one warning in a run, resumed or not: at the first evaluation after a third of the steps where the area
+    under the ROC curve is near chance, below the bigram's, and has not risen over the last third of the evaluations.
+    Call it after each evaluation was logged."""
+    logs = {log["step"]: log for log in state.log_history if "eval_bigram_auc" in log}
+    aucs: list[float] = []
+    for step, log in logs.items():
+        auc, bigram, before = log["eval_discriminator_auc"], log["eval_bigram_auc"], aucs[-(len(aucs) // 3 + 1) :]
+        is_flat = len(aucs) > 1 and auc < min(bigram, NEAR_CHANCE) and auc - min(before) < _LEAST_RISE
+        if is_flat and step >= state.max_steps / 3:
+            if step == state.global_step:
+                what = f"Its held-out AUC is {auc:.3f}, near chance, and flat; a counted bigram has {bigram:.3f}."
+                remedy = "Try --initialization neighbours, smaller batches or more --max_steps"
+                patience = "after a stock start it often rises only after thousands of steps"
+                logger.warning(f"Step {step:,}: no context is read yet. {what} {remedy}; {patience}.")
+            return
+        aucs.append(auc)
 
 
 # ---- Exact loss normalization ----

@@ -25,16 +25,14 @@ from hf_electra_rtd.families import FAMILIES, family_of
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.objectives import get_objective
+from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.recipes import get_size
-from hf_electra_rtd.sharing import get_sharing
+from hf_electra_rtd.sharing import SHARING
 from hf_electra_rtd.towers import load_tower, read_config
 
 
 # Width and depth of a new generator for a given discriminator.
 DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
-# The second stage of two-stage training, as options of the configuration.
-SECOND_STAGE = {"sharing": "none", "freeze_generator": True}
 _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     *("disallow_correct", "sampling_dropout", "freeze_generator"),
@@ -92,15 +90,16 @@ class ModelArguments:
         if self.two_stage_from is not None:
             ElectraRTDConfig(**self.options)
         elif not self.given(("model_config", "generator", "discriminator")):
-            ElectraRTDConfig.from_size(self.size, **self.fractions, **self.options)
+            ElectraRTDConfig.from_size(self.size, **self.given(DEFAULT_FRACTIONS), **self.options)
         self._settle_initialization()
 
     def _settle_initialization(self) -> None:
         loaded = list(self.given(("two_stage_from", "generator", "discriminator")))
         if self.initialization is None:
             detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
-            is_named = detects and not loaded and self.model_config is None
-            self.initialization = get_size(self.size).initialization if is_named else "stock"
+            is_named = detects and self.model_config is None
+            start = get_size(self.size).initialization if is_named else "stock"
+            self.initialization = None if loaded else start
         elif self.initialization not in INITIALIZATIONS:
             remedy = known_names(self.initialization, INITIALIZATIONS, "ones")
             raise ValueError(f"--initialization: there is no {self.initialization!r}. {remedy}")
@@ -112,15 +111,10 @@ class ModelArguments:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     @property
-    def fractions(self) -> dict[str, float]:
-        """The given sizes of a new generator."""
-        return self.given(DEFAULT_FRACTIONS)
-
-    @property
     def options(self) -> dict[str, Any]:
         """The given options of `ElectraRTDConfig`, by its names."""
         given = self.given(_OPTIONS).items()
-        options = {} if self.two_stage_from is None else dict(SECOND_STAGE)
+        options = {} if self.two_stage_from is None else {"sharing": "none", "freeze_generator": True}
         return options | {"generator" if name == "generator_type" else name: value for name, value in given}
 
     @property
@@ -165,7 +159,7 @@ def _new_config(
     options = arguments.options
     if arguments.model_config is not None:
         config = ElectraRTDConfig.from_pretrained(arguments.model_config)
-        if arguments.fractions:
+        if arguments.given(DEFAULT_FRACTIONS):
             options["generator_config"] = _smaller(config.discriminator_config, arguments)
         return config.changed(**options)
     return ElectraRTDConfig.from_size(
@@ -173,7 +167,7 @@ def _new_config(
         vocab_size=len(tokenizer),
         max_position_embeddings=max(MAX_LENGTH, max_seq_length),
         pad_token_id=tokenizer.pad_token_id,
-        **arguments.fractions,
+        **arguments.given(DEFAULT_FRACTIONS),
         **options,
     )
 
@@ -197,7 +191,7 @@ def _from_pretrained(
     generator: Any = arguments.generator
     discriminator: Any = arguments.discriminator
     sharing = arguments.sharing or ElectraRTDConfig.sharing
-    main_class: Any = get_objective(arguments.objective or ElectraRTDConfig.objective).main_tower_class
+    main_class: Any = OBJECTIVES[arguments.objective or ElectraRTDConfig.objective].main_tower_class
     trained: Any = None
     if discriminator is None:
         trained = generator = load_tower(FAMILIES["electra"].masked_lm, generator)
@@ -207,12 +201,12 @@ def _from_pretrained(
         new = discriminator = main_class(config)
     elif generator is None and needs_generator_network(**arguments.options):
         trained = discriminator = load_tower(main_class, discriminator)
-        is_same = sharing == "all" and not arguments.fractions
+        is_same = sharing == "all" and not arguments.given(DEFAULT_FRACTIONS)
         config = trained.config if is_same else _smaller(trained.config, arguments)
         new = generator = family_of(trained).masked_lm(config)
     if trained is not None:
         with torch.no_grad():
-            for name in get_sharing(sharing).starting_parameters(new.base_model):
+            for name in SHARING[sharing]().starting_parameters(new.base_model):
                 new.base_model.get_parameter(name).copy_(trained.base_model.get_parameter(name))
     join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
     return join(generator, discriminator, **arguments.given(_OPTIONS))
@@ -220,4 +214,4 @@ def _from_pretrained(
 
 def _smaller(config: Any, arguments: ModelArguments) -> Any:
     """A generator's configuration for a discriminator's."""
-    return derive_generator_config(config, *(DEFAULT_FRACTIONS | arguments.fractions).values())
+    return derive_generator_config(config, *(DEFAULT_FRACTIONS | arguments.given(DEFAULT_FRACTIONS)).values())

@@ -34,8 +34,7 @@ from rich.filesize import decimal as format_bytes
 from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.accounting import count_parameters
-from hf_electra_rtd.bigram import CountedBigram
+from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.cli import flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
@@ -51,7 +50,7 @@ from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_products
 from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -128,7 +127,7 @@ def main(
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
-        console.print_summary(record, str(run.directory))
+        console.print_summary(record, str(run.directory), run.held_out, run.collator)
         return report(trainer.published, str(run.directory)) if run.args.push_to_hub else 0
 
 
@@ -162,17 +161,17 @@ def start(
         logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
     with ExitStack() as until_the_end:
         checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
+        before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
-            before = {} if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]["run"]
-            train, held_out = get_sequences(data_args, args, blocks, tokenizer, before.get("sequences"))
+            sequences = None if before is None else before["run"].get("sequences")
+            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences)
         model = build_model(model_args, tokenizer, args.max_seq_length)
+        settle_products(args, model_args.size, model.config.discriminator_config.hidden_size, before)
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, train, tokenizer, args.seed)
-        if model.config.traits.predicts == "replaced" and held_out is not None:
-            model.yardsticks = (CountedBigram(train),)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
         yield Run(
             words,
@@ -319,7 +318,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
     if device.type == "cuda":
         memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
-    duration = f"{console.format_duration(steps * seconds)} without evaluation and checkpoints"
+    duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
     facts = {
         "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
         "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",

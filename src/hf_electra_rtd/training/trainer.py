@@ -155,6 +155,7 @@ class RTDTrainer(Trainer):
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
+            meters.set_yardstick(model, self.train_dataset, self.eval_dataset)
             self.compute_metrics = lambda gathered: meters.held_out_metrics(model, list(gathered.predictions))
         for theirs, ours in ((PrinterCallback, RTDPrinterCallback), (ProgressCallback, RTDProgressCallback)):
             if self.pop_callback(theirs) is not None:
@@ -262,6 +263,8 @@ class RTDTrainer(Trainer):
             passes = len(stream) / len(stream.sequences)
             self.state.epoch = self.state.global_step / self.state.max_steps * passes
         super().log(logs, start_time)
+        if self.is_in_train and "eval_bigram_auc" in logs:
+            meters.warn_if_flat(self.state)
 
     def _warn_of_collapse(self, measured: dict[str, float]) -> None:
         """Once until it recovers; every discriminator gives one answer to everything at the beginning."""
@@ -276,14 +279,8 @@ class RTDTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
-        saving = (
-            self._get_output_dir(trial),
-            self.accelerator,
-            self.args.save_total_limit,
-            self.state,
-            *self._identity(),
-        )
-        with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving) as checkpoint:
+        saving = (self._get_output_dir(trial), self.accelerator, self.args.save_total_limit, self.state)
+        with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving, *self._identity()) as checkpoint:
             self._staging = checkpoint.parent
             try:
                 super()._save_checkpoint(model, trial)

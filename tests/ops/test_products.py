@@ -1,5 +1,7 @@
 """Products by either library: the same numbers as in float64, with their gradients; and which library is taken."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,3 +76,24 @@ def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):
     monkeypatch.setattr(products, "speeds", products.speeds.__wrapped__)
     products.use_library(products.ONEDNN)
     assert products.library() == products.MKL
+
+
+@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_processor_that_could_round_to_bfloat16_is_not_asked_to(monkeypatch, rounds, tiles):
+    """With tiles, or where torch's permission gives 8 bits, which the first product shows."""
+    given, asked = products._permitted, []
+
+    def permitted(left, right):
+        asked.append(left.shape)
+        return given(left.bfloat16(), right.bfloat16()).float() if rounds else given(left, right)
+
+    monkeypatch.setattr(products, "_permitted", permitted)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    monkeypatch.setattr(products, "_rounds_to_bfloat16", functools.cache(products._rounds_to_bfloat16.__wrapped__))
+    for shape in ((70, 50), (3, 70, 50)):
+        left, right = torch.randn(shape), torch.randn(*shape[:-2], 50, 30)
+        expected = left.double() @ right.double()
+        torch.testing.assert_close(products.product(left, right).double(), expected, rtol=1e-5, atol=2e-5)
+    assert not (tiles and asked)
+    assert torch.backends.mkldnn.matmul.fp32_precision == "none"

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hf_electra_rtd.ops.products import product
+
 
 _NUM_VALUES = 2**16  # so a probability is met to 2**-17; the scale is that of the probability that is met
 
@@ -88,12 +90,12 @@ class _Attention(torch.autograd.Function):
         output = query.new_empty(query.transpose(1, 2).shape)
         with torch.autocast(query.device.type, enabled=False):
             for head in range(query.shape[1]):
-                scores_BLL = torch.bmm(query[:, head], key[:, head].mT)
+                scores_BLL = product(query[:, head], key[:, head].mT)
                 # Half precision is for products; the softmax is float32 at least.
                 scores_BLL = (scores_BLL if scores_BLL.dtype.itemsize >= 4 else scores_BLL.float()).mul_(scaling)
                 weights.append(_masked_softmax(scores_BLL, None if mask is None else mask[:, head]).to(query.dtype))
                 dropped = dropout_scale(bits[head], probability, query.dtype).mul_(weights[head])
-                output[:, :, head] = torch.bmm(dropped, value[:, head])
+                output[:, :, head] = product(dropped, value[:, head])
         ctx.save_for_backward(query, key, value, bits, *weights)
         ctx.probability, ctx.scaling = probability, scaling
         return output
@@ -108,11 +110,11 @@ class _Attention(torch.autograd.Function):
         for head, weights_BLL in enumerate(weights):
             gradient = gradient_BLHD[:, :, head]
             scale = dropout_scale(bits[head], ctx.probability, query.dtype)
-            for_weights = torch.bmm(gradient, value[:, head].mT).mul_(scale)
-            for_value[:, :, head] = torch.bmm(scale.mul_(weights_BLL).mT, gradient)
+            for_weights = product(gradient, value[:, head].mT).mul_(scale)
+            for_value[:, :, head] = product(scale.mul_(weights_BLL).mT, gradient)
             for_scores = torch._softmax_backward_data(for_weights, weights_BLL, -1, query.dtype).mul_(ctx.scaling)
-            for_query[:, :, head] = torch.bmm(for_scores, key[:, head])
-            for_key[:, :, head] = torch.bmm(for_scores.mT, query[:, head])
+            for_query[:, :, head] = product(for_scores, key[:, head])
+            for_key[:, :, head] = product(for_scores.mT, query[:, head])
         return (*(each.transpose(1, 2) for each in gradients), None, None, None, None)
 
 

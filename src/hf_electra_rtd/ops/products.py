@@ -3,6 +3,11 @@
 torch multiplies float32 matrices by MKL, which takes its AVX2 path on some processors that have wider instructions.
 oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster,
 and how much faster still bfloat16 is, is measured once a process, the only state in these functions.
+
+oneDNN multiplies for a linear layer by an operator of its own. Where both matrices are activations (attention, the
+gradients of weights), it is reached by torch's permission to round to bfloat16, which oneDNN makes use of only on
+processors that have tiles for it (AMX). There the permission is not given, nor where a product shows that it rounds
+(`_rounds_to_bfloat16`); elsewhere it changes the library alone.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ MKL, ONEDNN, BFLOAT16 = "MKL", "oneDNN", "bfloat16"
 _GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
 BFLOAT16_GAIN = 1.3  # likewise; a step in bfloat16 has conversions to pay for
 _PROBE, _TRIES = (1024, 256, 512), 10  # rows, inputs and outputs of a product that is timed; the best time counts
+_mkldnn: Any = torch.backends.mkldnn
 _chosen: str | None = None
 
 
@@ -80,9 +86,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cast(Tensor, _Linear.apply(input, weight, bias))
 
 
-def product(left_MK: Tensor, right_KN: Tensor) -> Tensor:
-    """left right, (M, N), likewise; without a gradient. Both may be views that are transposed."""
-    return _onednn(left_MK, right_KN.T) if _applies(left_MK, right_KN.T) else left_MK @ right_KN
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left right, (M, K) (K, N) or (B, M, K) (B, K, N), likewise; without a gradient. For views, too."""
+    return _activations(left, right) if _applies(left, right.mT) else _by_torch(left, right)
 
 
 def _applies(input: Tensor, weight: Tensor) -> bool:
@@ -100,11 +106,42 @@ def _applies(input: Tensor, weight: Tensor) -> bool:
 
 def has_onednn() -> bool:
     """Whether this torch can multiply by oneDNN."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return bool(_mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], ""))
+
+
+def _activations(left: Tensor, right: Tensor) -> Tensor:
+    """left right, of two or three dimensions and any strides."""
+    if not _rounds_to_bfloat16():
+        return _permitted(left, right)
+    return _onednn(left, right.T) if left.dim() == 2 else _by_torch(left, right)
+
+
+def _permitted(left: Tensor, right: Tensor) -> Tensor:
+    setting = _mkldnn.matmul
+    before = setting.fp32_precision
+    setting.fp32_precision = "bf16"
+    try:
+        return _by_torch(left, right)
+    finally:
+        setting.fp32_precision = before
+
+
+def _by_torch(left: Tensor, right: Tensor) -> Tensor:
+    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)  # `@` expands batches first
+
+
+@functools.cache
+def _rounds_to_bfloat16() -> bool:
+    """Whether a product that may be rounded to bfloat16 is, or could be, or torch has no such permission."""
+    if not hasattr(_mkldnn, "matmul") or torch.cpu._is_amx_tile_supported():
+        return True
+    left, right = torch.full((2, 64, 64), 1 + 2**-12), torch.ones(2, 64, 64)  # 13 bits; bfloat16 has 8
+    exact = 64 * left
+    return not (torch.equal(_permitted(left, right), exact) and torch.equal(_permitted(left[0], right[0]), exact[0]))
 
 
 class _Linear(torch.autograd.Function):
@@ -119,5 +156,5 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
         for_input = _onednn(gradient, weight.T) if ctx.needs_input_grad[0] else None
-        for_weight = _onednn(rows.T, input.flatten(0, -2).T) if ctx.needs_input_grad[1] else None
+        for_weight = _activations(rows.T, input.flatten(0, -2)) if ctx.needs_input_grad[1] else None
         return for_input, for_weight, rows.sum(dim=0) if ctx.needs_input_grad[2] else None

@@ -185,7 +185,7 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     (original,), (corrupted,), (scores,) = (lines(text, label) for label in ("original", "corrupted", "suspicion"))
     assert original == ["the", "old", "mill", "##s", "were", "not", "the", "great", "river", "##s", "."]
     replaced = sum(before != after.removesuffix("*") for before, after in zip(original, corrupted, strict=True))
-    assert f"Of {replaced} replaced tokens " in text
+    assert f"of {replaced} replaced tokens found" in text
     assert 0 < replaced == len(re.findall("found +|missed", text.partition("suspicion")[2]))
     ratios = [float(ratio) for ratio in scores if ratio != "x"]
     assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # of the average

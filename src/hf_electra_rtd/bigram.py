@@ -1,6 +1,6 @@
 """A yardstick for the discriminator: how well counted pairs of words tell replaced tokens.
 
-A discriminator that finds fewer than the bigram does not read context yet.
+A discriminator with a lower AUC than the bigram does not read more than pairs of words yet.
 """
 
 from __future__ import annotations

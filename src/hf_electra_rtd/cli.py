@@ -163,7 +163,10 @@ def flag(default: Any, help: str) -> Any:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
+    """Shows defaults, but for None, and the description as it is written."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        return action.help if action.default in (None, "") else super()._get_help_string(action)
 
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:

@@ -4,8 +4,9 @@
 
 masks the named words (without --mask: some tokens at random), prints the generator's proposals with their
 probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token: its
-probability of "replaced", divided by the average of the sentence. A token above 0.5 is called replaced: `found` if it
-was, else a `false alarm`. `*` stands after a masked token whose sample is the original. To score a sentence as it is:
+probability of "replaced", divided by the average of the sentence. A token with a probability above 0.5 is called
+replaced: `found` if it was, else a `false alarm`; a replaced one below is `missed`. `*` stands after a masked token
+whose sample is the original. To score a sentence as it is:
 
     hf-electra-rtd detect --model runs/pretrain --as_is "The quick brown cat jumps over the lazy dog."
 

@@ -131,9 +131,9 @@ def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, corpus, tok
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
     assert not exit.value.code
-    (command,) = re.findall(r"accelerate launch -m (.*)", capsys.readouterr().out)
-    module, *arguments = shlex.split(command)
-    assert (module, arguments[1]) == ("hf_electra_rtd.training.pretrain", "runs/corpus/train.blocks")
+    (command,) = re.findall(r"hf-electra-rtd pretrain --size small (.*)", capsys.readouterr().out)
+    arguments = shlex.split(command)
+    assert arguments[:4] == ["--output_dir", "runs/small", "--train_files", "runs/corpus/train.blocks"]
     from hf_electra_rtd.training import pretrain
 
     few = ["--max_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "4", "--use_cpu"]

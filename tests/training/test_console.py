@@ -29,7 +29,7 @@ def test_a_training_log_is_one_line_with_the_time_left():
     logs |= {"learning_rate": 5e-4, "train_seconds": 100.0}
     assert console.format_log(logs, state) == (
         "step 250/1,000 (25%)  loss 12.346  generator: loss 6.0000, accuracy 10.0%  discriminator: loss 0.5000, "
-        "recall 25.0%  sampled 50.0%, replaced 7.0%  12,345 tokens/s  lr 5.00e-04  5 min 0 s left"
+        "recall 25.0%  samples right 50.0%, tokens replaced 7.0%  12,345 tokens/s  lr 5.00e-04  5 min 0 s left"
     )
     held_out = console.format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
     assert held_out == "step 250/1,000 (25%)  HELD-OUT  encoder: loss 0.5000, masked accuracy 12.5%"
@@ -130,8 +130,8 @@ def test_durations_are_in_units_that_people_read():
     ("auc", "bigram", "says"),
     [
         (0.55, 0.87, "does not read context yet: AUC 0.550, a counted bigram 0.870 (0.5 is chance)"),
-        (0.75, 0.87, "reads some context: AUC 0.750"),
-        (0.861, 0.868, "reads context: AUC 0.861"),
+        (0.75, 0.87, "reads some context, less than pairs of words: AUC 0.750"),
+        (0.861, 0.868, "reads context as well as pairs of words do: AUC 0.861"),
         (0.91, 0.87, "reads more than pairs of words: AUC 0.910"),
         (0.75, None, "reads context: AUC 0.750 (0.5 is chance)"),
     ],
@@ -153,7 +153,7 @@ def test_found_missed_and_false_alarms_are_those_of_the_metrics(blocks, tokenize
     meters, batch = TrainingMeters(model.measures), collator(sequences)
     meters.update(model(**batch), batch)
     measured = meters.drain()
-    replaced, found, alarms = map(int, re.findall(r"\d+", console.describe_verdicts(tokens)))
+    found, replaced, alarms = map(int, re.findall(r"\d+", console.describe_verdicts(tokens)))
     assert found / replaced == pytest.approx(measured["discriminator_recall"])
     assert found / (found + alarms) == pytest.approx(measured["discriminator_precision"])
     asked = sum(token.masked for token in tokens) if objective == "rtd_masked_only" else len(tokens)
@@ -169,7 +169,7 @@ def test_a_sentence_is_joined_and_says_what_was_replaced_found_and_missed(tokeni
     tokens = scored(("[CLS]", "[CLS]", 0.1), ("the", "the", 0.1), (".", ".", 0.1))
     tokens += scored(("it", "took", 0.8), ("was", "was", 0.7), ("mill", "door", 0.2), ("##s", "##s", 0.4))
     tokens += scored((",", ",", 0.1), ("he", "##ed", 0.1), (".", ".", 0.0), ("a", "the", 0.9), ("[SEP]", "[SEP]", 0.1))
-    assert console.describe_verdicts(tokens) == "of 4 replaced tokens 2 found, 1 false alarm"
+    assert console.describe_verdicts(tokens) == "2 of 4 replaced tokens found, 1 false alarm"
     assert console.average_probability([*tokens, *scored(("a", "a", float("nan")))]) == pytest.approx(3.6 / 12)
     sentence = find_sentence(tokens, tokenizer)
     assert sentence == tokens[3:10]

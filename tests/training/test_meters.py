@@ -162,7 +162,7 @@ def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, s
         state = TrainerState(max_steps=step, global_step=state.global_step, log_history=[*state.log_history, log])
         caplog.clear()
         warn_if_flat(state)
-        warned += [state.global_step] * caplog.text.count(f"Step {state.global_step}: no context is read yet")
+        warned += [state.global_step] * caplog.text.count(f"Step {state.global_step}: the discriminator")
     assert warned == ([] if warned_at is None else [warned_at])
 
 

@@ -94,7 +94,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
     for expected in ("HELD-OUT", "discriminator, held out", "discriminator/ and generator/"):
         assert expected in shown
     end = shown[shown.index("Held-out text, ") :].splitlines()
-    assert re.search(r"Held-out text, \d+ sequences: of \d+ replaced tokens \d+ found, \d+ false alarms?\.$", end[0])
+    assert re.search(r"Held-out text, \d+ sequences: \d+ of \d+ replaced tokens found, \d+ false alarms?\.$", end[0])
     assert ("a counted bigram" in end[1], len(end) <= 24) == (True, True)  # a screen
     flags = [f"detect --model {copied_run} ", f"--model_name_or_path {copied_run} ", f"publish --run {copied_run} "]
     assert all(flag in line for flag, line in zip(flags, end[-3:], strict=True))

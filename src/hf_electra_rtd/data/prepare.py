@@ -199,8 +199,8 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     flags = ["--train_files", train.path, "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", held_out.path] if held_out is not None else ["--held_out_share", "0"]
     flags += ["--tokenizer", str(directory / TOKENIZER_DIRECTORY)]
-    command = "accelerate launch -m hf_electra_rtd.training.pretrain"
-    print(f"\nTrain on it with\n\n    {command} {shlex.join(flags)}\n")
+    command = "hf-electra-rtd pretrain --size small --output_dir runs/small"
+    print(f"\nTrain on it with (choose --size and --output_dir)\n\n    {command} {shlex.join(flags)}\n")
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
     line = f"{report['title']}: {report['metric']} {report['score']:.1%} (95% interval {low:.1%} to {high:.1%})"
     baseline = report.get("baseline", {})
     if baseline:
-        line += f", always {baseline['prediction']!r}: {baseline['score']:.1%}"
+        line += f"; always {baseline['prediction']!r} would score {baseline['score']:.1%}"
     for name in ("mae", "rmse") if "mae" in report else ():
         line += f"; {name} {report[name]:.4g}, always the mean: {baseline[name]:.4g}"
     yield line
@@ -158,6 +158,8 @@ def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
     if "confusion" in report:
         rows = [[label, *row] for label, row in zip(report["labels"], report["confusion"], strict=True)]
         yield "Rows: the right label. Columns: the predicted one.\n" + _table([["", *report["labels"]], *rows])
+    if report["errors"]:
+        yield "The worst errors: id, prediction (its probability), right label; then the text."
     for error in report["errors"]:
         sure = f" ({error['probability']:.1%})" if "probability" in error else ""
         head = f"{error['id']}: {error['prediction']}{sure}, right: {error['label']}"

@@ -33,6 +33,7 @@ class RTDTrainingArguments(TrainingArguments):
     only at each log.
     """
 
+    output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.")
     mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
     keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")

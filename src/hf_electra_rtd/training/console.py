@@ -49,7 +49,7 @@ _VERDICTS = {
     (False, True): ("false alarm", "bold red"),
     (False, False): ("", "dim"),
 }
-SCORES = 'x 2: twice the average probability of "replaced", {:.2f} here; above 0.5: called replaced'  # their meaning
+SCORES = 'x 2 = twice the average probability of "replaced" ({:.2f} here). A token above 0.5 counts as replaced.'
 _CLOSE = 0.02  # a difference between areas under the ROC curve that says little
 
 
@@ -91,7 +91,7 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     brief = {name: value for name, value in logs.items() if name in _BRIEF}
     parts += [f"loss {logs['loss']:.3f}", *(f"{name}: {text}" for name, text in describe_metrics(brief).items())]
     if "sampled_accuracy" in logs:
-        parts.append(f"sampled {logs['sampled_accuracy']:.1%}, replaced {logs['replaced_share']:.1%}")
+        parts.append(f"samples right {logs['sampled_accuracy']:.1%}, tokens replaced {logs['replaced_share']:.1%}")
     parts += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"lr {logs['learning_rate']:.2e}"]
     parts.append(f"{format_duration(logs['train_seconds'] / max(1, step) * (max_steps - step))} left")
     return "  ".join(parts)
@@ -182,10 +182,10 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
 
 
 def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
-    """`of 41 replaced tokens 23 found, 3 false alarms`."""
+    """`23 of 41 replaced tokens found, 3 false alarms`."""
     counts = Counter(token.verdict[0] for token in tokens)
     alarms = counts["false alarm"]
-    described = f"of {counts['found'] + counts['missed']:,} replaced tokens {counts['found']:,} found"
+    described = f"{counts['found']:,} of {counts['found'] + counts['missed']:,} replaced tokens found"
     return f"{described}, {alarms:,} false alarm{'' if alarms == 1 else 's'}"
 
 
@@ -201,8 +201,14 @@ def compare_with_bigram(metrics: Mapping[str, Any]) -> str:
     says, counted = "reads context" if auc >= NEAR_CHANCE else "does not read context yet", ""
     if bigram is not None:
         counted = f", a counted bigram {bigram:.3f}"
-        if auc >= NEAR_CHANCE and abs(auc - bigram) > _CLOSE:
-            says = "reads more than pairs of words" if auc > bigram else "reads some context"
+        if auc >= NEAR_CHANCE:
+            says = "reads context as well as pairs of words do"
+            if abs(auc - bigram) > _CLOSE:
+                says = (
+                    "reads more than pairs of words"
+                    if auc > bigram
+                    else "reads some context, less than pairs of words"
+                )
     return f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance)."
 
 
@@ -280,7 +286,8 @@ def print_summary(
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
     towers, run = "/ and ".join(names), shlex.quote(output_dir)
-    console.print(f"In {output_dir}: the joint model, and for stock transformers {towers}/. Next:", markup=False)
+    held = f"{output_dir} holds {towers}/ for stock transformers, and the joint model for more training. Next:"
+    console.print(held, markup=False, soft_wrap=True)
     program = "hf-electra-rtd"
     if shutil.which(program) is None:  # no PATH leads to the environment that runs
         program = os.path.relpath(Path(sys.executable).with_name(program))

@@ -190,9 +190,13 @@ def warn_if_flat(state: TrainerState) -> None:
         if is_flat and step >= state.max_steps / 3:
             if step == state.global_step:
                 what = f"Its held-out AUC is {auc:.3f}, near chance, and flat; a counted bigram has {bigram:.3f}."
-                remedy = "Try --initialization neighbours, smaller batches or more --max_steps"
+                remedy = (
+                    "Try --initialization neighbours (if it began with stock), smaller batches or more --max_steps"
+                )
                 patience = "after a stock start it often rises only after thousands of steps"
-                logger.warning(f"Step {step:,}: no context is read yet. {what} {remedy}; {patience}.")
+                logger.warning(
+                    f"Step {step:,}: the discriminator does not read context yet. {what} {remedy}; {patience}."
+                )
             return
         aucs.append(auc)
 

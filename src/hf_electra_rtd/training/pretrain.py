@@ -7,8 +7,9 @@ On several GPUs, launch it with accelerate; the flags are the same:
 
     accelerate launch -m hf_electra_rtd.training.pretrain --train_files 'corpus/*.txt' --output_dir runs/small
 
-Every flag can stand in a YAML file instead (--config FILE). --dry_run shows what the run would do and how long it
-would take. Ctrl-C saves a checkpoint and prints the command that continues.
+The defaults below are those of --size tiny; add --size small to see its own. Every flag can stand in a YAML file
+instead (--config FILE). --dry_run shows what the run would do and how long it would take. Ctrl-C saves a checkpoint
+and prints the command that continues.
 """
 
 from __future__ import annotations

@@ -580,6 +580,7 @@ def main(argv: Sequence[str]) -> int:
     jobs = [Job(part, options.device, options.size, blocks, out, until) for part in options.parts]
     if options.child:
         return run_part(jobs[0])
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the parts, too
     out.mkdir(parents=True, exist_ok=True)
     for name in (RESULTS, REPORT, ERRORS):
         (out / name).write_text("", encoding="utf-8")

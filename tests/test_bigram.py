@@ -21,10 +21,12 @@ def sequences(request, corpus, tokenizer, tmp_path_factory):
     return prepare_blocks([str(corpus)], tokenizer, directory, 32, **options)[0]
 
 
-def test_probabilities_are_those_of_kneser_ney(sequences):
+@pytest.mark.parametrize("padded", [0, 7])
+def test_probabilities_are_those_of_kneser_ney(sequences, padded):
     rows = [sequences[index]["input_ids"].tolist() for index in range(len(sequences))]
     pairs = Counter(pair for row in rows for pair in itertools.pairwise(row))
-    counted, vocab_size = CountedBigram(sequences), sequences.header.vocab_size
+    vocab_size = sequences.header.vocab_size + padded
+    counted = CountedBigram(sequences, vocab_size)
     for first, second in [*list(pairs)[:50], (5, 6), (0, 7), (7, 0)]:
         begins = {pair: count for pair, count in pairs.items() if pair[0] == first}
         ends = (sum(pair[1] == second for pair in pairs) + 1) / (len(pairs) + vocab_size)
@@ -38,16 +40,18 @@ def test_probabilities_are_those_of_kneser_ney(sequences):
 def test_a_long_file_is_counted_in_part_from_all_over_it(sequences, monkeypatch):
     monkeypatch.setattr(bigram, "_MOST_TOKENS", sequences.header.num_tokens // 3)
     rows = [sequences[index]["input_ids"] for index in range(0, len(sequences), 3)]
-    assert CountedBigram(sequences)._counts.sum() == sum(len(row) - 1 for row in rows)
+    assert CountedBigram(sequences, 0)._counts.sum() == sum(len(row) - 1 for row in rows)
 
 
-def test_the_measure_is_the_area_over_real_tokens(model, batch, blocks):
-    counted, batch = CountedBigram(blocks[0]), pad_batch(batch, 5)
+@pytest.mark.parametrize("masked_only", [False, True])
+def test_the_measure_is_the_area_over_real_or_masked_tokens(model, batch, blocks, masked_only):
+    counted, batch = CountedBigram(blocks[0], 0, masked_only), pad_batch(batch, 5)
     output = model(**batch)
+    output.replaced_labels[::2] = 0  # an untrained generator hits no token
     seen = observe(output, batch)
     scores, labels = (tensor.numpy() for tensor in counted.whole(seen))
-    assert (labels[:, 32:] == -100).all()
-    expected = counted.scores(output.corrupted_input_ids.numpy(), seen.real.numpy())[:, :32]
-    wanted = roc_auc_score(output.replaced_labels[:, :32].flatten(), expected.flatten())
+    real = (seen.masked if masked_only else seen.real).numpy()
+    expected = counted.scores(output.corrupted_input_ids.numpy(), seen.real.numpy())[real]
+    wanted = roc_auc_score(output.replaced_labels.numpy()[real], expected)
     assert report_totals([counted], [], [scores, labels]) == {"bigram_auc": pytest.approx(wanted)}
     assert sum_rows([*model.measures, counted], seen).shape == sum_rows(model.measures, seen).shape

@@ -25,15 +25,15 @@ class CountedBigram(Measure):
 
         score(x_t) = -log p(x_t | x_t-1) / p(x_t) - log p(x_t+1 | x_t) / p(x_t+1)
 
-    for "x_t was replaced", over all real tokens of held-out sequences. p(y) is the share of a token in the training
-    sequences, p(y | x) their bigram with interpolated Kneser-Ney smoothing (Ney, Essen and Kneser 1994).
+    for "x_t was replaced", over the masked or all real tokens of held-out sequences. p(y) is the share of a token in
+    the training sequences, p(y | x) their bigram with interpolated Kneser-Ney smoothing (Ney, Essen and Kneser 1994).
     """
 
     num_sums, num_whole = 0, 2
 
-    def __init__(self, sequences: BlockFile) -> None:
-        header = sequences.header
-        self._vocab_size = header.vocab_size
+    def __init__(self, sequences: BlockFile, vocab_size: int, masked_only: bool = False) -> None:
+        header, self.masked_only = sequences.header, masked_only
+        self._vocab_size = max(header.vocab_size, vocab_size)  # that of a model may be padded
         step = max(1, header.num_tokens // _MOST_TOKENS)
         pairs = [np.empty(0, dtype=np.int64)]
         for first in range(0, len(sequences), 4096 * step):
@@ -72,8 +72,10 @@ class CountedBigram(Measure):
 
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         ids_BL = seen.output.corrupted_input_ids
-        scores = torch.from_numpy(self.scores(ids_BL.cpu().numpy(), seen.real.cpu().numpy())).float().to(ids_BL.device)
-        return scores, seen.output.replaced_labels.masked_fill(~seen.real, IGNORED)
+        scored = torch.from_numpy(self.scores(ids_BL.cpu().numpy(), seen.real.cpu().numpy())).float().to(ids_BL.device)
+        scores, counts = seen.at(scored, self.masked_only)
+        replaced, _ = seen.at(seen.output.replaced_labels, self.masked_only)
+        return scores, replaced.masked_fill(~counts, IGNORED)
 
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         return {"bigram_auc": exact_auc(*whole)}

@@ -48,9 +48,13 @@ class _Record:
     def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
         """The paths of all such records in a directory and down to `depth` below it. Links that lead nowhere, and what
         is no file, are among them: `load` refuses them by name."""
-        tree = os.walk(directory)
-        found = [Path(place) for place, directories, files in tree if cls.FILE in (*directories, *files)]
-        return sorted(each / cls.FILE for each in found if len(each.relative_to(directory).parts) <= depth)
+        found = []
+        for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
+            if cls.FILE in (*directories, *files):
+                found.append(Path(place, cls.FILE))
+            if len(Path(place).relative_to(directory).parts) >= depth:
+                directories.clear()
+        return sorted(found)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

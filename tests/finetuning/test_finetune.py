@@ -259,6 +259,13 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
         finetune.main(flags)
 
 
+def test_another_share_that_is_held_out_is_other_data(finished, tmp_path):
+    flags = [*without(finished[1], "--validation_file"), "--seeds", "1", "--output_dir", str(tmp_path / "run")]
+    assert finetune.main([*flags, "--max_steps", "2", "--validation_share", "0.2"]) == 0
+    with pytest.raises(ValueError, match="the data of train"):
+        finetune.main([*flags, "--max_steps", "2", "--validation_share", "0"])
+
+
 def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
     run, flags = copied
     for path in run.glob("reviews/*/evaluation_record.json"):
@@ -310,7 +317,7 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         (["--load_best_model_at_end", "True"], "--load_best_model_at_end cannot be used .* --select best"),
         (["--resume_from_checkpoint", "somewhere"], "goes on with what is missing"),
         (["--label_smoothing_factor", "0.1"], "the loss|The task"),
-        (["--data_seed", "3"], "--seed"),
+        (["--data_seed", "0"], "--seed"),
         (["--early_stopping_patience", "2"], "needs --select best"),
         (["--max_train_samples", "0"], "at least 1"),
         (["--task_kind", "tagging", "--labels", "O", "B-X", "--class_weights", "balanced"], "for classification, not"),

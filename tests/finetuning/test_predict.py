@@ -105,6 +105,9 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
     kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
+    (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
+        predict.main(["--model_name_or_path", str(tmp_path / "run"), "--file", str(tmp_path / "a.jsonl"), "--use_cpu"])
 
 
 def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path):

@@ -246,6 +246,8 @@ def note(text):
         ("run/generator/tokenizer.json", note(PLANTED), "it holds a token of the Hub"),
         ("run/generator/vocab.txt", note(PLANTED), "it holds a token of the Hub"),
         (GENERATION, note("see /home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
+        (GENERATION, note("a\n/home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
+        (GENERATION, b'{"a": "/home/ada/notes.txt", "a": "b"}', "a name stands twice in it"),
         (GENERATION, note(r"C:\data"), r"it holds C:\data"),
         (GENERATION, note(r"\\server\share\ada"), r"it holds \\server\share"),
         (GENERATION, note("../../ada/notes.txt"), "it holds ../../ada"),

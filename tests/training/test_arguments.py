@@ -1,12 +1,8 @@
-import dataclasses
-
 import pytest
 import torch
 
 from hf_electra_rtd import RTDTrainingArguments
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.recipes import get_size
-from hf_electra_rtd.training import arguments
 from hf_electra_rtd.training.arguments import fraction_steps, settle_products
 
 
@@ -43,28 +39,24 @@ FLOAT, BF16 = ({"products": products.MKL, "precision": precision} for precision 
 
 
 @pytest.mark.parametrize(
-    ("given", "gain", "allowed", "before", "rounds", "told"),
+    ("given", "gain", "before", "rounds", "told"),
     [
-        ({}, 1.9, True, None, True, "in bfloat16 (--bf16): 1.9 times"),
-        ({}, 1.9, False, None, False, "would be 1.9 times as fast"),
-        ({}, 0.1, True, None, False, ""),
-        ({"bf16": True}, 0.1, False, None, True, ""),  # a flag wins
-        ({"bf16": False}, 1.9, True, BF16, False, ""),
-        ({"bf16": True}, 1.9, True, FLOAT, True, ""),
-        ({}, 1.9, False, BF16, True, "in bfloat16 (--bf16): 1.9 times"),  # and then the checkpoint
-        ({}, 1.9, True, FLOAT, False, ""),
-        ({}, 0.1, True, BF16, False, "goes on in float32"),
+        ({}, 1.9, None, False, "would be 1.9 times as fast"),
+        ({}, 0.1, None, False, ""),
+        ({"bf16": True}, 0.1, None, True, ""),
+        ({"bf16": False}, 1.9, BF16, False, ""),  # a flag wins
+        ({"bf16": True}, 1.9, FLOAT, True, ""),
+        ({}, 0.1, BF16, True, "goes on in bfloat16"),  # and then the checkpoint
+        ({}, 1.9, FLOAT, False, ""),
     ],
 )
-def test_a_cpu_rounds_to_bfloat16_where_that_is_faster_and_known_to_lose_nothing(
-    monkeypatch, caplog, given, gain, allowed, before, rounds, told
+def test_a_cpu_rounds_to_bfloat16_as_flag_or_checkpoint_say_and_else_advises_it(
+    monkeypatch, caplog, given, gain, before, rounds, told
 ):
-    small = dataclasses.replace(get_size("small"), bfloat16=allowed)
-    monkeypatch.setattr(arguments, "get_size", lambda name: small)
     monkeypatch.setattr(products, "bfloat16_gain", lambda: gain)
     args = RTDTrainingArguments("out", use_cpu=True, **given)
     caplog.set_level("INFO", "hf_electra_rtd")
-    settle_products(args, "small", 256, before)
+    settle_products(args, 256, before)
     assert (args.bf16, args.mixed_precision) == ((True, "bf16") if rounds else (False, "no"))
     assert (told in caplog.text) if told else not caplog.text
 
@@ -77,7 +69,7 @@ def test_bfloat16_on_a_machine_without_a_gpu_needs_no_other_flag():
 def test_narrow_networks_which_are_no_faster_in_bfloat16_stay_in_float32(monkeypatch, caplog):
     monkeypatch.setattr(products, "bfloat16_gain", lambda: 1.9)
     args = RTDTrainingArguments("out", use_cpu=True)
-    settle_products(args, "tiny", 128)
+    settle_products(args, 128)
     assert not args.bf16
     assert not caplog.text
 

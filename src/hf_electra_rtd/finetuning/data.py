@@ -113,7 +113,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
         rows = reading.hub_rows(name, hub)
     facts = json.loads(json.dumps(dataclasses.asdict(task)))  # as a record will have them
     if task.benchmark == "own":
-        source |= {name: facts[name] for name in _FACTS if facts[name]}
+        source |= {name: facts[name] for name in _FACTS}
     identity = json.dumps([facts, split, source, hash_files([reading.__file__])])
     with files.reading(name):
         try:

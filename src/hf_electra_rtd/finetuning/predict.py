@@ -78,8 +78,8 @@ class Classifier:
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
         task, kind = dataclasses.replace(self.task, columns=tuple(columns)), self._kind
-        if self._characters:  # of what is to be tagged
-            rows = [(place, {k: list(v) if k == columns[0] else v for k, v in row.items()}) for place, row in rows]
+        if self._characters:
+            rows = [(place, _split_characters(row, columns[0])) for place, row in rows]
         with reading(source):
             found = list(make_examples(task, "test", iter(rows)))
         examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
@@ -96,6 +96,12 @@ class Classifier:
                 answer |= {"score": max(shares)} if task.kind == "classification" else {}
                 answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
         return answers
+
+
+def _split_characters(row: Any, column: str) -> Any:
+    """A row with the characters of its text to tag; others as they are, for `make_examples` to refuse."""
+    is_text = isinstance(row, Mapping) and isinstance(row.get(column), str)
+    return {**row, column: list(row[column])} if is_text else row
 
 
 def find_model(name: str) -> str:

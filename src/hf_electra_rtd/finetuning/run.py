@@ -28,6 +28,7 @@ from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission
 from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner, FineTuningArguments, layer_heights
 from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
@@ -213,7 +214,7 @@ class FineTuning:
             then, data = {**record.arguments, **record.model}, record.data
         elif checkpoint := latest_checkpoint(path):
             path, then = checkpoint, read_checkpoint(checkpoint)[0]["run"]
-            data = then["data"]
+            data = then.get("data", {})
         else:
             return None
         changed = {key: now for key, now in job.settings.items() if then.get(key) != now}
@@ -257,8 +258,11 @@ class FineTuning:
         """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
         which are made from what is computed."""
         task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
-        checkpoint = _newest_checkpoint(directory)
+        checkpoint, library = _newest_checkpoint(directory)
+        PartialState().wait_for_everyone()  # all have read what the main one may delete
         if checkpoint is not None:
+            if library is not None:
+                products.use_library(library)
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
         elif self.is_main:
             shutil.rmtree(directory, ignore_errors=True)
@@ -358,10 +362,12 @@ class FineTuning:
             save_tokenizer(self.tokenizer, merged)
 
 
-def _newest_checkpoint(directory: Path) -> Path | None:
-    """The newest whole checkpoint of a run that was broken off, if a run can go on from it."""
+def _newest_checkpoint(directory: Path) -> tuple[Path | None, str | None]:
+    """The newest whole checkpoint of a run that was broken off, if a run can go on from it, and the library that
+    multiplied."""
     path = latest_checkpoint(directory)
-    return path if path and "optimizer.pt" in read_checkpoint(path)[0]["files"] else None
+    manifest: dict[str, Any] = read_checkpoint(path)[0] if path else {"files": {}}
+    return (path, manifest["products"]) if "optimizer.pt" in manifest["files"] else (None, None)
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:

@@ -72,7 +72,8 @@ class FineTuningArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_ranges(self)
         for name, remedy in _REFUSED.items():
-            if getattr(self, name):
+            value = getattr(self, name)
+            if value or (name == "data_seed" and value is not None):
                 raise ValueError(f"--{name} cannot be used in fine-tuning. {remedy}")
         check_hub_options(self)
         settle_by_device(self)

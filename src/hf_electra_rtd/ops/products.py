@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 import time
 from typing import Any, cast
 
@@ -27,9 +28,9 @@ logger = logging.getLogger(__name__)
 
 MKL, ONEDNN, BFLOAT16 = "MKL", "oneDNN", "bfloat16"
 _GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
-BFLOAT16_GAIN = 1.3  # likewise; a step in bfloat16 has conversions to pay for
 _PROBE, _TRIES = (1024, 256, 512), 10  # rows, inputs and outputs of a product that is timed; the best time counts
 _mkldnn: Any = torch.backends.mkldnn
+_permission = threading.Lock()  # the setting is of the whole process
 _chosen: str | None = None
 
 
@@ -115,19 +116,20 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def _activations(left: Tensor, right: Tensor) -> Tensor:
     """left right, of two or three dimensions and any strides."""
-    if not _rounds_to_bfloat16():
+    if not (torch.is_autocast_enabled("cpu") or _rounds_to_bfloat16()):
         return _permitted(left, right)
     return _onednn(left, right.T) if left.dim() == 2 else _by_torch(left, right)
 
 
 def _permitted(left: Tensor, right: Tensor) -> Tensor:
     setting = _mkldnn.matmul
-    before = setting.fp32_precision
-    setting.fp32_precision = "bf16"
-    try:
-        return _by_torch(left, right)
-    finally:
-        setting.fp32_precision = before
+    with _permission:
+        before = setting.fp32_precision
+        setting.fp32_precision = "bf16"
+        try:
+            return _by_torch(left, right)
+        finally:
+            setting.fp32_precision = before
 
 
 def _by_torch(left: Tensor, right: Tensor) -> Tensor:

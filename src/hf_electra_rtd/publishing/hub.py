@@ -149,7 +149,7 @@ def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bo
         identity, owner = api.whoami(cache=True), repo_id.partition("/")[0].lower()
         roles = {org["name"].lower(): org.get("roleInOrg") for org in identity.get("orgs", ())}
         role = {**roles, identity["name"].lower(): "admin"}.get(owner, "read")
-        if "read" in (role, identity.get("auth", {}).get("accessToken", {}).get("role")):
+        if {"read", "no_access"} & {role, identity.get("auth", {}).get("accessToken", {}).get("role")}:
             raise _RefusedError(
                 f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, "
                 "log in with another token, or change --hub_model_id."

@@ -89,7 +89,7 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
 def _draw_curve(axis: Any, curves: list[dict[str, Any]], key: str, name: str, **look: Any) -> None:
     steps, values = _series(curves, key)
     if values:
-        axis.plot(steps, values, label=f"{name}: {values[-1]:.3g} at the end", **look)
+        axis.plot(steps, values, label=f"{name}: last {values[-1]:.3g}", **look)
 
 
 def _series(curves: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

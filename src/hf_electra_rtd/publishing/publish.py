@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
@@ -224,7 +224,24 @@ _PATH = re.compile(
     r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|\.\.[\\/]+[\w.-]+[\\/]+[\w.-]+|[A-Za-z]:(?:\\+|/)\w+"
     r"|\\{2,}[\w.-]+\\+[\w$.-]+)"
 )
-_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')  # of JSON
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which nothing may be hidden behind an equal name."""
+    if len(pairs) != len(dict(pairs)):
+        raise ValueError("a name stands twice in it")
+    return dict(pairs)
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Names and texts of JSON."""
+    if isinstance(value, dict):
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, list):
+        for one in value:
+            yield from _strings(one)
+    elif isinstance(value, str):
+        yield value
 
 
 def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
@@ -232,14 +249,13 @@ def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
     pieces of the corpus, so that only tokens of the Hub count there."""
     with reading(path):
         text = content.decode()
-        values = json.loads(text) if path.suffix == ".json" else {}
+        values = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else {}
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     if path.name in hub.VOCABULARIES:
         found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
     else:
-        lines = _STRING.findall(json.dumps(values, ensure_ascii=False)) if values else text.splitlines()
-        lines = [line.replace(r"\\", "\\") if values else line for line in lines]
+        lines = [line for string in (_strings(values) if values else [text]) for line in string.splitlines()]
         roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
         of_labels = {match[0] for label in labels for match in _PATH.finditer(str(label))}
         paths = [match for line in lines for match in _PATH.finditer(line) if match[0] not in of_labels]

@@ -20,6 +20,7 @@ from hf_electra_rtd.recipes import get_size
 
 logger = logging.getLogger(__name__)
 
+_ADVICE = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 
 
@@ -59,8 +60,7 @@ class RTDTrainingArguments(TrainingArguments):
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
     bf16: bool | None = flag(  # type: ignore[assignment]
         None,
-        "bfloat16 autocast. By default where a GPU supports it; on a CPU where it is clearly faster, for a --size "
-        "that is known to lose nothing by it.",
+        "bfloat16 autocast. By default where a GPU supports it. On a CPU the log says where it would be faster.",
     )
     dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Processes that make batches.")
@@ -128,37 +128,26 @@ def settle_by_device(args: TrainingArguments) -> None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
 
 
-def settle_products(
-    args: RTDTrainingArguments, size: str, hidden_size: int, before: Mapping[str, Any] | None = None
-) -> None:
-    """On a CPU, settles which library multiplies and, where neither flag nor launcher says it, whether in bfloat16.
-
-    That is only where it is clearly faster: in a resumed run if the manifest of its checkpoint (`before`) says so, in
-    a new one for a named size that allows it. Where it would only be faster, the log says so. Every process must call
-    it, before its Trainer is made; all do what suits the main one."""
+def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
+    """On a CPU, settles which library multiplies and, where neither flag nor launcher says it, whether in bfloat16: a
+    run that is resumed goes on as the manifest of its checkpoint (`before`) says, a new one is in float32, and the log
+    says where bfloat16 would be clearly faster. Every process must call it, before its Trainer is made; all do what
+    suits the main one."""
     if args.device.type != "cpu":
         return
-    is_open = args.bf16_is_open and args.mixed_precision == "no"
-    found: list[Any] = [None, 0.0]
+    found: list[Any] = [None]
     if args.process_index == 0:
-        library = products.library() if before is None else before["products"]
-        found = [library, products.bfloat16_gain() if is_open else 0.0]
+        found = [(before or {}).get("products") or products.library()]
     broadcast_object_list(found)
     products.use_library(found[0])
-    if not is_open:
+    if not args.bf16_is_open or args.mixed_precision != "no":
         return
-    pays = found[1] > products.BFLOAT16_GAIN and hidden_size >= _WIDE
-    was_rounded = before is not None and before["precision"] == "bf16"
-    named = get_size(size)
-    may_round = before is None and named.bfloat16 and named.architecture["hidden_size"] == hidden_size
-    speed = f"{found[1]:.1f} times as fast as in float32 on this CPU"
-    if pays and (was_rounded or may_round):
-        args.bf16, args.mixed_precision = True, "bf16"
-        logger.info(f"Matrix products in bfloat16 (--bf16): {speed}.")
-    elif was_rounded:
-        logger.warning("The run was in bfloat16, which is slow on this CPU. It goes on in float32 (or --bf16 True).")
-    elif pays and before is None:
-        logger.info(f"Matrix products in bfloat16 would be {speed}: --bf16 True.")
+    if before is not None:
+        if before["precision"] == "bf16":
+            args.bf16, args.mixed_precision = True, "bf16"
+            logger.info("The run goes on in bfloat16, as its checkpoint.")
+    elif args.process_index == 0 and hidden_size >= _WIDE and (gain := products.bfloat16_gain()) > _ADVICE:
+        logger.info(f"Matrix products in bfloat16 would be {gain:.1f} times as fast as in float32 here: --bf16 True.")
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:

@@ -129,7 +129,8 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
         if not all(whole.values()):
             raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        found = {name: manifest[name] for name in ("loop", "products", "precision")}
+        found = {"loop": manifest["loop"], "products": manifest.get("products")}
+        found["precision"] = manifest.get("precision", "no")
         found |= {"run": dict(manifest["run"]), "files": files}
         return found, TrainerState.load_from_json(str(path / STATE_FILE))
 
@@ -262,7 +263,8 @@ def writing_checkpoint(
             state.save_to_json(str(checkpoint / STATE_FILE))
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
             files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
-            how = {"products": products.library(), "precision": accelerator.mixed_precision}
+            library = products.library() if accelerator.device.type == "cpu" else None
+            how = {"products": library, "precision": accelerator.mixed_precision}
             manifest = {"loop": loop, "run": described, "files": files, **how}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:

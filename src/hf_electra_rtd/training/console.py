@@ -240,7 +240,7 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
             shown = shown.strip()  # there is none beside an apostrophe or a Chinese character
         elif read[0].startswith("##") and text.plain.endswith("]"):
             shown = f" {join(read)}"
-        worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability))
+        worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability > 0.5))
         verdict, style = worst.verdict
         text.append(shown, style if verdict else "")
         if verdict:
@@ -285,14 +285,16 @@ def print_summary(
         **{f"{name}, held out": text for name, text in metrics.items()},
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
+    output_dir = str(Path(output_dir))
     towers, run = "/ and ".join(names), shlex.quote(output_dir)
     held = f"{output_dir} holds {towers}/ for stock transformers, and the joint model for more training. Next:"
     console.print(held, markup=False, soft_wrap=True)
     program = "hf-electra-rtd"
     if shutil.which(program) is None:  # no PATH leads to the environment that runs
-        program = os.path.relpath(Path(sys.executable).with_name(program))
+        program = shlex.quote(os.path.relpath(Path(sys.executable).with_name(program)))
     commands = [f'detect --model {run} "A sentence of your own."'] if detects else []
     tuned = f"--output_dir {run}-tuned --train_file YOUR.csv  # columns text, label"
     commands.append(f"finetune --model_name_or_path {run} {tuned}")
-    commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
+    if not record.arguments["training"].get("push_to_hub"):
+        commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
     console.print(*(f"  {program} {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)

@@ -102,7 +102,10 @@ def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -
     counted, and only where something is held out."""
     sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
-    model.yardsticks = (CountedBigram(sequences),) if is_counted and isinstance(sequences, BlockFile) else ()
+    model.yardsticks = ()
+    if is_counted and isinstance(sequences, BlockFile):
+        vocab_size, masked_only = model.config.discriminator_config.vocab_size, model.objective.masked_only
+        model.yardsticks = (CountedBigram(sequences, vocab_size, masked_only),)
 
 
 @torch.no_grad()

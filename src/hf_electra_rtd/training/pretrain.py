@@ -170,7 +170,7 @@ def start(
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences)
         model = build_model(model_args, tokenizer, args.max_seq_length)
-        settle_products(args, model_args.size, model.config.discriminator_config.hidden_size, before)
+        settle_products(args, model.config.discriminator_config.hidden_size, before)
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, train, tokenizer, args.seed)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}

@@ -82,7 +82,8 @@ def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_processor_that_could_round_to_bfloat16_is_not_asked_to(monkeypatch, rounds, tiles):
     """With tiles, or where torch's permission gives 8 bits, which the first product shows."""
-    given, asked = products._permitted, []
+    given, asked, setting = products._permitted, [], torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
 
     def permitted(left, right):
         asked.append(left.shape)
@@ -96,4 +97,4 @@ def test_a_processor_that_could_round_to_bfloat16_is_not_asked_to(monkeypatch, r
         expected = left.double() @ right.double()
         torch.testing.assert_close(products.product(left, right).double(), expected, rtol=1e-5, atol=2e-5)
     assert not (tiles and asked)
-    assert torch.backends.mkldnn.matmul.fp32_precision == "none"
+    assert setting.fp32_precision == before

@@ -34,6 +34,17 @@ def test_a_record_survives_its_file_and_directory(make, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_records_are_found_through_links_and_broken_links_are_named(tmp_path, caplog):
+    for place in ("run/mrpc/seed_42", "elsewhere/seed_42"):
+        evaluation_record("mrpc", 42, 0.7).save(tmp_path / place)
+    (tmp_path / "run/rte").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run/mrpc/seed_43").symlink_to("nowhere")
+    found = EvaluationRecord.find(tmp_path / "run", 2)
+    assert [path.relative_to(tmp_path / "run").parts[0] for path in found] == ["mrpc", "rte"]
+    assert "seed_43 is a broken link" in caplog.text
+    assert EvaluationRecord.find(tmp_path / "run", 1) == []
+
+
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     record = replace(run_record("rtd", "tiny"), metrics={"eval_discriminator_auc": float("nan")})
     record.save(tmp_path)

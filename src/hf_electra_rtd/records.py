@@ -6,6 +6,7 @@ when a record is made.
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import platform
@@ -24,6 +25,9 @@ from huggingface_hub.dataclasses import strict
 from typing_extensions import Self
 
 from hf_electra_rtd.files import reading, write_text
+
+
+logger = logging.getLogger(__name__)
 
 
 SCHEMA_VERSION = 2
@@ -47,11 +51,15 @@ class _Record:
     @classmethod
     def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
         """The paths of all such records in a directory and down to `depth` below it. Links that lead nowhere, and what
-        is no file, are among them: `load` refuses them by name."""
+        is no file, are among them: `load` refuses them by name. Other broken links may have been directories with
+        records: a warning names them."""
         found = []
         for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
             if cls.FILE in (*directories, *files):
                 found.append(Path(place, cls.FILE))
+            for path in (Path(place, name) for name in files if name != cls.FILE):
+                if not path.exists():
+                    logger.warning(f"{path} is a broken link, so it is left out.")
             if len(Path(place).relative_to(directory).parts) >= depth:
                 directories.clear()
         return sorted(found)

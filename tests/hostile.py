@@ -468,7 +468,7 @@ def judge(case: Case, status: int, printed: str, before: dict[str, bytes]) -> tu
         told = any(name in line for line in filter(telling.search, printed.splitlines()) for name in names)
         silent = case.expected == FAIL or (case.expected == TOLD and not told)
         return ("silent", printed[-200:]) if silent else ("clear", "")
-    message = printed.rpartition("error: ")[2] if "error: " in printed else printed[-800:]
+    message = re.split(r"(?m)^error: ", printed)[-1] if "error: " in printed else printed[-800:]
     if case.expected == WORK:
         return "refused", message
     named = re.search(r"--[a-z]\w+", message) or any(name in message for name in names)

@@ -90,6 +90,15 @@ def test_a_directory_without_a_usable_tokenizer_is_refused_by_name(tokenizer, tm
     config.write_text(json.dumps(json.loads(whole) | {"cls_token": "[UNK]"}))
     with pytest.raises(ValueError, match=rf"{tmp_path} has no unk_token, no cls_token of its own: .* \[PAD\]"):
         load_tokenizer(str(tmp_path))
+    for token, message in (("\0", f"{tmp_path} cannot be read"), ("\ud800", f"{tmp_path} cannot be read: 'utf-8'")):
+        config.write_text(json.dumps(json.loads(whole) | {"unk_token": token}))
+        with pytest.raises(ValueError, match=message):
+            load_tokenizer(str(tmp_path))
+    config.write_text(whole)
+    (tmp_path / "tokenizer.json").rename(tmp_path / "away")
+    (tmp_path / "tokenizer.json").symlink_to("tokenizer.json")  # vocab.txt is still there
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read: tokenizer.json is no ordinary file"):
+        load_tokenizer(str(tmp_path))
     for name in ("tokenizer.json", "vocab.txt"):  # `transformers` makes a tokenizer of the special tokens then
         (tmp_path / name).unlink()
     config.write_text(whole)

@@ -547,6 +547,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"train_file": None, "test_file": "{w}"}, "so --labels must name the labels"),
         ({"task_kind": "tagging", "labels": ["O", "S-x"]}, "'S-x' is not a BIO tag"),
         ({"label_column_name": "same"}, "all training examples have the same label, 'x'"),
+        ({"train_file": "empty.jsonl"}, "line 2: the text is an empty list"),
         ({"train_file": "long.csv"}, "line 2 has 3 columns instead of 2. Quote"),
         ({"train_file": "open.csv"}, "unexpected end of data. It must be in the format csv"),
     ],
@@ -555,6 +556,7 @@ def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options,
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "long.csv", ["text,label", "a,b,c"])
     write(tmp_path, "open.csv", ["text,label", '"a,b'])
+    write(tmp_path, "empty.jsonl", [{"text": "a", "label": "b"}, {"text": [], "label": "c"}])
     write(tmp_path, "t.xlsx", [])
     write(tmp_path, "single.csv", ["text,label", "a,A", "b,B"])
     rows = [(text * n, text.upper(), "x") for text in "abc" for n in range(1, 6)]

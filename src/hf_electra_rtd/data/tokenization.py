@@ -12,13 +12,22 @@ from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 
-from hf_electra_rtd.files import reading, writing
+from hf_electra_rtd.files import read_json, reading, writing
 
 
 # In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
+_FILES = (
+    TOKENIZER_FILE,
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "spiece.model",
+    "added_tokens.json",
+)
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
 # Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
 _PROBES = (
@@ -51,9 +60,22 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         raise ValueError(f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out.")
     else:
         with reading(name_or_path, "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub."):
+            _check_directory(Path(name_or_path))
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
+    with reading(name_or_path):
+        get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown
     return tokenizer
+
+
+def _check_directory(directory: Path) -> None:
+    """Raises ValueError for what lies in place of a tokenizer's file and is none: `transformers` would do without it;
+    and for halves of characters, which cannot be saved again."""
+    for path in (directory / name for name in _FILES):
+        if os.path.lexists(path) and not path.is_file():
+            raise ValueError(f"{path.name} is no ordinary file")
+    if (config := directory / TOKENIZER_FILE).is_file():
+        json.dumps(read_json(config), ensure_ascii=False).encode()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokenizer") -> None:

@@ -70,6 +70,8 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
         try:
             if task.benchmark == "own" and row and any("\0" in one for one in row.values() if isinstance(one, str)):
                 raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
+            if task.benchmark == "own" and row and any(row.get(column) == [] for column in task.columns):
+                raise ValueError("the text is an empty list.")
             examples = None if row is None else _convert(task, split, row, index)
         except KeyError as error:
             names = known_names(str(error.args[0]), row or (), "columns")

@@ -128,3 +128,12 @@ def pad_batch(batch: dict[str, torch.Tensor], padding: int) -> dict[str, torch.T
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
     wide = {"input_ids": batch["input_ids"], "token_type_ids": batch["token_type_ids"], "attention_mask": real}
     return {**batch, **{name: torch.nn.functional.pad(tensor, (0, padding)) for name, tensor in wide.items()}}
+
+
+@pytest.fixture(params=[products.MKL, products.ONEDNN])
+def library(request, monkeypatch):
+    """Each library of matrix products in turn."""
+    if request.param == products.ONEDNN and not products.has_onednn():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(products, "_chosen", request.param)
+    return request.param

@@ -14,7 +14,6 @@ from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.finetuning.heads import STOCK_HEAD, load_fine_tuned, load_with_head
 from hf_electra_rtd.generators import _is_plain
 from hf_electra_rtd.layers import ATTENTION, Dropout, Linear, exchange_layers
-from hf_electra_rtd.ops import products
 from tests.conftest import tiny_config
 
 
@@ -141,13 +140,7 @@ def _classifier(directory, run):
 
 
 @pytest.mark.parametrize("load", [_detector, _classifier])
-@pytest.mark.parametrize("library", [products.MKL, products.ONEDNN])
-def test_detection_and_prediction_multiply_by_either_library_and_say_the_same(
-    load, library, finished_run, tmp_path, monkeypatch
-):
-    if library == products.ONEDNN and not products.has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(products, "_chosen", library)
+def test_detection_and_prediction_multiply_by_either_library_and_say_the_same(load, library, finished_run, tmp_path):
     model, stock = load(tmp_path, finished_run)
     assert type(model) is stock
     assert {type(layer) for layer in model.modules() if isinstance(layer, nn.Linear)} == {Linear}

@@ -11,14 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from hf_electra_rtd.ops import products
 
 
-@pytest.fixture(autouse=True, params=[products.MKL, products.ONEDNN])
-def library(request, monkeypatch):
-    if request.param == products.ONEDNN and not products.has_onednn():
-        pytest.skip("torch was built without oneDNN")
-    monkeypatch.setattr(products, "_chosen", request.param)
-    return request.param
-
-
+pytestmark = pytest.mark.usefixtures("library")
 SIZES = st.integers(1, 40)
 
 
@@ -67,6 +60,14 @@ def test_the_library_is_the_one_that_is_clearly_faster(monkeypatch, gain, chosen
     monkeypatch.setattr(products, "speeds", lambda: known)
     assert products.library() == chosen
     assert products.bfloat16_gain() == 6 / max(1, gain)  # against the best in float32
+
+
+def test_the_library_of_a_run_before_is_taken_and_none_of_one_that_was_on_a_gpu(library, caplog):
+    for name in (None, products.MKL, None):
+        products.use_library(name)
+        assert products.library() == (library if name is None else name)
+        library = products.library()
+    assert not caplog.text
 
 
 def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):

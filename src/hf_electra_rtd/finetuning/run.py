@@ -261,8 +261,7 @@ class FineTuning:
         checkpoint, library = _newest_checkpoint(directory)
         PartialState().wait_for_everyone()  # all have read what the main one may delete
         if checkpoint is not None:
-            if library is not None:
-                products.use_library(library)
+            products.use_library(library)
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
         elif self.is_main:
             shutil.rmtree(directory, ignore_errors=True)

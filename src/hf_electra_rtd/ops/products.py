@@ -46,13 +46,13 @@ def library() -> str:
     return _chosen
 
 
-def use_library(name: str) -> None:
-    """Chooses the library without measuring, so that a run that is resumed rounds as it did. One that this machine
-    does not have stays as it is."""
+def use_library(name: str | None) -> None:
+    """Chooses the library without measuring, so that a run that is resumed rounds as it did; None, of a run that was
+    not on a CPU, chooses nothing. In place of one that this machine does not have, the faster one is taken."""
     global _chosen
     if name == MKL or (name == ONEDNN and has_onednn()):
         _chosen = name
-    elif name != library():
+    elif name is not None and name != library():
         logger.warning(f"This torch cannot multiply by {name}, as the run did before: it rounds differently now.")
 
 
@@ -138,8 +138,8 @@ def _by_torch(left: Tensor, right: Tensor) -> Tensor:
 
 @functools.cache
 def _rounds_to_bfloat16() -> bool:
-    """Whether a product that may be rounded to bfloat16 is, or could be, or torch has no such permission."""
-    if not hasattr(_mkldnn, "matmul") or torch.cpu._is_amx_tile_supported():
+    """Whether a product that may be rounded to bfloat16 is, or could be."""
+    if torch.cpu._is_amx_tile_supported():
         return True
     left, right = torch.full((2, 64, 64), 1 + 2**-12), torch.ones(2, 64, 64)  # 13 bits; bfloat16 has 8
     exact = 64 * left

@@ -198,17 +198,15 @@ def average_probability(tokens: Iterable[ScoredToken]) -> float:
 def compare_with_bigram(metrics: Mapping[str, Any]) -> str:
     """What the held-out areas under the ROC curve say of the discriminator."""
     auc, bigram = metrics["eval_discriminator_auc"], metrics.get("eval_bigram_auc")
-    says, counted = "reads context" if auc >= NEAR_CHANCE else "does not read context yet", ""
-    if bigram is not None:
-        counted = f", a counted bigram {bigram:.3f}"
-        if auc >= NEAR_CHANCE:
-            says = "reads context as well as pairs of words do"
-            if abs(auc - bigram) > _CLOSE:
-                says = (
-                    "reads more than pairs of words"
-                    if auc > bigram
-                    else "reads some context, less than pairs of words"
-                )
+    counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
+    if auc < NEAR_CHANCE:
+        says = "does not read context yet"
+    elif bigram is None:
+        says = "reads context"
+    elif abs(auc - bigram) <= _CLOSE:
+        says = "reads context as well as pairs of words do"
+    else:
+        says = "reads more than pairs of words" if auc > bigram else "reads some context, less than pairs of words"
     return f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance)."
 
 

@@ -22,7 +22,7 @@ def test_the_facts_of_a_task_agree_with_each_other(task):
     assert bool(task.labels) == (task.kind in LABELED)
     assert not task.splits or set(task.splits) == set(task.files)
     assert {*task.dev_splits, *task.test_splits} <= set(task.files)
-    assert task.has_training_data == (task.trained_on is None)
+    assert ("train" in task.files) == (task.trained_on is None)
     assert bool(task.submission) == bool(task.submission_format)
     assert set(task.submission) <= set(task.test_splits)
     paths = [path for paths in task.files.values() for path in paths]

@@ -67,10 +67,6 @@ class Task:
     def main_metric(self) -> str:
         return self.metrics[0]
 
-    @property
-    def has_training_data(self) -> bool:
-        return "train" in {**self.files, **self.splits}
-
     def describe(self) -> dict[str, Any]:
         """What an `EvaluationRecord` holds as `dataset`."""
         columns = list(self.columns) if self.kind in ("classification", "multi_label", "regression") else []

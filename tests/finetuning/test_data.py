@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from hf_electra_rtd.finetuning import finetune, reading
 from hf_electra_rtd.finetuning import predict as predict_command
+from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task
 from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.tasks import BENCHMARKS, Task, get_task
-from tests.finetuning.conftest import QUIET
+from tests.finetuning.conftest import run_finetune
 
 
 TASKS = {task.name: task for tasks in BENCHMARKS.values() for task in tasks}
@@ -259,27 +259,21 @@ def test_a_second_run_finds_the_examples_in_the_cache_unless_the_file_changed(tm
         ("conll2000 train conll2000/train.txt", ["He PRP B-XP"], r"line 1: there is no label 'B-XP'"),
         ("conll2000 train conll2000/train.txt.gz", ["no"], "cannot be read: Not a gzipped.*in the format conll"),
         ("lcqmc dev lcqmc/dev.tsv", ["问一\t问二\t1".encode("gbk")], "It must be in the format tsv, in UTF-8"),
+        ("lcqmc dev", [], r"no file for its split 'dev' \(--data_dir\). Looked for lcqmc/dev\.tsv"),
+        ("rte dev", [], r"dataset nyu-mll/glue, split 'validation', cannot be read: .*--data_dir"),
     ],
 )
-def test_errors_name_the_file_and_the_line(tmp_path, where, lines, message):
-    name, split, file = where.split()
-    write(tmp_path, file, lines)
+def test_errors_name_the_file_and_the_line_or_the_remedy(tmp_path, where, lines, message):
+    name, split, *files = where.split()
+    directories = [str(tmp_path) for file in files if write(tmp_path, file, lines)]
     with pytest.raises(ValueError, match=message) as caught:
-        load_split(TASKS[name], split, str(tmp_path))
-    assert str(tmp_path) in str(caught.value)
+        load_split(TASKS[name], split, *directories)
+    assert all(directory in str(caught.value) for directory in directories)
 
 
-def test_a_task_without_files_is_refused_with_the_remedy():
-    with pytest.raises(ValueError, match=r"no file for its split 'dev' \(--data_dir\). Looked for lcqmc/dev\.tsv"):
-        load_split(TASKS["lcqmc"], "dev")
-
-
-@pytest.mark.parametrize(
-    ("context", "word", "start", "place"),
-    [("a b a", "a", 3, 4), ("aXXXa", "a", 2, 0), ("aaa", "aa", 1, 1), ("b", "a", 0, -1), ("a", "", 0, -1)],
-)
-def test_a_text_is_found_at_the_nearest_place(context, word, start, place):
-    assert reading.find_text(context, word, start) == place
+def test_a_text_is_found_at_the_nearest_place():
+    cases = [("a b a", "a", 3), ("aXXXa", "a", 2), ("aaa", "aa", 1), ("b", "a", 0), ("a", "", 0)]
+    assert [reading.find_text(*case) for case in cases] == [4, 0, 1, -1, -1]
 
 
 @settings(deadline=None, max_examples=50)
@@ -336,11 +330,6 @@ def test_rows_of_the_hub_become_the_same_examples(monkeypatch, name, row, exampl
     assert split.source["dataset"] == task.dataset
 
 
-def test_a_dataset_that_cannot_be_loaded_is_named_with_the_remedy():
-    with pytest.raises(ValueError, match=r"dataset nyu-mll/glue, split 'validation', cannot be read: .*--data_dir"):
-        load_split(TASKS["rte"], "dev")
-
-
 # ---- Own tasks ----
 
 
@@ -365,7 +354,7 @@ def test_own_files_need_nothing_but_their_names(tmp_path, weather, monkeypatch):
     task = own_task("weather", flags(train_file="w+1.csv", validation_file=dev))
     monkeypatch.chdir("/")
     assert (task.benchmark, task.labels, task.metrics) == ("own", ("bad", "good"), ("accuracy", "macro_f1"))
-    assert (task.has_training_data, task.dev_splits, task.test_splits) == (True, ("dev",), ())
+    assert (list(task.files), task.dev_splits, task.test_splits) == (["train", "dev"], ("dev",), ())
     expected = [text("0", "it rains", label="bad"), text("1", 'sun,\n"sun"', label="good"), text("2", "")]
     assert load_split(task, "train").examples.to_list() == expected
     assert load_split(task, "dev").examples[0]["texts"] == ['a "fine" day']
@@ -509,6 +498,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     task = own_task("t", flags(dataset=hub))
     assert (task.splits, task.dev_splits, task.labels) == ({"train": "train", "test": "test"}, (), ("bad", "good"))
     assert load_split(task, "test").examples[1] == text("1", "b", label="good")
+    assert load_split(task, "test").source["dataset"] == "hub"  # by its name
     held = own_task("t", flags(dataset=hub, validation_share=0.5))
     loaded = load_task(held, None)
     assert [len(split.examples) for split in loaded.values()] == [2, 2]
@@ -550,9 +540,21 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"train_file": "empty.jsonl"}, "line 2: the text is an empty list"),
         ({"train_file": "long.csv"}, "line 2 has 3 columns instead of 2. Quote"),
         ({"train_file": "open.csv"}, "unexpected end of data. It must be in the format csv"),
+        ("colums: [a]", "no field 'colums'. Did you mean 'columns'"),
+        ("kind: clasification", "no kind 'clasification'. Did you mean 'classification'"),
+        ("format: tvs", "no format 'tvs'. Did you mean 'tsv'"),
+        ("epochs: three", "t.yaml: epochs cannot be 'three'"),
+        ("title: [a]", r"title cannot be \['a'\]"),
+        ("validation_share: 1.5", "validation_share is 1.5"),
+        ("benchmark: glue", "no field 'benchmark'"),
+        ("files: {training: a.csv}", "no split 'training'"),
+        ("files: {dev: a.csv}\nlabels: [no, no]", "two or more different classes"),
+        ("- a", "t.yaml.* cannot be read: .* It must hold fields of a task"),
+        ("title: T", "either files .* or a --dataset"),
     ],
+    ids=str,
 )
-def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options, message):
+def test_own_flags_and_files_that_make_no_task_are_refused(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "long.csv", ["text,label", "a,b,c"])
     write(tmp_path, "open.csv", ["text,label", '"a,b'])
@@ -561,9 +563,16 @@ def test_own_flags_that_make_no_task_are_refused(tmp_path, monkeypatch, options,
     write(tmp_path, "single.csv", ["text,label", "a,A", "b,B"])
     rows = [(text * n, text.upper(), "x") for text in "abc" for n in range(1, 6)]
     file = write_csv(tmp_path / "w.csv", ("text", "label", "same"), *rows)
-    options = {"train_file": file} | {key: file if value == "{w}" else value for key, value in options.items()}
+    if isinstance(options, str):
+        (tmp_path / "t.yaml").write_text(options)
+        given = OwnTaskArguments(task_file=str(tmp_path / "t.yaml"))
+    else:
+        options = {key: file if value == "{w}" else value for key, value in options.items()}
+        given = flags(**{"train_file": file, **options})
     with pytest.raises(ValueError, match=message):
-        load_task(own_task("t", flags(**options)), None)
+        load_task(own_task("t", given), None)
+    with pytest.raises(ValueError, match="--text_column_name: the task is described in"):
+        OwnTaskArguments(task_file="t.yaml", text_column_name="x")
 
 
 # ---- Own tasks of every kind, and tasks in files ----
@@ -597,10 +606,18 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": [1]}, (["x"], ["b"])),
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
+        ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
+        ("multiple_choice", OPTIONS | {"label": 2}, "there is no choice 2"),
+        ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
+        ("multiple_choice", {"question": "x", "label": 0}, r"its choices \[\] are not"),
+        ("multiple_choice", OPTIONS | {"label": 1, "choices": ["", "x", "y"]}, "not two or more texts"),
+        ("multiple_choice", OPTIONS | {"label": "2", "choices": ["2", "4", "0"]}, "and the index of another"),
+        ("question_answering", {}, "no column 'answers'"),
+        ("multi_label", {"text": "x", "label": "c"}, "no label 'c'"),
     ],
     ids=str,
 )
-def test_rows_of_ones_own_become_examples_of_any_kind(kind, rows, wanted):
+def test_rows_of_ones_own_become_examples_of_any_kind_or_are_refused(kind, rows, wanted):
     columns = {
         "question_answering": ("label", "starts"),
         "multiple_choice": ("context", "choices", "label"),
@@ -609,32 +626,12 @@ def test_rows_of_ones_own_become_examples_of_any_kind(kind, rows, wanted):
     labels, column = ("a", "b") if kind == "multi_label" else (), "answers" if "starts" in columns else "label"
     task = Task("t", "T", "own", kind=kind, labels=labels, columns=("text",), label_column=column)
     row = {"question": "Who?", "context": "I, She."} | rows if kind == "question_answering" else rows
-    [example] = reading.make_examples(task, "train", iter([("row 1", row)]))
-    assert tuple(example[name] for name in columns) == wanted
-
-
-@pytest.mark.parametrize(
-    ("kind", "row", "message"),
-    [
-        ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
-        ("multiple_choice", OPTIONS | {"label": 2}, "there is no choice 2"),
-        ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
-        ("multiple_choice", {"question": "x", "label": 0}, r"its choices \[\] are not"),
-        ("multiple_choice", OPTIONS | {"label": 1, "choices": ["", "x", "y"]}, "not two or more texts"),
-        (
-            "multiple_choice",
-            OPTIONS | {"label": "2", "choices": ["2", "4", "0"]},
-            "and the index of another",
-        ),
-        ("question_answering", {"question": "x", "context": "y"}, "no column 'answers'"),
-        ("multi_label", {"text": "x", "label": "c"}, "no label 'c'"),
-    ],
-)
-def test_rows_of_ones_own_that_make_no_example_are_refused(kind, row, message):
-    column = "answers" if kind == "question_answering" else "label"
-    task = Task("t", "T", "own", kind=kind, labels=("a", "b"), columns=("text",), label_column=column)
-    with pytest.raises(ValueError, match=message):
-        list(reading.make_examples(task, "train", iter([("row 1", row)])))
+    found = reading.make_examples(task, "train", iter([("row 1", row)]))
+    if isinstance(wanted, tuple):
+        assert [tuple(example[name] for name in columns) for example in found] == [wanted]
+    else:
+        with pytest.raises(ValueError, match=wanted):
+            list(found)
 
 
 @pytest.mark.parametrize(("answers", "found"), [(["She"], False), ([], True)])
@@ -668,9 +665,9 @@ OWN = {  # a row, a second one, and what a prediction is called
 def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encoder, tmp_path, capsys):
     row, other, answer = OWN[kind]
     file, run = write(tmp_path, "t.jsonl", [row, {**row, **other}] * 9), tmp_path / "run"
-    given = ["--train_file", file, "--validation_file", file, "--test_file", file, "--task_kind", kind]
-    given += ["--max_seq_length", "32", "--doc_stride", "4", "--max_query_length", "8", "--max_steps", "1"]
-    assert finetune.main(["--model_name_or_path", encoder, "--output_dir", str(run), *given, *QUIET]) == 0
+    given = {"train_file": file, "validation_file": file, "test_file": file, "task_kind": kind, "max_seq_length": 32}
+    given |= {"doc_stride": 4, "max_query_length": 8, "max_steps": 1, "output_dir": run}
+    assert run_finetune(model_name_or_path=encoder, **given) == 0
     seed = run / "own/seed_42"
     report = json.loads((seed / "report_dev.json").read_text())
     main = {"multiple_choice": "accuracy", "multi_label": "micro_f1", "regression": "pearson"}
@@ -730,30 +727,6 @@ def test_a_task_in_a_file_needs_no_flags_and_its_data_lie_beside_it(name, rows, 
     task = own_task(None, OwnTaskArguments(task_file=f"{name}.yaml"))
     monkeypatch.chdir("/")
     assert [len(split.examples) for split in load_task(task, None).values()] == sizes
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("colums: [a]", "no field 'colums'. Did you mean 'columns'"),
-        ("kind: clasification", "no kind 'clasification'. Did you mean 'classification'"),
-        ("format: tvs", "no format 'tvs'. Did you mean 'tsv'"),
-        ("epochs: three", "t.yaml: epochs cannot be 'three'"),
-        ("title: [a]", r"title cannot be \['a'\]"),
-        ("validation_share: 1.5", "validation_share is 1.5"),
-        ("benchmark: glue", "no field 'benchmark'"),
-        ("files: {training: a.csv}", "no split 'training'"),
-        ("files: {dev: a.csv}\nlabels: [no, no]", "two or more different classes"),
-        ("- a", "t.yaml.* cannot be read: .* It must hold fields of a task"),
-        ("title: T", "either files .* or a --dataset"),
-    ],
-)
-def test_files_that_describe_no_task_are_refused(tmp_path, text, message):
-    (tmp_path / "t.yaml").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        own_task(None, OwnTaskArguments(task_file=str(tmp_path / "t.yaml")))
-    with pytest.raises(ValueError, match="--text_column_name: the task is described in"):
-        OwnTaskArguments(task_file="t.yaml", text_column_name="x")
 
 
 # ---- A run's splits ----

@@ -26,7 +26,7 @@ from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.publishing.hub import Published
 from hf_electra_rtd.records import EvaluationRecord
-from tests.finetuning.conftest import QUIET, WORDS
+from tests.finetuning.conftest import WORDS, flag_words, run_finetune
 
 
 def record_of(directory: Path, seed: int = 42, task: str = "reviews") -> EvaluationRecord:
@@ -37,18 +37,12 @@ def read_lines(path: Path) -> list:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def without(flags: list[str], *names: str) -> list[str]:
-    """The flags without some of them and their values."""
-    pairs = [flags[place : place + 2] for place in range(0, len(flags), 2)]
-    return [word for pair in pairs if pair[0] not in names for word in pair]
-
-
 @pytest.fixture
-def copied(finished, tmp_path) -> tuple[Path, list[str]]:
+def copied(finished, tmp_path) -> tuple[Path, dict]:
     """A copy of the finished run, to change, and its flags."""
     directory, flags = finished
     shutil.copytree(directory / "run", tmp_path / "run")
-    return tmp_path / "run", [*flags, "--output_dir", str(tmp_path / "run")]
+    return tmp_path / "run", {**flags, "output_dir": tmp_path / "run"}
 
 
 # ---- Runs ----
@@ -82,22 +76,22 @@ def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):
     run, flags = copied
     first = record_of(run).finished
     shutil.rmtree(run / "reviews/seed_43")
-    assert finetune.main([*flags, "--keep_models", "none"]) == 0
+    assert run_finetune(**flags, keep_models="none") == 0
     assert record_of(run).finished == first
     assert "already done" in caplog.text
     assert record_of(run, seed=43).seed == 43
     assert not list(run.rglob("model"))
-    assert finetune.main(flags) == 0
+    assert run_finetune(**flags) == 0
     assert "was not kept. Delete that directory" in caplog.text
 
 
-@pytest.mark.parametrize("more", [[], ["--select", "best", "--eval_strategy", "steps", "--eval_steps", "8"]], ids=str)
+@pytest.mark.parametrize("more", [{}, {"select": "best", "eval_strategy": "steps", "eval_steps": 8}], ids=str)
 def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     more, finished, tmp_path, caplog, monkeypatch
 ):
-    flags = [*finished[1], "--seeds", "1", "--max_steps", "44", "--dropout", "0.1", "--save_strategy", "steps"]
-    flags += ["--save_steps", "8", *more, "--output_dir"]
-    assert finetune.main([*flags, str(tmp_path / "whole")]) == 0
+    flags = {**finished[1], "seeds": 1, "max_steps": 44, "dropout": 0.1, "save_strategy": "steps", "save_steps": 8}
+    flags |= {**more, "output_dir": tmp_path / "broken"}
+    assert run_finetune(**flags | {"output_dir": tmp_path / "whole"}) == 0
     step, taken = FineTuner.training_step, []
 
     def stop_at_30(*args, **kwargs):
@@ -107,12 +101,12 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
         return step(*args, **kwargs)
 
     monkeypatch.setattr(FineTuner, "training_step", stop_at_30)
-    assert finetune.main([*flags, str(tmp_path / "broken")]) == 130
+    assert run_finetune(**flags) == 130
     with (tmp_path / "broken/reviews/seed_42/checkpoint-24/optimizer.pt").open("r+b") as file:
         file.write(b"damaged")
     with pytest.raises(ValueError, match=r"checkpoint-\d+ is of a run with other settings"):
-        finetune.main([*flags, str(tmp_path / "broken"), "--weight_decay", "0.3"])
-    assert finetune.main([*flags, str(tmp_path / "broken")]) == 0
+        run_finetune(**flags, weight_decay=0.3)
+    assert run_finetune(**flags) == 0
     assert len(taken) == 30 + 44 - 16
     assert "checkpoint-24 cannot be read: optimizer.pt missing or altered" in caplog.text
     whole, broken = (tmp_path / name / "reviews/seed_42" for name in ("whole", "broken"))
@@ -124,12 +118,9 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
 def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_scores_are_logged(
     finished, tmp_path, capsys
 ):
-    flags = [
-        *finished[1],
-        *(["--seeds", "1", "--select", "best", "--early_stopping_patience", "1", "--learning_rate", "0"]),
-    ]
-    flags += ["--max_train_samples", "64", "--max_eval_samples", "20", "--class_weights", "balanced"]
-    assert finetune.main([*flags, "--logging_steps", "4", "--output_dir", str(tmp_path)]) == 0
+    flags = {**finished[1], "seeds": 1, "select": "best", "early_stopping_patience": 1, "learning_rate": 0}
+    flags |= {"max_train_samples": 64, "max_eval_samples": 20, "class_weights": "balanced", "output_dir": tmp_path}
+    assert run_finetune(**flags, logging_steps=4) == 0
     record = record_of(tmp_path)
     assert (record.steps, record.epochs) == (8, 2)  # of 6 epochs: the second one is not better
     assert record.selection == "best of 2 evaluations by accuracy on dev"
@@ -142,67 +133,52 @@ def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_sco
     assert "'eval_accuracy'" in output
 
 
-def test_a_dataset_in_a_directory_is_recorded_by_its_name(finished, encoder, tmp_path):
-    shutil.copytree(finished[0], tmp_path / "private/reviews", ignore=shutil.ignore_patterns("run", "test.csv"))
-    flags = ["--model_name_or_path", encoder, "--dataset", str(tmp_path / "private/reviews"), "--max_steps", "1"]
-    flags += ["--dataset_splits", "train=train", "dev=validation", "--text_column_name", "review", "--task_name"]
-    flags += ["reviews", "--label_column_name", "verdict", "--output_dir", str(tmp_path / "run"), *QUIET]
-    assert finetune.main(flags) == 0
-    record = record_of(tmp_path / "run")
-    assert (record.dataset["id"], record.data["dev"]["dataset"]) == (None, "reviews")
-    assert "private" not in (tmp_path / "run/reviews/seed_42/evaluation_record.json").read_text()
-
-
 def number_file(path: Path, factor: float, shift: float) -> str:
     """The number is that of the words `old`, as `factor * n + shift`."""
-    draw = random.Random(1)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        for row in range(240):
-            words = draw.choices(WORDS, k=draw.randint(2, 9)) + ["old"] * (row % 4)
-            writer.writerow([" ".join(words), factor * (row % 4) + shift])
+    draw, lines = random.Random(1), ["text,label"]
+    for row in range(240):
+        words = draw.choices(WORDS, k=draw.randint(2, 9)) + ["old"] * (row % 4)
+        lines.append(f"{' '.join(words)},{factor * (row % 4) + shift}")
+    path.write_text("\n".join(lines) + "\n")
     return str(path)
 
 
-def regress(directory: Path, encoder: str, factor: float, shift: float, *more: str) -> EvaluationRecord:
+def regress(directory: Path, encoder: str, factor: float, shift: float, **more) -> EvaluationRecord:
     directory.mkdir(exist_ok=True)
-    flags = ["--model_name_or_path", encoder, "--train_file", number_file(directory / "train.csv", factor, shift)]
-    flags += ["--task_kind", "regression", "--learning_rate", "3e-3", "--num_train_epochs", "8", "--dropout", "0"]
-    flags += ["--per_device_train_batch_size", "16", "--task_name", "reviews", "--output_dir", str(directory / "run")]
-    assert finetune.main([*flags, *QUIET, "--bias_correction", "True", *more]) == 0
+    flags = {"model_name_or_path": encoder, "train_file": number_file(directory / "train.csv", factor, shift)}
+    flags |= {"task_kind": "regression", "learning_rate": 3e-3, "num_train_epochs": 8, "dropout": 0}
+    flags |= {"per_device_train_batch_size": 16, "task_name": "reviews", "output_dir": directory / "run"}
+    assert run_finetune(**flags | {"bias_correction": True, **more}) == 0
     return record_of(directory / "run")
 
 
-@pytest.mark.parametrize("more", [[], ["--lora", "True", "--merge_adapter", "True"], ["--bf16", "True"]], ids=str)
+@pytest.mark.parametrize("more", [{}, {"lora": True, "merge_adapter": True}, {"bf16": True}], ids=str)
 def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="all training labels are 3, so there is nothing to learn"):
         regress(tmp_path / "same", encoder, 0.0, 3.0)
     found = []
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
-        record = regress(tmp_path / name, encoder, *unit, *more)
-        assert record.score > 0.9 or "--lora" in more
+        record = regress(tmp_path / name, encoder, *unit, **more)
+        assert record.score > 0.9 or "lora" in more
         lines = read_lines(tmp_path / name / "run/reviews/seed_42/predictions_dev.jsonl")
         found.append([line["prediction"] for line in lines])
-    tolerance = 2e-2 if "--bf16" in more else 1e-3
+    tolerance = 2e-2 if "bf16" in more else 1e-3
     assert found[1] == pytest.approx([100 * number + 7 for number in found[0]], abs=100 * tolerance)
     directory = tmp_path / "scaled/run/reviews/seed_42"
-    model = AutoModelForSequenceClassification.from_pretrained(directory / ("merged" if "--lora" in more else "model"))
+    model = AutoModelForSequenceClassification.from_pretrained(directory / ("merged" if "lora" in more else "model"))
     inputs = tokenizer([" ".join(line["texts"]) for line in lines], padding=True, return_tensors="pt")
     with torch.no_grad():
         logits = model.eval()(**inputs).logits.squeeze(-1).tolist()
     assert logits == pytest.approx(found[1], abs=100 * tolerance)
     if not more:  # trained on: the head is brought back into the unit of training
-        again = regress(
-            tmp_path / "again", str(directory / "model"), *unit, "--max_steps", "1", "--learning_rate", "0"
-        )
+        again = regress(tmp_path / "again", str(directory / "model"), *unit, max_steps=1, learning_rate=0)
         assert again.metrics["dev"] == pytest.approx(record.metrics["dev"], rel=1e-4)
 
 
 def test_a_run_that_diverges_is_no_score(finished, tmp_path):
-    flags = [*finished[1], "--output_dir", str(tmp_path), "--max_steps", "30"]
+    diverging = {"output_dir": tmp_path, "max_steps": 30, "learning_rate": 1e30, "max_grad_norm": 0}
     with pytest.raises(ValueError, match="diverged"):
-        finetune.main([*flags, "--learning_rate", "1e30", "--max_grad_norm", "0"])
+        run_finetune(**finished[1] | diverging)
     assert not list(tmp_path.rglob("evaluation_record.json"))
 
 
@@ -214,17 +190,17 @@ RELATIVE = {"relative_attention": True, "pos_att_type": "p2c|c2p", "position_buc
 @pytest.mark.parametrize(
     ("config", "more"),
     [
-        (ModernBertConfig(vocab_size=64, **SIZES, **SPECIAL, pad_token_id=0), []),
-        (DebertaV2Config(vocab_size=64, **SIZES, **RELATIVE), []),
-        (BertConfig(vocab_size=64, **SIZES), ["--lora", "True"]),  # its pooler is no part of the encoder
+        (ModernBertConfig(vocab_size=64, **SIZES, **SPECIAL, pad_token_id=0), {}),
+        (DebertaV2Config(vocab_size=64, **SIZES, **RELATIVE), {}),
+        (BertConfig(vocab_size=64, **SIZES), {"lora": True}),  # its pooler is no part of the encoder
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
 def test_other_encoders_are_fine_tuned_and_evaluated_again(config, more, finished, tokenizer, tmp_path):
     AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "encoder")
     tokenizer.save_pretrained(tmp_path / "encoder")
-    flags = [*without(finished[1], "--dropout"), "--model_name_or_path", str(tmp_path / "encoder"), "--seeds", "1"]
-    assert finetune.main([*flags, "--max_steps", "2", *more, "--output_dir", str(tmp_path / "run")]) == 0
+    flags = {**finished[1], "dropout": None, "model_name_or_path": tmp_path / "encoder", "seeds": 1, "max_steps": 2}
+    assert run_finetune(**flags | {**more, "output_dir": tmp_path / "run"}) == 0
     assert record_of(tmp_path / "run").arguments["layerwise_lr_decay"] == (1.0 if more else 0.8)
     directory, name = tmp_path / "run/reviews/seed_42", "predictions_dev.jsonl"
     evaluate(directory / "model", finished, tmp_path / "again")
@@ -243,27 +219,21 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
     changed = tmp_path / "dev.csv"
     changed.write_text((finished[0] / "dev.csv").read_text() + "another,no\n")
     for difference, message in (
-        (["--learning_rate", "1e-3"], r"learning_rate 0\.004 \(now 0\.001\).*--overwrite_output_dir"),
-        (["--metrics", "accuracy"], "metrics"),
-        (["--validation_file", str(changed)], "the data of dev"),
-        (["--text_column_name", "verdict", "--test_file", str(changed)], "the data of train"),
-        (["--model_name_or_path", str(other)], "the model's .*sha256"),
-        (["--from_scratch", "True"], "the model's from_scratch"),
+        ({"learning_rate": 1e-3}, r"learning_rate 0\.004 \(now 0\.001\).*--overwrite_output_dir"),
+        ({"metrics": "accuracy"}, "metrics"),
+        ({"validation_file": changed}, "the data of dev"),
+        ({"validation_file": None, "validation_share": 0.2}, "the data of train"),
+        ({"text_column_name": "verdict", "test_file": changed}, "the data of train"),
+        ({"model_name_or_path": other}, "the model's .*sha256"),
+        ({"from_scratch": True}, "the model's from_scratch"),
     ):
         with pytest.raises(ValueError, match=message):
-            finetune.main([*flags, *difference])
+            run_finetune(**flags | difference)
     assert record_of(run).finished == first
     (run / "reviews/seed_42/evaluation_record.json").unlink()
     (run / "reviews/seed_42/evaluation_record.json").symlink_to("nowhere")
     with pytest.raises(ValueError, match=r"seed_42/evaluation_record\.json cannot be read"):
-        finetune.main(flags)
-
-
-def test_another_share_that_is_held_out_is_other_data(finished, tmp_path):
-    flags = [*without(finished[1], "--validation_file"), "--seeds", "1", "--output_dir", str(tmp_path / "run")]
-    assert finetune.main([*flags, "--max_steps", "2", "--validation_share", "0.2"]) == 0
-    with pytest.raises(ValueError, match="the data of train"):
-        finetune.main([*flags, "--max_steps", "2", "--validation_share", "0"])
+        run_finetune(**flags)
 
 
 def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
@@ -273,7 +243,7 @@ def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
         values["data"].pop("test")
         path.write_text(json.dumps(values))
     first = record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino
-    assert finetune.main([*flags, "--seeds", "1"]) == 0
+    assert run_finetune(**flags | {"seeds": 1}) == 0
     assert "test" in record_of(run).data
     assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) != first
 
@@ -281,21 +251,21 @@ def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
 def test_nothing_is_deleted_before_everything_is_checked(copied):
     run, flags = copied
     first = record_of(run).finished
-    flags = [*flags, "--overwrite_output_dir", "True"]
+    flags["overwrite_output_dir"] = True
     (model,) = run.glob("reviews/*/model")
     for difference, message in (
-        (["--model_name_or_path", "absent/absent/absent"], "absent"),
-        (["--model_name_or_path", str(model)], "would delete"),
-        (["--label_column_name", "opinion"], "opinion"),
-        (["--lora", "True", "--lora_target_modules", "q_proj"], "check your `target_modules`"),
-        (["--push_to_hub", "True", "--hub_model_id", "ORG/NAME", "--keep_models", "none"], "no model to publish"),
-        (["--labels", "no", "maybe"], "maybe"),
+        ({"model_name_or_path": "absent/absent/absent"}, "absent"),
+        ({"model_name_or_path": model}, "would delete"),
+        ({"label_column_name": "opinion"}, "opinion"),
+        ({"lora": True, "lora_target_modules": "q_proj"}, "check your `target_modules`"),
+        ({"push_to_hub": True, "hub_model_id": "ORG/NAME", "keep_models": "none"}, "no model to publish"),
+        ({"labels": ["no", "maybe"]}, "maybe"),
     ):
         with pytest.raises(ValueError, match=message):
-            finetune.main([*flags, *difference])
+            run_finetune(**flags | difference)
     assert record_of(run).finished == first
     (run / "publish.json").write_text("{}")  # the repositories on the Hub stay those of this directory
-    assert finetune.main([*flags, "--learning_rate", "0", "--seeds", "1", "--max_steps", "2"]) == 0
+    assert run_finetune(**flags | {"learning_rate": 0, "seeds": 1, "max_steps": 2}) == 0
     assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
     assert (run / "publish.json").exists()
     assert not (run / "reviews/seed_43").exists()
@@ -304,33 +274,32 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--seeds", "0"], "at least 1"),
-        (["--text_column_name", "reviews"], "review"),
-        (["--from_scratch", "True", "--lora", "True"], "random weights"),
-        (["--max_seq_length", "65"], "64 positions"),
-        (["--merge_adapter", "True"], "needs --lora"),
-        (["--layerwise_lr_decay", "0.9", "--lora", "True"], "one learning rate"),
-        (["--optim", "adafactor"], "--layerwise_lr_decay 1"),
-        (["--size", "huge"], "tiny, small, small.., base, large"),
-        (["--push_to_hub", "True"], "needs --hub_model_id"),
-        (["--task_name", "../elsewhere"], "plain word"),
-        (["--load_best_model_at_end", "True"], "--load_best_model_at_end cannot be used .* --select best"),
-        (["--resume_from_checkpoint", "somewhere"], "goes on with what is missing"),
-        (["--label_smoothing_factor", "0.1"], "the loss|The task"),
-        (["--data_seed", "0"], "--seed"),
-        (["--early_stopping_patience", "2"], "needs --select best"),
-        (["--max_train_samples", "0"], "at least 1"),
-        (["--task_kind", "tagging", "--labels", "O", "B-X", "--class_weights", "balanced"], "for classification, not"),
-        (["--evaluate_only", "True"], "was not fine-tuned"),
-        (["--evaluate_only", "True", "--from_scratch", "True"], "as it is"),
-        (["--task_name", "reviews", "others"], "--task_name others is for benchmarks"),
-        (["--data_dir", "x"], "--data_dir is for benchmarks"),
+        ({"seeds": 0}, "at least 1"),
+        ({"text_column_name": "reviews"}, "review"),
+        ({"from_scratch": True, "lora": True}, "random weights"),
+        ({"max_seq_length": 65}, "64 positions"),
+        ({"merge_adapter": True}, "needs --lora"),
+        ({"layerwise_lr_decay": 0.9, "lora": True}, "one learning rate"),
+        ({"optim": "adafactor"}, "--layerwise_lr_decay 1"),
+        ({"size": "huge"}, "tiny, small, small.., base, large"),
+        ({"push_to_hub": True}, "needs --hub_model_id"),
+        ({"task_name": "../elsewhere"}, "plain word"),
+        ({"load_best_model_at_end": True}, "--load_best_model_at_end cannot be used .* --select best"),
+        ({"resume_from_checkpoint": "somewhere"}, "goes on with what is missing"),
+        ({"label_smoothing_factor": 0.1}, "the loss|The task"),
+        ({"data_seed": 0}, "--seed"),
+        ({"early_stopping_patience": 2}, "needs --select best"),
+        ({"task_kind": "tagging", "labels": ["O", "B-X"], "class_weights": "balanced"}, "for classification, not"),
+        ({"evaluate_only": True}, "was not fine-tuned"),
+        ({"evaluate_only": True, "from_scratch": True}, "as it is"),
+        ({"task_name": ["reviews", "others"]}, "--task_name others is for benchmarks"),
+        ({"data_dir": "x"}, "--data_dir is for benchmarks"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=str,
 )
 def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tmp_path):
     with pytest.raises(ValueError, match=message):
-        finetune.main([*finished[1], "--labels", "no", "yes", "--output_dir", str(tmp_path), *flags])
+        run_finetune(**finished[1] | {"labels": ["no", "yes"], "output_dir": tmp_path, **flags})
     assert not list(tmp_path.rglob("*.json"))
 
 
@@ -340,31 +309,29 @@ def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, f
 @pytest.fixture(scope="session")
 def glue(tmp_path_factory) -> Path:
     """Some files of GLUE: CoLA without its test split, MNLI without its mismatched half, AX, and a broken RTE."""
-    directory = tmp_path_factory.mktemp("glue")
-    for name in ("CoLA", "MNLI", "RTE", "diagnostic"):
-        (directory / name).mkdir()
+    directory, labels = tmp_path_factory.mktemp("glue"), ("entailment", "neutral", "contradiction")
+    files, pair = {}, "index\tsentence1\tsentence2"
     for split, count in (("train", 20), ("dev", 8)):
-        text = "".join(f"x\t{i % 2}\t\tthe old river {i}\n" for i in range(count))
-        (directory / f"CoLA/{split}.tsv").write_text(text)
-    labels = ("entailment", "neutral", "contradiction")
+        files[f"CoLA/{split}.tsv"] = [f"x\t{i % 2}\t\tthe old river {i}" for i in range(count)]
     for split, count in (("train", 24), ("dev_matched", 9), ("test_matched", 6)):
         rows = [f"{i}\tthe river {i}\tthe mill\t{labels[i % 3]}" for i in range(count)]
-        text = "\n".join(["index\tsentence1\tsentence2\tgold_label", *rows])
-        (directory / f"MNLI/{split}.tsv").write_text(text + "\n")
-    rows = "".join(f"{i}\tthe old river\tthe mill {i}\n" for i in range(4))
-    (directory / "diagnostic/diagnostic.tsv").write_text("index\tsentence1\tsentence2\n" + rows)
-    (directory / "RTE/train.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta river\ta mill\tperhaps\n")
+        files[f"MNLI/{split}.tsv"] = [f"{pair}\tgold_label", *rows]
+    files["diagnostic/diagnostic.tsv"] = [pair, *(f"{i}\tthe old river\tthe mill {i}" for i in range(4))]
+    files["RTE/train.tsv"] = [f"{pair}\tlabel", "0\ta river\ta mill\tperhaps"]
+    for name, lines in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("\n".join(lines) + "\n")
     return directory
 
 
 def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
     glue, encoder, tmp_path, caplog, monkeypatch
 ):
-    flags = ["--model_name_or_path", encoder, "--output_dir", str(tmp_path / "run"), "--data_dir", str(glue), *QUIET]
-    flags += ["--max_steps", "2", "--predict", "True", "--task_name"]
+    flags = {"model_name_or_path": encoder, "output_dir": tmp_path / "run", "data_dir": glue, "max_steps": 2}
+    flags["predict"] = True
     with pytest.raises(ValueError, match=r"CoLA.*test"):
-        finetune.main([*flags, "cola"])
-    assert finetune.main([*flags, "cola", "rte", "mnli"]) == 1
+        run_finetune(**flags, task_name="cola")
+    assert run_finetune(**flags, task_name=["cola", "rte", "mnli"]) == 1
     assert "RTE failed" in caplog.text
     assert "perhaps" in caplog.text
     assert record_of(tmp_path / "run", task="cola").predictions.keys() == {"dev"}
@@ -381,7 +348,7 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
         return run(self, job)
 
     monkeypatch.setattr(finetune.FineTuning, "run_task", break_at_cola)
-    assert finetune.main([*flags, "cola", "mnli", "--output_dir", str(tmp_path / "broken")]) == 1
+    assert run_finetune(**flags | {"task_name": ["cola", "mnli"], "output_dir": tmp_path / "broken"}) == 1
     assert "CoLA failed: out of memory" in caplog.text
     assert record_of(tmp_path / "broken", task="mnli").steps == 2
 
@@ -389,7 +356,7 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
 def test_what_fails_in_another_process_fails_in_this_one(copied, monkeypatch):
     monkeypatch.setattr(finetune, "gather_object", lambda told: [*told, "OSError: no space"])
     with pytest.raises(ValueError, match="Another process failed: OSError: no space"):
-        finetune.main([*copied[1], "--overwrite_output_dir", "True"])
+        run_finetune(**copied[1], overwrite_output_dir=True)
     assert record_of(copied[0]).steps == 6 * 19
 
 
@@ -401,7 +368,7 @@ def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch
 
     monkeypatch.setattr("hf_electra_rtd.finetuning.run.write_report", fails)
     with pytest.raises(RuntimeError, match="no font"):
-        finetune.main([*without(flags, "--seeds"), "--overwrite_output_dir", "True", "--max_steps", "2"])
+        run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True, "max_steps": 2})
     assert record_of(directory).steps == 2
     assert (directory / "reviews/seed_42/model").is_dir()
 
@@ -409,38 +376,30 @@ def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch
 @pytest.mark.parametrize(
     ("tasks", "flags", "message"),
     [
-        (["chnsenticorp", "squad2"], ["--doc_stride", "60", "--max_seq_length", "64"], "SQuAD 2.0: .*--doc_stride"),
-        (["chnsenticorp", "conll2000"], ["--head", "paper"], "CoNLL-2000: There is no --head paper"),
+        (["chnsenticorp", "squad2"], {"doc_stride": 60, "max_seq_length": 64}, "SQuAD 2.0: .*--doc_stride"),
+        (["chnsenticorp", "conll2000"], {"head": "paper"}, "CoNLL-2000: There is no --head paper"),
     ],
 )
 def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(tasks, flags, message, encoder, tmp_path):
-    given = ["--model_name_or_path", encoder, "--benchmark", "more", "--data_dir", str(tmp_path / "absent")]
+    given = {"model_name_or_path": encoder, "benchmark": "more", "data_dir": tmp_path / "absent"}
     with pytest.raises(ValueError, match=message):
-        finetune.main([*given, "--task_name", *tasks, *flags, "--output_dir", str(tmp_path / "run"), *QUIET])
-
-
-def squad_file(path: Path, num_questions: int, seed: int) -> None:
-    """The answer is the word `old`; a context without it has none."""
-    draw, paragraphs = random.Random(seed), []
-    for number in range(num_questions):
-        words, answers = draw.choices(WORDS, k=8), []
-        if number % 3:
-            words.insert(draw.randrange(8), "old")
-            answers = [{"text": "old", "answer_start": " ".join(words).index("old")}]
-        question = {"id": f"q{number}", "question": "what was it ?", "answers": answers, "is_impossible": not answers}
-        paragraphs.append({"context": " ".join(words), "qas": [question]})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "", "paragraphs": paragraphs}]}))
+        run_finetune(**given, task_name=tasks, output_dir=tmp_path / "run", **flags)
 
 
 def test_questions_are_answered_or_known_to_have_no_answer_with_the_papers_head(encoder, tmp_path):
-    for name, count in (("train-v2.0.json", 240), ("dev-v2.0.json", 60)):
-        squad_file(tmp_path / "squad2" / name, count, seed=count)
-    flags = ["--model_name_or_path", encoder, "--benchmark", "more", "--task_name", "squad2", "--head", "paper"]
-    flags += ["--data_dir", str(tmp_path), "--output_dir", str(tmp_path / "run"), "--max_seq_length", "48"]
-    flags += ["--doc_stride", "8", "--max_query_length", "8", "--num_train_epochs", "12", "--learning_rate", "5e-3"]
-    flags += ["--layerwise_lr_decay", "1", "--per_device_train_batch_size", "16", "--dropout", "0", *QUIET]
-    assert finetune.main(flags) == 0
+    """The answer is the word `old`; a context without it has none."""
+    for name, count in (("train", 240), ("dev", 60)):
+        draw, lines = random.Random(count), []
+        for number in range(count):
+            words, answer = draw.choices(WORDS, k=8), "old" if number % 3 else ""
+            words.insert(draw.randrange(8), answer)
+            lines.append(json.dumps({"question": "what was it ?", "context": " ".join(words), "answer": answer}))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    flags = {"model_name_or_path": encoder, "task_kind": "question_answering", "task_name": "squad2", "head": "paper"}
+    flags |= {"train_file": tmp_path / "train.jsonl", "validation_file": tmp_path / "dev.jsonl", "max_seq_length": 48}
+    flags |= {"max_query_length": 8, "num_train_epochs": 12, "learning_rate": 5e-3, "layerwise_lr_decay": 1}
+    flags |= {"output_dir": tmp_path / "run", "doc_stride": 8, "per_device_train_batch_size": 16, "dropout": 0}
+    assert run_finetune(**flags) == 0
     record = record_of(tmp_path / "run", task="squad2")
     assert record.metrics["dev"]["exact_match"] > 0.8
     assert record.model["architecture"] == "ElectraForAnswerableQuestionAnswering"
@@ -449,10 +408,9 @@ def test_questions_are_answered_or_known_to_have_no_answer_with_the_papers_head(
 # ---- Evaluation and adapters ----
 
 
-def evaluate(model: Path, finished, output: Path, *more: str) -> EvaluationRecord:
-    flags = without(finished[1], "--train_file", "--test_file", "--seeds", "--dropout")
-    given = ["--model_name_or_path", str(model), "--output_dir", str(output), "--evaluate_only", "True"]
-    assert finetune.main([*flags, *given, *more]) == 0
+def evaluate(model: Path, finished, output: Path, **more) -> EvaluationRecord:
+    given = {"model_name_or_path": model, "output_dir": output, "evaluate_only": True, "dropout": None}
+    assert run_finetune(**finished[1] | {**given, "train_file": None, "test_file": None, **more}) == 0
     return record_of(output)
 
 
@@ -462,20 +420,17 @@ def test_a_fine_tuned_model_is_evaluated_and_predicts_as_it_did(finished, tmp_pa
     record = evaluate(model, finished, tmp_path / "dev")
     before = EvaluationRecord.load(model.parent)
     assert (record.metrics, record.selection) == ({"dev": before.metrics["dev"]}, "as it was given")
-    alone = without(flags, "--train_file", "--validation_file")
-    alone += ["--model_name_or_path", str(model), "--evaluate_only", "True", "--output_dir", str(tmp_path / "test")]
-    assert finetune.main(alone) == 0
-    assert record_of(tmp_path / "test").metrics == {}
+    alone = {"validation_file": None, "test_file": flags["test_file"]}
+    assert evaluate(model, finished, tmp_path / "test", **alone).metrics == {}
     with pytest.raises(ValueError, match="reads no training data"):
-        finetune.main([*without(alone, "--test_file"), "--train_file", str(directory / "train.csv")])
+        evaluate(model, finished, tmp_path / "train", validation_file=None, train_file=flags["train_file"])
     name = "predictions_test.jsonl"
     assert (tmp_path / "test/reviews/seed_42" / name).read_text() == (model.parent / name).read_text()
 
 
 def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_path):
-    flags = [*finished[1], "--seeds", "1", "--output_dir", str(tmp_path / "run"), "--lora", "True"]
-    flags += ["--num_train_epochs", "8", "--learning_rate", "1e-2", "--merge_adapter", "True"]
-    assert finetune.main(flags) == 0
+    flags = {**finished[1], "seeds": 1, "output_dir": tmp_path / "run", "lora": True, "merge_adapter": True}
+    assert run_finetune(**flags | {"num_train_epochs": 8, "learning_rate": 1e-2}) == 0
     record, directory = record_of(tmp_path / "run"), tmp_path / "run/reviews/seed_42"
     assert record.model["peft"] == "lora"
     assert record.model["trained_parameters"] < record.model["parameters"] / 2
@@ -491,9 +446,9 @@ def test_adapters_are_trained_saved_merged_and_evaluated_again(finished, tmp_pat
             close = {label: pytest.approx(share, abs=1e-6) for label, share in wanted["probabilities"].items()}
             assert line == {**wanted, "probabilities": close if name == "merged" else wanted["probabilities"]}
     with pytest.raises(ValueError, match=r"labels no, yes, but .* yes, no"):
-        evaluate(directory / "model", finished, tmp_path / "labels", "--labels", "yes", "no")
+        evaluate(directory / "model", finished, tmp_path / "labels", labels=["yes", "no"])
     with pytest.raises(ValueError, match="--merge_adapter"):
-        finetune.main([*finished[1], "--model_name_or_path", str(directory / "model")])
+        run_finetune(**finished[1] | {"model_name_or_path": directory / "model"})
     assert not list((tmp_path / "run").rglob("README.md"))
 
 
@@ -512,8 +467,8 @@ def test_the_best_model_is_published_and_a_failure_is_in_the_exit_status(error, 
     checked = []
     monkeypatch.setattr(finetune, "check", lambda repo_ids, *rest: checked.extend(repo_ids))
     monkeypatch.setattr(finetune, "publish", publish)
-    flags += ["--push_to_hub", "True", "--hub_model_id", "ORG/NAME", "--base_model", "ORG/BASE"]
-    assert finetune.main(flags) == (0 if error is None else 1)
+    flags |= {"push_to_hub": True, "hub_model_id": "ORG/NAME", "base_model": "ORG/BASE"}
+    assert run_finetune(**flags) == (0 if error is None else 1)
     assert checked == ["ORG/NAME-reviews"]
     assert sent[-1] == ["ORG/NAME-reviews"]
 
@@ -541,24 +496,21 @@ finetune.main(sys.argv[1:])
 
 @pytest.mark.slow
 def test_two_processes_do_what_one_does_also_where_they_were_killed_inside_an_epoch(finished, tmp_path):
-    flags = [
-        *without(finished[1], "--seeds"),
-        "--max_train_samples",
-        "64",
-        "--max_steps",
-        "10",
-        "--logging_steps",
-        "1",
-    ]
-    assert finetune.main([*flags, "--output_dir", str(tmp_path / "one")]) == 0
+    flags = {**finished[1], "seeds": 1, "max_train_samples": 64, "max_steps": 10, "logging_steps": 1}
+    assert run_finetune(**flags | {"output_dir": tmp_path / "one"}) == 0
     (tmp_path / "killed.py").write_text(KILLED)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(tmp_path / "datasets")}
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    flags += ["--per_device_train_batch_size", "8", "--save_strategy", "steps", "--save_steps", "5"]
-    flags += ["--output_dir", str(tmp_path / "two")]
+    flags |= {
+        "per_device_train_batch_size": 8,
+        "save_strategy": "steps",
+        "save_steps": 5,
+        "output_dir": tmp_path / "two",
+    }
+    words = flag_words(**flags)
     for command in ([str(tmp_path / "killed.py")], ["-m", "hf_electra_rtd.finetuning.finetune"]):
         options = {"env": environment, "capture_output": True, "text": True, "timeout": 300}
-        ran = subprocess.run([*launch, *command, *flags], **options)
+        ran = subprocess.run([*launch, *command, *words], **options)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert "goes on from" in ran.stderr
     records = [record_of(tmp_path / run) for run in ("one", "two")]

@@ -94,14 +94,6 @@ def test_the_whole_encoder_comes_from_the_source_with_or_without_its_pooler(
     assert logits(model).shape == shape
 
 
-def test_the_number_of_outputs_is_the_tasks_whatever_the_source_had(tmp_path, discriminator):
-    fine_tuned = saved(load_with_head(CLASSES, discriminator, labels=LABELS), tmp_path)
-    answers = load_with_head(ANSWERS, fine_tuned)
-    assert answers.eval()(IDS).start_logits.shape == (2, 5)
-    assert logits(load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)).shape == (2, 5, 3)
-    assert load_with_head(CHOICE, fine_tuned).eval()(IDS[None]).logits.shape == (1, 2)
-
-
 def test_weights_are_float32_and_in_training_mode_whatever_the_file_holds(tmp_path):
     source = saved(ElectraForPreTraining(electra_config()).to(torch.bfloat16), tmp_path)
     for options in ({}, {"from_scratch": True}):
@@ -122,7 +114,7 @@ def test_of_a_run_and_of_a_saved_pair_the_discriminator_is_taken(tmp_path):
         assert not torch.equal(weight, model.electra.encoder.layer[0].intermediate.dense.weight)
 
 
-def test_labels_and_options_are_in_the_configuration_that_is_saved(tmp_path, discriminator):
+def test_labels_and_options_are_in_the_configuration_that_is_saved_and_outputs_are_the_tasks(tmp_path, discriminator):
     dropouts = {"hidden_dropout_prob": 0.3, "classifier_dropout": 0.2}
     model = load_with_head(CLASSES, discriminator, labels=LABELS, **dropouts)
     assert model.electra.encoder.layer[0].output.dropout.p == 0.3
@@ -134,6 +126,9 @@ def test_labels_and_options_are_in_the_configuration_that_is_saved(tmp_path, dis
     assert (number.config.num_labels, number.config.problem_type) == (1, "regression")
     answers = load_with_head(ANSWERS, saved(number, tmp_path / "number"))
     assert (answers.config.num_labels, answers.config.problem_type) == (2, None)
+    assert answers.eval()(IDS).start_logits.shape == (2, 5)
+    assert logits(load_with_head(TAGS, saved(answers, tmp_path / "answers"), labels=LABELS)).shape == (2, 5, 3)
+    assert load_with_head(CHOICE, tmp_path).eval()(IDS[None]).logits.shape == (1, 2)  # had three labels
 
 
 @pytest.mark.parametrize("head", ["transformers", "paper"])

@@ -12,8 +12,8 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
-from hf_electra_rtd.finetuning import finetune, predict
-from tests.finetuning.conftest import QUIET
+from hf_electra_rtd.finetuning import predict
+from tests.finetuning.conftest import run_finetune
 
 
 TEXTS = ["the old river", "a mill", "the garden was old and the night was young"]
@@ -23,14 +23,29 @@ def lines_of(text: str) -> list:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_path, tokenizer):
+@pytest.fixture
+def predicted(capsys):
+    """What the command prints for a model and more flags, as lines of JSON."""
+
+    def predicted(model, *flags) -> list:
+        capsys.readouterr()
+        assert predict.main(["--model_name_or_path", str(model), "--use_cpu", *map(str, flags)]) == 0
+        return lines_of(capsys.readouterr().out)
+
+    return predicted
+
+
+def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_path, tokenizer, predicted):
     directory, _ = finished
-    flags = ["--model_name_or_path", str(directory / "run"), "--file", str(directory / "test.csv"), "--use_cpu"]
-    assert predict.main([*flags, "--text_column_name", "review", "--output_file", str(tmp_path / "out.jsonl")]) == 0
+    rows = (directory / "test.csv").read_text().splitlines()  # here with the nameless index that pandas writes
+    (tmp_path / "new.csv").write_text("".join(f"{number or ''},{row}\n" for number, row in enumerate(rows)))
+    flags = ["--file", tmp_path / "new.csv", "--text_column_name", "review", "--output_file", tmp_path / "out.jsonl"]
+    assert predicted(directory / "run", *flags) == []
     lines = lines_of((tmp_path / "out.jsonl").read_text())
     (path,) = (directory / "run").glob("reviews/*/model")
     before = lines_of((path.parent / "predictions_test.jsonl").read_text())
     assert [line["label"] for line in lines] == [line["prediction"] for line in before]
+    assert [line[""] for line in lines] == [str(number) for number in range(1, 21)]
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()
     for line in lines:
         with torch.no_grad():
@@ -40,32 +55,21 @@ def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_
         assert line["score"] == max(line["probabilities"].values()) == line["probabilities"][line["label"]]
 
 
-def test_the_nameless_index_column_of_a_table_is_no_label(finished, tmp_path, capsys):
-    (tmp_path / "new.csv").write_text(",review\n7,a good mill\n")
-    flags = ["--model_name_or_path", str(finished[0] / "run"), "--file", str(tmp_path / "new.csv"), "--use_cpu"]
-    assert predict.main([*flags, "--text_column_name", "review"]) == 0
-    (line,) = lines_of(capsys.readouterr().out)
-    assert (line[""], line["review"]) == ("7", "a good mill")
-
-
-def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monkeypatch, capsys):
+def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monkeypatch, predicted):
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in ["text", *TEXTS]))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
-    flags = ["--model_name_or_path", str(finished[0] / "run"), "--use_cpu"]
-    outputs = []
-    for file in ([], *(["--file", str(tmp_path / f"a.{suffix}")] for suffix in ("txt", "tsv", "jsonl"))):
-        predict.main([*flags, *file])
-        outputs.append(capsys.readouterr().out)
+    files = ([], *(["--file", tmp_path / f"a.{suffix}"] for suffix in ("txt", "tsv", "jsonl")))
+    outputs = [predicted(finished[0] / "run", *file) for file in files]
     assert outputs == [outputs[0]] * 4
-    assert [line["text"] for line in lines_of(outputs[0])] == TEXTS
+    assert [line["text"] for line in outputs[0]] == TEXTS
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(ValueError, match="Standard input cannot be read: it has no row"):
-        predict.main(flags)
+        predicted(finished[0] / "run")
 
 
-def test_python_does_what_the_commands_do(finished, encoder, tmp_path, capsys):
+def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted):
     directory, _ = finished
     with (directory / "train.csv").open() as file:
         rows = list(csv.DictReader(file))[:40]
@@ -78,39 +82,30 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, capsys):
     assert found[0] == found[1]
     assert model.labels == ("no", "yes")
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
-    capsys.readouterr()
-    predict.main(["--model_name_or_path", str(tmp_path / "rows"), "--file", str(tmp_path / "a.txt"), "--use_cpu"])
-    wanted = [
-        {name: line[name] for name in ("label", "score", "probabilities")}
-        for line in lines_of(capsys.readouterr().out)
-    ]
+    lines = predicted(tmp_path / "rows", "--file", tmp_path / "a.txt")
+    wanted = [{name: line[name] for name in ("label", "score", "probabilities")} for line in lines]
     assert found[0] == wanted
     again = Classifier.from_pretrained(str(tmp_path / "rows"), use_cpu=True)
     assert again.predict([(TEXTS[0], TEXTS[1])])[0].keys() == wanted[0].keys()
     assert again.predict([]) == []
 
 
-def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept(encoder, tmp_path, capsys):
-    (tmp_path / "train.conll").write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
-    flags = ["--benchmark", "own", "--train_file", str(tmp_path / "train.conll"), "--task_kind", "tagging"]
-    flags += ["--validation_file", str(tmp_path / "train.conll"), "--max_steps", "1", *QUIET]
-    flags += ["--output_dir", str(tmp_path / "run")]
-    assert finetune.main(["--model_name_or_path", encoder, *flags]) == 0
+def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept(encoder, tmp_path, predicted):
+    file = tmp_path / "train.conll"
+    file.write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
+    given = {"benchmark": "own", "train_file": file, "validation_file": file, "task_kind": "tagging", "max_steps": 1}
+    assert run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "run", **given) == 0
     (tmp_path / "a.txt").write_text("老 桂花\n", encoding="utf-8")
-    capsys.readouterr()
-    outputs = []
-    for file in ("train.conll", "a.txt"):
-        predict.main(["--model_name_or_path", str(tmp_path / "run"), "--file", str(tmp_path / file), "--use_cpu"])
-        outputs.append(lines_of(capsys.readouterr().out))
+    outputs = [predicted(tmp_path / "run", "--file", tmp_path / name) for name in ("train.conll", "a.txt")]
     kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
     (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
     with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
-        predict.main(["--model_name_or_path", str(tmp_path / "run"), "--file", str(tmp_path / "a.jsonl"), "--use_cpu"])
+        predicted(tmp_path / "run", "--file", tmp_path / "a.jsonl")
 
 
-def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path):
+def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path, predicted):
     (tmp_path / "a.csv").write_text("body\nthe river\n")
     for model, message in (
         (encoder, "was not fine-tuned by"),
@@ -118,4 +113,4 @@ def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path):
         (finished[0] / "run", "a.csv, line 2: there is no column 'text'.* body"),
     ):
         with pytest.raises(ValueError, match=message):
-            predict.main(["--model_name_or_path", str(model), "--file", str(tmp_path / "a.csv")])
+            predicted(model, "--file", tmp_path / "a.csv")

@@ -37,19 +37,13 @@ def test_transposed_views_are_multiplied_as_they_are():
     torch.testing.assert_close(products.product(left.T, right).double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_precisions_are_torchs_own(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.float64, False), (torch.bfloat16, False), (torch.float32, True)]
+)
+def test_other_precisions_and_autocast_are_torchs_own_and_a_batch_may_be_empty(dtype, autocast):
     input, weight = torch.randn(3, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype)
-    assert torch.equal(products.linear(input, weight), F.linear(input, weight))
-
-
-def test_autocast_is_torchs_own():
-    input, weight = torch.randn(3, 5), torch.randn(4, 5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         assert torch.equal(products.linear(input, weight), F.linear(input, weight))
-
-
-def test_a_batch_without_a_row_is_no_error():
     assert products.linear(torch.empty(0, 5), torch.randn(4, 5)).shape == (0, 4)
 
 

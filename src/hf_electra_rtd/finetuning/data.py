@@ -337,7 +337,7 @@ def _with_labels(task: Task, labels: Sequence[str] | None) -> Task:
 def _collect_labels(task: Task) -> tuple[str, ...]:
     """The labels of all training examples, those held out too, sorted; as numbers if they all are. Where it is not
     certain that they are classes, a ValueError names the flags that decide."""
-    if not task.has_training_data:
+    if "train" not in {**task.files, **task.splits}:
         raise ValueError(f"{task.title} has nothing to train on, so --labels must name the labels in their order.")
     examples = load_split(dataclasses.replace(task, validation_share=0.0), "train").examples
     if task.kind == "tagging":

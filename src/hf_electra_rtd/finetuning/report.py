@@ -17,7 +17,6 @@ import numpy as np
 from hf_electra_rtd.files import write_text, writing
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import Kind
-from hf_electra_rtd.finetuning.scores import label_report, tag_report
 
 
 logger = logging.getLogger(__name__)
@@ -112,15 +111,15 @@ def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dic
         return {"baseline": baseline, **{name: float(error(right, predicted)) for name, error in errors.items()}}
     if not task.labels:
         return {"baseline": baseline}
-    if task.kind == "multi_label":
-        return {"baseline": baseline, "classes": label_report(predicted, right)[0]}
-    if is_tagging:
-        classes, _ = tag_report(predicted, right)
+    if kind.report is not None:
+        classes = kind.report(predicted, right)[0]
     else:
         places = range(len(task.labels))  # not names: one of them may be that of an average
         options: dict[str, Any] = {"labels": task.labels, "target_names": places, "zero_division": 0.0}
         found = classification_report(right, predicted, output_dict=True, **options)
         classes = {label: found[place] for place, label in enumerate(task.labels)}
+    if task.kind == "multi_label":
+        return {"baseline": baseline, "classes": classes}
     confusion = confusion_matrix(flat, _flat(kind, predicted), labels=task.labels).tolist()
     return {"baseline": baseline, "classes": classes, "labels": task.labels, "confusion": confusion}
 

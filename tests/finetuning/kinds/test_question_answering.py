@@ -184,10 +184,11 @@ def test_training_leaves_out_what_cannot_be_learned_and_prediction_what_cannot_b
     assert make(unanswerable=True).encode(examples, training=True)["example"] == [1, 6]
     features = make().encode(examples, training=False)
     assert features["example"] == [0, 1, 2, 6]
-    assert "labels" not in features.column_names
+    assert set(make().collate(list(features))) == {"input_ids", "token_type_ids", "attention_mask"}  # one is not known
     predictions = make().decode((np.zeros((4, 7)), np.zeros((4, 7))), features, examples)
     assert [bool(prediction["text"]) for prediction in predictions] == [True, True, True, False, False, False, True]
     assert predictions[3] == {"text": "", "nbest": []}
+    assert make().score(predictions[:1], examples.select([0])) == {}
 
 
 def test_unanswerable_questions_point_at_cls_and_both_heads_predict_them():
@@ -254,10 +255,3 @@ def test_the_mean_loss_is_the_originals(unanswerable, answerable_head):
     assert int(loss.num_items) == int((batch["labels"] != -100).sum()) == 2 * (2 + unanswerable)
     torch.testing.assert_close(loss.mean(), sum(expected) / 2)
     torch.testing.assert_close(loss.losses.sum(), loss.total)
-
-
-def test_without_labels_a_batch_has_none_and_nothing_is_scored():
-    examples = questions(row("river", known=False))
-    features = make().encode(examples, training=False)
-    assert set(make().collate(list(features))) == {"input_ids", "token_type_ids", "attention_mask"}
-    assert make().score([{"text": "river", "nbest": []}], examples) == {}

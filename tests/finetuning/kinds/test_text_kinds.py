@@ -41,7 +41,7 @@ def words(tokenizer, ids):
     return " ".join(tokenizer.convert_ids_to_tokens(ids))
 
 
-def test_texts_and_pairs_have_the_frame_of_bert_and_their_segments(tokenizer):
+def test_texts_and_pairs_have_the_frame_of_bert_and_their_segments_and_special_tokens_are_text(tokenizer):
     features = make(tokenizer).encode(texts(("the river", "yes"), ("a mill", None)), training=False)
     assert [words(tokenizer, ids) for ids in features["input_ids"]] == ["[CLS] the river [SEP]", "[CLS] a mill [SEP]"]
     assert "labels" not in features.column_names  # as one of them has none
@@ -49,6 +49,8 @@ def test_texts_and_pairs_have_the_frame_of_bert_and_their_segments(tokenizer):
     assert words(tokenizer, pair["input_ids"]) == "[CLS] the river [SEP] a mill [SEP]"
     assert pair["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1]
     assert (pair["labels"], pair["length"], pair["example"], pair["truncated"]) == (1, 7, 0, False)
+    ids = make(tokenizer).encode(texts(("the [SEP] river [MASK]", "yes")), training=False)[0]["input_ids"]
+    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.mask_token_id)) == (1, 0)  # they are text
 
 
 def truncate_as_the_original(first, second, room):
@@ -133,12 +135,14 @@ def test_batches_are_padded_on_the_right_to_their_longest_feature(tokenizer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_loss_of_classes_is_the_sum_of_their_cross_entropies(tokenizer, dtype):
+@pytest.mark.parametrize("weights", [None, [0.5, 4.0, 1.0]])
+def test_the_loss_of_classes_is_the_sum_of_their_weighed_cross_entropies(tokenizer, dtype, weights):
     logits = torch.randn(4, 3, dtype=dtype, requires_grad=True)
-    labels = torch.tensor([2, 0, -100, 1])
-    loss = make(tokenizer).loss(SimpleNamespace(logits=logits), {"labels": labels})
+    labels, kind = torch.tensor([2, 0, -100, 1]), make(tokenizer)
+    kind.class_weights = weights
+    loss = kind.loss(SimpleNamespace(logits=logits), {"labels": labels})
     wanted = [
-        0.0 if label == -100 else math.log(sum(math.exp(value) for value in row)) - row[label]
+        0.0 if label == -100 else (weights or [1] * 3)[label] * (math.log(sum(map(math.exp, row))) - row[label])
         for row, label in zip(logits.tolist(), labels.tolist(), strict=True)
     ]
     assert loss.losses.tolist() == pytest.approx(wanted, rel=1e-5)
@@ -177,11 +181,6 @@ def test_each_label_of_several_is_a_loss_and_a_prediction_of_its_own(tokenizer):
     predictions = kind.decode(logits.numpy(), features, rows)
     assert predictions == [["no", "perhaps"], ["yes"]]
     assert kind.score(predictions, rows) == {"accuracy": 0.5}
-
-
-def test_special_tokens_in_a_text_are_text(tokenizer):
-    ids = make(tokenizer).encode(texts(("the [SEP] river [MASK]", "yes")), training=False)[0]["input_ids"]
-    assert (ids.count(tokenizer.sep_token_id), ids.count(tokenizer.mask_token_id)) == (1, 0)
 
 
 # ---- Multiple choice ----
@@ -267,7 +266,7 @@ TAGGED = st.lists(
 
 
 def make_tagger(max_seq_length=16):
-    task = Task("t", "T", kind="tagging", metrics=("f1", "accuracy"), labels=TAGS)
+    task = Task("t", "T", kind="tagging", metrics=("f1", "accuracy", "precision"), labels=TAGS)
     return make_kind(task, TOKENIZER, max_seq_length)
 
 
@@ -301,6 +300,7 @@ def test_the_first_token_of_a_word_carries_its_tag_also_where_a_sentence_goes_on
     ]
     assert whole["labels"][0] == [-100, 1, -100, 2, 0, -100, 3, -100]
     assert whole["places"][0] == [1, 3, 4, 6]
+    assert make_tagger().score([["B-x", "I-x", "O", "O"]], examples)["precision"] == 1  # a recall of 1/2
     parts = make_tagger(6).encode(examples, training=True)  # whole words only
     assert parts["labels"] == [[-100, 1, -100, 2, -100], [-100, 0, -100, 3, -100]]
     assert parts["example"] == [0, 0]
@@ -317,4 +317,4 @@ def test_sentences_without_tags_are_predicted_but_not_learned_and_those_without_
     outputs[:, 2, 3] = 1
     predictions = make_tagger().decode(outputs, features, examples)
     assert predictions == [["O"], [], ["O", "B-y"]]
-    assert make_tagger().score(predictions, examples) == {"f1": 0.0, "accuracy": 1.0}
+    assert make_tagger().score(predictions, examples) == {"f1": 0.0, "accuracy": 1.0, "precision": 0.0}

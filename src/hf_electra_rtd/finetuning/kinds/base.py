@@ -38,6 +38,7 @@ class Kind(ABC):
     auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
     problem_type: ClassVar[Any] = None  # of the model's configuration, for stock pipelines
     make_collator: ClassVar[Any] = DataCollatorWithPadding
+    report: ClassVar[Any] = None  # `scores.label_report` or `tag_report` of several labels in an example
     # Columns of features, beside those that all kinds have: `labels`, and what `decode` needs.
     columns: ClassVar[Mapping[str, Any]] = {"labels": Value("int64")}
     input_type: ClassVar[Any] = List(Value("int32"))  # of `input_ids` and `token_type_ids`
@@ -127,4 +128,7 @@ class Kind(ABC):
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         """The metrics of examples whose labels are known."""
-        return score_labels(self.task.metrics, predictions, references, self.task.labels)
+        if self.report is None:
+            return score_labels(self.task.metrics, predictions, references, self.task.labels)
+        overall = self.report(predictions, references)[1]
+        return {name: overall[name] for name in self.task.metrics}

@@ -72,6 +72,7 @@ class MultiLabelKind(ClassificationKind):
     """Any number of labels for a text or a pair of texts: those whose probability is above 0.5."""
 
     problem_type = "multi_label_classification"
+    report = staticmethod(label_report)
     columns: ClassVar = {"labels": List(Value("float32"))}
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
@@ -79,10 +80,6 @@ class MultiLabelKind(ClassificationKind):
         labels = batch["labels"]
         losses = F.binary_cross_entropy_with_logits(outputs.logits.float(), labels, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
-
-    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        _, overall = label_report(predictions, references)
-        return {name: overall[name] for name in self.task.metrics}
 
     def _target(self, label: list[str]) -> list[float]:
         return [float(name in label) for name in self.task.labels]

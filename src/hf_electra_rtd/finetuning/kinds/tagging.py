@@ -25,6 +25,7 @@ class TaggingKind(Kind):
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
+    report = staticmethod(tag_report)
     # `places`: of the first tokens of words
     columns: ClassVar = {"labels": List(Value("int64")), "places": List(Value("int32"))}
 
@@ -76,7 +77,3 @@ class TaggingKind(Kind):
         for row, (owner, places) in enumerate(zip(features["example"], features["places"], strict=True)):
             predictions[owner] += [self.task.labels[index] for index in outputs[row, places].argmax(-1)]
         return predictions
-
-    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
-        _, overall = tag_report(predictions, references)
-        return {name: overall[name] for name in self.task.metrics}

@@ -15,20 +15,24 @@ from torch.utils.data import DataLoader
 from transformers import TrainerState, set_seed
 from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 
+from hf_electra_rtd import bigram
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.training import checkpoints, console, meters, optimization, pretrain
+from hf_electra_rtd.training.arguments import settle_masking
 
 
 LOOP = "pretrain_no_trainer.py"
 CORPUS = str(Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz")
 OBEYED = """output_dir max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps learning_rate
     per_device_eval_batch_size warmup_steps weight_decay max_grad_norm seed data_seed adam_beta1 adam_beta2 bf16
-    adam_epsilon eval_strategy bias_correction max_seq_length mask_probability keep_probability dataloader_num_workers
-    use_cpu eval_steps logging_steps save_strategy save_steps save_total_limit resume_from_checkpoint disable_tqdm"""
+    adam_epsilon eval_strategy bias_correction max_seq_length mask_probability keep_probability masking
+    dataloader_num_workers use_cpu eval_on_start eval_steps logging_steps save_strategy save_steps save_total_limit
+    resume_from_checkpoint clip_separately generator_learning_rate disable_tqdm"""
 
 
 def train(run: pretrain.Run) -> None:
     args, model, accumulated = run.args, run.model, run.args.gradient_accumulation_steps
+    settle_masking(model.config, args, run.tokenizer)
     accelerator = Accelerator(mixed_precision="bf16" if args.bf16 else "no", gradient_accumulation_steps=accumulated)
     checkpoints.keep_tied_tensors_together(model, accelerator)
     optimizer = optimization.make_optimizer(model, args)
@@ -37,8 +41,10 @@ def train(run: pretrain.Run) -> None:
     # Loaders have a generator: each draws a number when it begins, which dropout must not miss after resuming.
     options = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers, "generator": torch.Generator()}
     loader = DataLoader(run.stream, args.per_device_train_batch_size, **options)
-    held_out = run.held_out and DataLoader(run.held_out, args.per_device_eval_batch_size, **options)
-    prepared, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+    parts = (run.held_out, run.old_held_out)
+    held_out, old = (each and DataLoader(each, args.per_device_eval_batch_size, **options) for each in parts)
+    prepared, optimizer, loader, held_out, old = accelerator.prepare(model, optimizer, loader, held_out, old)
+    bigram.count_text(model, run.stream, run.tokenizer)
     meters.set_yardstick(model, run.stream, run.held_out)
 
     state, described = TrainerState(max_steps=args.max_steps), checkpoints.describe_run(model, run.stream, args)
@@ -59,7 +65,17 @@ def train(run: pretrain.Run) -> None:
         if accelerator.is_main_process:
             print(console.format_log(values, state), flush=True)
 
+    def evaluate() -> None:
+        with clock.paused():
+            log(meters.evaluate_held_out(prepared, held_out, accelerator))
+            if old:
+                with meters.without_yardsticks(model):
+                    log(meters.evaluate_held_out(prepared, old, accelerator, meters.OLD))
+            meters.warn_if_flat(state)
+
     prepared.train()
+    if args.eval_on_start:
+        evaluate()
     clock.start()
     for batch in loader:
         with accelerator.accumulate(prepared):
@@ -69,7 +85,7 @@ def train(run: pretrain.Run) -> None:
             loss += output.loss.detach() / accumulated
             if not accelerator.sync_gradients:
                 continue
-            norm = accelerator.clip_grad_norm_(prepared.parameters(), args.max_grad_norm or float("inf"))
+            norms = optimization.clip_gradients(model, accelerator, args)
             rate = schedule.get_last_lr()[0]
             optimizer.step()
             schedule.step()
@@ -80,13 +96,12 @@ def train(run: pretrain.Run) -> None:
         if control.should_log:
             mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
             meters.check_loss(state.global_step, mean)
-            values = {"loss": mean, "grad_norm": norm.item(), "learning_rate": rate, **meter.drain(accelerator.reduce)}
+            values = {"loss": mean, "learning_rate": rate, **{name: norm.item() for name, norm in norms.items()}}
+            values |= meter.drain(accelerator.reduce)
             log(values | {"tokens_per_second": values.pop("tokens") / clock.lap(), "train_seconds": clock.seconds})
             loss, logged_at = torch.zeros_like(loss), state.global_step
         if held_out and (control.should_evaluate or state.global_step == args.max_steps):
-            with clock.paused():
-                log(meters.evaluate_held_out(prepared, held_out, accelerator))
-                meters.warn_if_flat(state)
+            evaluate()
         if control.should_save:
             accelerator.step = 0  # how many batches there were before does not matter
             meters.check_weights(state.global_step, prepared)
@@ -102,7 +117,7 @@ def train(run: pretrain.Run) -> None:
         data = (run.stream, run.held_out)
         made = meters.make_record(whole, args, *data, state, clock.seconds, **run.record_facts)
         checkpoints.save_outputs(whole, run.tokenizer, made, args.output_dir)
-        console.print_summary(made, args.output_dir, run.held_out, run.collator)
+        console.print_summary(made, args.output_dir, run.stream, run.held_out, run.collator)
 
 
 def main(argv: list[str]) -> int:

@@ -20,7 +20,7 @@ from hf_electra_rtd.checkpoints import KERNEL, config_from_hparams, model_from_v
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"
-VARIANTS = ("small_shared", "untied_embeddings", "all_tied", "uniform_generator", "mlm_only")
+VARIANTS = ("small_shared", "untied_embeddings", "all_tied", "uniform_generator", "mlm_only", "electric")
 NUM_STEPS = 6
 STEP_COUNTER = "global_step"
 
@@ -45,7 +45,7 @@ class Recording:
     @property
     def detects(self) -> bool:
         """Whether there is a discriminator."""
-        return bool(self.hparams["electra_objective"])
+        return bool(self.hparams["electra_objective"] or self.hparams["electric_objective"])
 
     @property
     def final_variables(self) -> dict[str, np.ndarray]:
@@ -72,6 +72,10 @@ class Recording:
 
     def get(self, step: int, name: str) -> Tensor | None:
         """What was recorded of a step; None where the variant has no such thing."""
+        if name == "mlm_loss" and self.hparams["electric_objective"]:
+            # The recorded one is an evaluation at the slots; what learns is over all candidates, and in the total.
+            total, of_discriminator = self.arrays[f"step{step}/total_loss"], self.arrays[f"step{step}/disc_loss"]
+            return torch.tensor(np.float64(total) - 50 * np.float64(of_discriminator))
         array = self.arrays.get(f"step{step}/{name}")
         return None if array is None else torch.from_numpy(array)
 

@@ -45,12 +45,6 @@ def _first_above(weights: Tensor, uniform: float) -> int:
     return int(weights.nonzero()[-1])
 
 
-def gumbel_sample_tokens(logits_MV: Tensor, uniforms_MV: Tensor, temperature: float = 1.0) -> Tensor:
-    """Gumbel-max, one uniform a token, as google-research/electra draws (pretrain_helpers.py,
-    `sample_from_softmax`)."""
-    return (logits_MV / temperature - torch.log(-torch.log(uniforms_MV))).argmax(dim=-1)
-
-
 def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     """Sum of -log softmax at the labels that count."""
     terms = [
@@ -93,3 +87,32 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
     labels = replaced_BL.to(logits_BL.dtype)
     losses = -(labels * F.logsigmoid(logits_BL) + (1 - labels) * F.logsigmoid(-logits_BL))
     return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()
+
+
+def choose_masked_groups(candidates_L, word_starts_L, grouping, uniforms_L, more_M, count: int) -> list[list[int]]:
+    """Of one sequence, place by place, the masked places of each group; more_M are Python's numbers."""
+    length = len(candidates_L)
+    phase, anywhere, kind, direction = more_M[length:]
+    limits = [sum(grouping.run_lengths[: place + 1]) for place in range(len(grouping.run_lengths) - 1)]
+    first_words, next_run, groups, word = set(), 0, [], -1
+    for place in range(length):
+        words = 1 + sum(more_M[place] >= limit for limit in limits)
+        next_run += 1 + int(phase * words) if place == 0 else words
+        first_words.add(next_run)
+    for place in range(length):
+        if candidates_L[place]:
+            opens = place == 0 or not candidates_L[place - 1]
+            word += opens or word_starts_L[place]
+            if opens or (word_starts_L[place] and word in first_words):
+                groups.append([])
+            groups[-1].append(place)
+    groups.sort(key=lambda group: uniforms_L[group[0]])
+    ring = [place for group in groups for place in group]
+    if not ring:
+        return []
+    begin, step = int(anywhere * len(ring)), 1
+    if grouping.is_aligned:
+        group = next(group for group in groups if ring[begin] in group) if kind < 0.5 else groups[0]
+        begin, step = (ring.index(group[0]), 1) if direction < 0.5 else (ring.index(group[-1]), -1)
+    arc = {ring[(begin + step * place) % len(ring)] for place in range(min(count, len(ring)))}
+    return [chosen for group in groups if (chosen := [place for place in group if place in arc])]

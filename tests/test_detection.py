@@ -134,10 +134,8 @@ def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model
 def broken(directory, tmp_path):
     """Models beside the run that cannot detect."""
     (tmp_path / "empty").mkdir()
-    for name, config in (("other", tiny_config(vocab_size=60)), ("mlm", tiny_config(objective="replace_mlm"))):
-        model = ElectraForRTDPretraining(config)
-        model.save_towers(tmp_path / name)
-        model.save_pretrained(tmp_path / f"{name}-joint")
+    ElectraForRTDPretraining(tiny_config(vocab_size=60)).save_towers(tmp_path / "other")
+    ElectraForRTDPretraining(tiny_config(objective="replace_mlm")).save_pretrained(tmp_path / "mlm-joint")
     shutil.copytree(directory, tmp_path / "alone", ignore=shutil.ignore_patterns("generator"))
     shutil.copytree(directory, tmp_path / "words")
     tokens = json.loads((directory / "tokenizer.json").read_text())
@@ -152,10 +150,8 @@ def broken(directory, tmp_path):
         ({}, "Give either"),
         ({"model": "a", "discriminator": "b"}, "Give either"),
         ({"model": "a", "generator": "b"}, "Give either"),
-        ({"model": "nobody/has-this"}, "no such directory, and the Hub does not give it"),
         ({"model": "{}/empty"}, "holds no model: there is no config.json. Name a run, a checkpoint or a tower"),
         ({"model": "{}/alone"}, "has no generator. Name one"),
-        ({"model": "{}/mlm"}, "is not a whole ElectraForPreTraining"),
         ({"model": "{}/mlm-joint"}, "was trained with --objective replace_mlm: it detects nothing"),
         ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "generator has 60 tokens and"),
         ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator has no words"),

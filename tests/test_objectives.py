@@ -26,8 +26,14 @@ def uneven(batch):
     return pad_batch(batch, 5)
 
 
+DETECTS = ("rtd", "rtd_masked_only", "electric")
+ELECTRIC = {"generator": "two_tower", "special_token_ids": [2, 3, 4], "mask_probability": 0.2}
+
+
 def make(objective, **options):
     torch.manual_seed(1)
+    if objective == "electric":
+        options |= ELECTRIC
     return ElectraForRTDPretraining(tiny_config(objective=objective, **options)).eval().double()
 
 
@@ -53,6 +59,31 @@ def detection_loss(model, inputs, corrupted, places):
         probability = 1 / (1 + math.exp(-logits[row, position].item()))  # of "replaced"
         terms.append(-math.log(1 - probability if corrupted[row, position] == original else probability))
     return sum(terms) / len(terms)
+
+
+def two_tower_logits(model, inputs):
+    """(B, L, V): those of the noise, which reads the sequences before masking."""
+    hidden = model.generator(**tower_inputs(inputs, reference.originals(inputs)))
+    return model.generator.cloze_lm_head(hidden).detach()
+
+
+def noise_contrastive_loss(model, inputs, corrupted, places):
+    energies = model.discriminator(**tower_inputs(inputs, corrupted)).logits.detach()
+    noise = two_tower_logits(model, inputs).softmax(dim=-1)
+    drawn = {(row, position) for row, position, _ in used_slots(inputs)}
+    terms = []
+    for row, position, _ in places:
+        # What the model and the noise say of the token that stands there, and how often each is asked.
+        of_model = 0.8 * math.exp(-energies[row, position])
+        of_noise = 0.2 * noise[row, position, corrupted[row, position]].item()
+        terms.append(-math.log((of_noise if (row, position) in drawn else of_model) / (of_model + of_noise)))
+    return sum(terms) / len(terms)
+
+
+def cloze_loss(model, inputs):
+    """Over every token of the sequences before masking but [CLS], [SEP], [MASK] and padding."""
+    places = [place for place in real_tokens(inputs, reference.originals(inputs)) if place[2] not in (2, 3, 4)]
+    return token_loss(two_tower_logits(model, inputs), places)
 
 
 def token_loss(logits, places):
@@ -81,6 +112,8 @@ def expected_loss(objective, model, inputs, corrupted):
         return detection_loss(model, inputs, corrupted, list(used_slots(inputs)))
     if objective in ("replace_mlm", "mlm"):
         return token_loss(model.discriminator(**tower_inputs(inputs, corrupted)).logits, used_slots(inputs))
+    if objective == "electric":
+        return noise_contrastive_loss(model, inputs, corrupted, places)
     distribution, _ = mixture(model, inputs, corrupted)
     return sum(-math.log(distribution[place]) for place in places) / len(places)
 
@@ -91,9 +124,12 @@ def test_the_loss_is_the_formula(objective, uneven):
     output = model(**uneven)
     expected = expected_loss(objective, model, uneven, output.corrupted_input_ids)
     assert output.discriminator_loss.item() == pytest.approx(expected, rel=1e-12)
-    weight = 50.0 if objective.startswith("rtd") else 1.0
+    weight = 50.0 if objective in DETECTS else 1.0
     of_generator = 0.0
-    if objective == "mlm":
+    if objective == "electric":
+        of_generator = cloze_loss(model, uneven)
+        assert output.generator_loss.item() == pytest.approx(of_generator, rel=1e-12)
+    elif objective == "mlm":
         assert model.generator is output.generator_loss is None
         assert torch.equal(output.corrupted_input_ids, uneven["input_ids"])
     else:
@@ -133,7 +169,7 @@ def test_gradients_equal_the_references():
 def test_exact_normalization_divides_by_the_tokens_of_the_mean(objective, uneven):
     model = make(objective)
     slots = masked_slots(uneven["input_ids"], uneven["masked_positions"], uneven["labels"])
-    everywhere = objective in ("rtd", "all_tokens_mlm")
+    everywhere = objective in ("rtd", "all_tokens_mlm", "electric")
     places = real_tokens(uneven, uneven["input_ids"]) if everywhere else used_slots(uneven)
     expected = len(list(places))
     assert expected not in (uneven["input_ids"].numel(), uneven["labels"].numel())
@@ -144,7 +180,7 @@ def test_exact_normalization_divides_by_the_tokens_of_the_mean(objective, uneven
 
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)
 def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective, batch, tmp_path):
-    model, detects = make(objective).float(), objective.startswith("rtd")
+    model, detects = make(objective).float(), objective in DETECTS
     output, asked = model(**batch), model(**batch, output_logits=True)
     (rows, length), slots = batch["input_ids"].shape, batch["labels"].shape[1]
     predicted = (rows, length if objective == "all_tokens_mlm" else slots, len(VOCABULARY))
@@ -154,7 +190,7 @@ def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective,
     model.save_pretrained(tmp_path / "pair")
     assert ElectraForRTDPretraining.from_pretrained(tmp_path / "pair").eval()(**batch).loss == output.loss
     model.save_towers(tmp_path)
-    assert (tmp_path / "generator").exists() == (objective != "mlm")
+    assert (tmp_path / "generator").exists() == (objective not in ("mlm", "electric"))
     tower_class = ElectraForPreTraining if detects else ElectraForMaskedLM
     tower = load_tower(tower_class, tmp_path / "discriminator").eval()  # refuses missing and unknown tensors
     ids = batch["input_ids"]
@@ -187,6 +223,7 @@ def test_a_copy_mechanism_that_is_sure_gives_finite_losses_and_gradients(batch, 
     "options",
     [
         *({"objective": name} for name in ("rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm")),
+        {"objective": "electric", **ELECTRIC},
         *({"sharing": "gdes"}, {"sampling_dropout": False, "attention_probs_dropout_prob": 1e-9}),  # a second pass
     ],
 )

@@ -19,6 +19,7 @@ FEW_STEPS = "--max_steps 3 --eval_steps 3 --save_steps 3 --logging_steps 1 --war
 PRETRAIN = f"--size tiny --max_seq_length 64 --per_device_train_batch_size 4 {FEW_STEPS} {SHORT}"
 ADDED = {
     "pretrain": PRETRAIN,
+    "corrupt": PRETRAIN,
     "prepare": "--max_seq_length 64 --held_out_share 0.3 --disable_tqdm True",  # the text repeats itself
     "finetune": f"--max_steps 2 --max_seq_length 32 {SHORT}",
 }
@@ -65,6 +66,9 @@ def write_tasks(directory):
         names = ("entailment", "not_entailment")
         lines = "".join(f"{row}\t{a}\t{b}\t{names[label]}\n" for row, (a, b, label) in enumerate(pairs))
         (directory / f"glue/RTE/{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n" + lines)
+    (directory / "glue" / "CoLA").mkdir()
+    lines = "".join(f"gj04\t{label}\t\t{a}\n" for a, _, label in pairs)
+    (directory / "glue/CoLA/dev.tsv").write_text(lines)
     for split in ("train", "validation", "test"):
         lines = "".join(f"{a},{label}\n" for a, _, label in pairs)
         (directory / f"{split}.csv").write_text("review,stars\n" + lines)
@@ -90,6 +94,8 @@ def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatc
                 added += ["--data_dir", "glue"]
             if command == "pretrain" and "--train_files" not in flags:
                 added += ["--train_files", "corpus/a.txt"]
+            if "--continue_from" in flags:
+                added.remove("--size"), added.remove("tiny")
             if command == "pretrain" and "--dry_run" in flags:  # readers try it before the run, which is there by now
                 added += ["--output_dir", "tried"]
             monkeypatch.setattr(sys, "argv", [f"hf-electra-rtd {command}"])

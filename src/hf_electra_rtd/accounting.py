@@ -17,6 +17,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
+# Families of encoders with layers as BERT has them. Generators of others are not counted.
+COUNTED = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+
+
 def format_duration(seconds: float) -> str:
     """A time in units that people read: `42 s`, `5 min 19 s`, `3 h 12 min`, `2.5 days`, `6.8 years`."""
     minutes, rest = divmod(round(seconds), 60)
@@ -29,12 +33,13 @@ def format_duration(seconds: float) -> str:
 
 
 def count_parameters(model: Any) -> dict[str, int]:
-    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (of the objective, not
-    exported), and the `total`, with shared ones counted once."""
-    parts = {"generator": model.generator, "discriminator": model.discriminator, "head": model.main_head}
+    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (what either learns with
+    and is not exported), and the `total`, with shared ones counted once."""
+    heads = (model.main_head, model.generator_head)
+    parts = {"generator": (model.generator,), "discriminator": (model.discriminator,), "head": heads}
     return {
-        name: 0 if part is None else sum(parameter.numel() for parameter in part.parameters())
-        for name, part in {**parts, "total": model}.items()
+        name: sum(parameter.numel() for part in several if part is not None for parameter in part.parameters())
+        for name, several in {**parts, "total": (model,)}.items()
     }
 
 
@@ -53,7 +58,7 @@ class _Convention(NamedTuple):
     """Operations of the parts of a tower for one token, from its configuration."""
 
     encoder: Callable[[Any, int], float]  # in a sequence of that length
-    masked_lm_head: Callable[[Any], float]
+    masked_lm_head: Callable[[Any, int], float]  # from states of that width
     binary_head: Callable[[Any], float]
     backward: int  # what a backward pass costs, in forward passes
 
@@ -63,29 +68,40 @@ def _of_sequence(config: Any, length: int, num_masked: float, convention: _Conve
     main, generator = config.discriminator_config, config.generator_config
     predicting = {"masked": num_masked, "all": length, "replaced": 0}[config.traits.predicts]
     judging = 0 if config.traits.predicts == "masked" else length
-    forward = length * convention.encoder(main, length) + predicting * convention.masked_lm_head(main)
+    forward = length * convention.encoder(main, length)
+    forward += predicting * convention.masked_lm_head(main, main.hidden_size)
     total = (1 + convention.backward) * (forward + judging * convention.binary_head(main))
-    if config.has_generator_network:
+    if config.has_generator_network and generator.model_type in COUNTED:
         passes = (1 if config.freeze_generator else 1 + convention.backward) + config.samples_in_second_pass
-        total += passes * (
-            length * convention.encoder(generator, length) + num_masked * convention.masked_lm_head(generator)
-        )
+        encoders, head = config.num_generator_encoders, convention.masked_lm_head
+        predicted = num_masked if encoders == 1 else length
+        of_encoders = encoders * length * convention.encoder(generator, length)
+        total += passes * (of_encoders + predicted * head(generator, encoders * generator.hidden_size))
+        if encoders > 1:  # those learn at every token, and the masked ones are drawn from their states
+            total += num_masked * head(generator, 0)
     return total
+
+
+def _widths(config: Any) -> tuple[int, int, int]:
+    """Of the layers, inside their feed-forward networks, and of the embeddings."""
+    hidden = config.hidden_size
+    inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
+    return hidden, inner, getattr(config, "embedding_size", hidden)
 
 
 # ---- Matrix products only ----
 
 
 def _encoder_products(config: Any, length: int) -> int:
-    hidden = config.hidden_size
-    layer = 8 * hidden**2 + 4 * hidden * config.intermediate_size + 4 * length * hidden
-    projection = 2 * config.embedding_size * hidden if config.embedding_size != hidden else 0
+    hidden, inner, embedding = _widths(config)
+    layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden
+    projection = 2 * embedding * hidden if embedding != hidden else 0
     return int(config.num_hidden_layers * layer + projection)
 
 
 _PRODUCTS = _Convention(
     encoder=_encoder_products,
-    masked_lm_head=lambda config: 2 * config.embedding_size * (config.hidden_size + config.vocab_size),
+    masked_lm_head=lambda config, width: 2 * _widths(config)[2] * (width + config.vocab_size),
     binary_head=lambda config: 2 * config.hidden_size**2 + 2 * config.hidden_size,
     backward=2,
 )
@@ -98,7 +114,7 @@ _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
 
 
 def _paper_encoder(config: Any, length: int) -> float:
-    hidden, inner, embedding = config.hidden_size, config.intermediate_size, config.embedding_size
+    hidden, inner, embedding = _widths(config)
     heads = config.num_attention_heads
     attention = (
         3 * (2 * hidden * hidden + hidden)  # queries, keys, values and their biases
@@ -109,16 +125,16 @@ def _paper_encoder(config: Any, length: int) -> float:
     )
     feed_forward = 4 * hidden * inner + (_ACTIVATION + 1) * inner + hidden
     after_each = (_DROPOUT + 1 + _LAYER_NORM) * hidden  # dropout, residual, LayerNorm
-    look_up = 2 * embedding * (config.vocab_size + length + config.type_vocab_size + 1)
+    look_up = 2 * embedding * (config.vocab_size + length + getattr(config, "type_vocab_size", 0) + 1)
     look_up += (_LAYER_NORM + _DROPOUT) * embedding
     if embedding != hidden:
         look_up += 2 * hidden * embedding + hidden
     return float(config.num_hidden_layers * (attention + feed_forward + 2 * after_each) + look_up)
 
 
-def _paper_masked_lm_head(config: Any) -> float:
-    embedding, vocabulary = config.embedding_size, config.vocab_size
-    dense = 2 * config.hidden_size * embedding + (1 + _ACTIVATION + _LAYER_NORM) * embedding
+def _paper_masked_lm_head(config: Any, width: int) -> float:
+    embedding, vocabulary = _widths(config)[2], config.vocab_size
+    dense = 2 * width * embedding + (1 + _ACTIVATION + _LAYER_NORM) * embedding
     return dense + 2 * embedding * vocabulary + (_SOFTMAX + 2) * vocabulary
 
 

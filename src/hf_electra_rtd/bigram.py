@@ -1,4 +1,4 @@
-"""A yardstick for the discriminator: how well counted pairs of words tell replaced tokens.
+"""What is counted in a training text: a yardstick for the discriminator, and generators without a network.
 
 A discriminator with a lower AUC than the bigram does not read more than pairs of words yet.
 """
@@ -6,18 +6,33 @@ A discriminator with a lower AUC than the bigram does not read more than pairs o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
+from hf_electra_rtd.generators import CountedGenerator, Counts
 from hf_electra_rtd.measures import Measure, Observation, exact_auc
 from hf_electra_rtd.ops import IGNORED
 
 
 _MOST_TOKENS = 2**24  # that are counted, of sequences from all over the file
 _DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
+
+
+def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
+    """Has a counted generator of a pair (`unigram`, `bigram`) count a text; other pairs stay as they are. `sequences`
+    are a [`BlockFile`], or a stream of one; anything else is a ValueError."""
+    sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
+    if not isinstance(model.proposals, CountedGenerator):
+        return
+    if not isinstance(sequences, BlockFile):
+        what = f"generator={model.config.generator!r} counts prepared sequences"
+        raise ValueError(f"{what}, a BlockFile (hf-electra-rtd prepare), not a {type(sequences).__name__}.")
+    never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+    model.proposals.counts = CountedBigram(sequences, model.config.discriminator_config.vocab_size).as_tensors(never)
 
 
 class CountedBigram(Measure):
@@ -44,7 +59,9 @@ class CountedBigram(Measure):
         self._pairs, self._counts = np.unique(np.concatenate(pairs), return_counts=True)
         firsts, seconds = np.divmod(self._pairs, self._vocab_size)
         self._of_first = np.bincount(firsts, self._counts, self._vocab_size)  # how often pairs begin with a token
-        self._kinds_of_first = np.bincount(firsts, minlength=self._vocab_size)
+        kinds_of_first = np.bincount(firsts, minlength=self._vocab_size)
+        # The weight of the lower order.
+        self._rest = np.where(kinds_of_first > 0, _DISCOUNT * kinds_of_first / np.maximum(self._of_first, 1), 1.0)
         kinds_of_second = np.bincount(seconds, minlength=self._vocab_size)
         # No token has none. The lower order of the bigram is the share of the kinds of pairs that end in a token.
         self._ends = (kinds_of_second + 1) / (len(self._pairs) + self._vocab_size)
@@ -57,8 +74,18 @@ class CountedBigram(Measure):
         places = np.minimum(np.searchsorted(self._pairs, codes), len(self._pairs) - 1)
         counts = np.where(self._pairs[places] == codes, self._counts[places], 0)
         total = np.maximum(self._of_first[firsts], 1)
-        rest = np.where(self._of_first[firsts] > 0, _DISCOUNT * self._kinds_of_first[firsts] / total, 1.0)
-        return np.maximum(counts - _DISCOUNT, 0) / total + rest * self._ends[seconds]
+        return np.maximum(counts - _DISCOUNT, 0) / total + self._rest[firsts] * self._ends[seconds]
+
+    def as_tensors(self, never: list[int]) -> Counts:
+        """The counts for a generator, in float32; `never` are the ids that it does not propose."""
+        firsts, seconds = np.divmod(self._pairs, self._vocab_size)
+        values = torch.from_numpy((self._counts - _DISCOUNT) / self._of_first[firsts]).float()
+        places, size = torch.from_numpy(np.stack([firsts, seconds])), (self._vocab_size, self._vocab_size)
+        pairs = torch.sparse_coo_tensor(places, values, size, check_invariants=True).coalesce()
+        proposed, is_second = torch.ones(size[0], dtype=torch.bool), torch.zeros(size[0], dtype=torch.bool)
+        proposed[never], is_second[places[1]] = False, True
+        share, ends, rest = (torch.from_numpy(each).float() for each in (self._share, self._ends, self._rest))
+        return Counts(share, ends, rest, pairs, pairs.t().coalesce(), is_second, proposed)
 
     def scores(self, ids_BL: np.ndarray, real_BL: np.ndarray) -> np.ndarray:
         """The higher, the likelier it is that a token was replaced: float64 (B, L). Padding, which `real_BL` leaves

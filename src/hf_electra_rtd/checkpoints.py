@@ -67,6 +67,7 @@ def main(argv: list[str]) -> None:
     if len(tokenizer) > (size := config.discriminator_config.vocab_size):
         told = f"has {len(tokenizer)} tokens, but the hparams say {size} (vocab_size)"
         raise ValueError(f"{arguments.vocab_file} (--vocab_file) {told}.")
+    config.take_special_tokens(tokenizer)
     variables = read_tf_variables(arguments.tf_checkpoint)
     print(f"read     {len(variables)} variables of {arguments.tf_checkpoint}, without the optimizer's state")
     if config.has_generator_network and not any(name.startswith("generator") for name in variables):
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> None:
     else:
         print(f"found    objective={config.objective}, generator={config.generator}, sharing={config.sharing}")
         pair = model_from_variables(config, variables)
-        towers = pair.towers
+        towers = pair.native_towers()
         pair.save_pretrained(output)
         save_tokenizer(tokenizer, output)
         print(f"wrote    {output}: the joint model")
@@ -92,6 +93,9 @@ def main(argv: list[str]) -> None:
 # Hparams that decide which variables there are or what is computed, with the original's defaults.
 MODEL_HPARAMS: dict[str, Any] = {
     "electra_objective": True,
+    "electric_objective": False,
+    "two_tower_generator": False,
+    "mask_prob": 0.15,
     "gen_weight": 1.0,
     "disc_weight": 50.0,
     "model_size": "small",
@@ -106,11 +110,9 @@ MODEL_HPARAMS: dict[str, Any] = {
     "disallow_correct": False,
     "temperature": 1.0,
 }
-# Models that cannot be converted: Electric, and the three layers of 144 that the original is debugged with.
-UNSUPPORTED = ("electric_objective", "two_tower_generator", "debug")
 # Hparams of data, training and machines: known, and without effect on a checkpoint.
 OTHER_HPARAMS = (
-    *("model_name", "do_train", "do_eval", "mask_prob", "do_lower_case", "max_predictions_per_seq"),
+    *("model_name", "do_train", "do_eval", "do_lower_case", "max_predictions_per_seq"),
     *("learning_rate", "lr_decay_power", "weight_decay_rate", "num_warmup_steps"),
     *("iterations_per_loop", "save_checkpoints_steps", "num_train_steps", "num_eval_steps", "keep_checkpoint_max"),
     *("max_seq_length", "train_batch_size", "eval_batch_size"),
@@ -131,16 +133,17 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
     """The configuration that hparams of google-research/electra describe. Settings that the original ignores (such as
     a temperature without a generator network) are left out. Raises ValueError for an unknown hparam, a model that
     cannot be converted, or sizes that cannot be built."""
-    refuse_unknown(hparams, (*MODEL_HPARAMS, *UNSUPPORTED, *OTHER_HPARAMS), "google-research/electra")
+    refuse_unknown(hparams, (*MODEL_HPARAMS, *OTHER_HPARAMS, "debug"), "google-research/electra")
     values = {**MODEL_HPARAMS, **hparams}
     if values["model_size"] == "small":
         values["embedding_size"] = hparams.get("embedding_size", 128)
-    unsupported = [name for name in UNSUPPORTED if values.get(name)]
-    if unsupported:
-        raise ValueError(f"A model of {' and '.join(unsupported)} cannot be converted.")
+    if values.get("debug"):
+        raise ValueError("A model of debug, of three layers of 144, cannot be converted.")
     discriminator = _tower_config(values)
-    options: dict[str, Any] = {"discriminator_config": discriminator}
-    if not values["electra_objective"]:
+    options: dict[str, Any] = {"discriminator_config": discriminator, "mask_probability": values["mask_prob"]}
+    if values["electric_objective"]:
+        options["objective"] = "electric"
+    elif not values["electra_objective"]:
         if values["uniform_generator"]:
             raise ValueError("uniform_generator without electra_objective is a model that has no variable to learn.")
         return ElectraRTDConfig(objective="mlm", discriminator_weight=values["gen_weight"], **options)
@@ -155,6 +158,8 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
     sharing = "none" if values["untied_generator_embeddings"] else "embeddings"
     if sharing == "none":
         generator.embedding_size = generator.hidden_size  # the original gives such a block no size of its own
+    if values["two_tower_generator"]:
+        options["generator"] = "two_tower"
     return ElectraRTDConfig(sharing=sharing, generator_config=generator, **options)
 
 
@@ -182,8 +187,9 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
 RULES = (
     (r"^discriminator\.electra\.", "electra."),
     (r"^generator\.electra\.", "generator."),
-    (r"^\w+\.(generator_predictions|discriminator_predictions)\.", r"\1."),
-    (r"^\w+\.generator_lm_head\.bias$", "generator_predictions.output_bias"),
+    (r"^generator\.(ltr|rtl)\.", r"generator_\1."),
+    (r"^\w+\.((?:generator|discriminator|cloze)_predictions)\.", r"\1."),
+    (r"^\w+\.(generator|cloze)_lm_head\.bias$", r"\1_predictions.output_bias"),
     (r"\bencoder\.layer\.(\d+)\.", r"encoder.layer_\1."),
     (r"\bdense_prediction\.", "dense_1."),
     (r"\b(word|position|token_type)_embeddings\.weight$", r"\1_embeddings"),
@@ -230,7 +236,7 @@ def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
     # The generator comes first, so that the discriminator's name of a tied parameter is the last.
     names: dict[nn.Parameter, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if not name.endswith("generator_lm_head.weight"):  # it is the word table
+        if not name.endswith("_lm_head.weight"):  # it is the word table
             variable = prefix + name
             for pattern, replacement in RULES:
                 variable = re.sub(pattern, replacement, variable)

@@ -24,9 +24,11 @@ from hf_electra_rtd.files import known_names, reading
 COMMANDS: dict[str, tuple[str, str]] = {
     "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
     "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
+    "corrupt": ("training.corrupt", "draw the samples of a frozen generator once, to train without it"),
     "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
     "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
     "detect": ("detection", "show which tokens of a sentence look replaced"),
+    "score": ("scoring", "how likely a model holds texts to be"),
     "convert": ("checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
     "compare": ("publishing.tables", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
@@ -35,16 +37,18 @@ COMMANDS: dict[str, tuple[str, str]] = {
 RANGES: dict[str, str] = {
     **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
     **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
+    "generator_learning_rate": "[0, inf)",
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
     **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
     **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),
     **dict.fromkeys(("gradient_accumulation_steps", "save_total_limit", "num_proc", "top_k"), "[1, inf)"),
     **dict.fromkeys(("early_stopping_patience", "max_train_samples", "max_eval_samples"), "[1, inf)"),
-    **dict.fromkeys(("seeds", "lora_r", "vocab_size", "max_query_length"), "[1, inf)"),
+    **dict.fromkeys(("seeds", "lora_r", "vocab_size", "max_query_length", "extend_vocabulary"), "[1, inf)"),
     **dict.fromkeys(("held_out_share", "validation_share", "dropout", "lora_dropout"), "[0, 1)"),
     **dict.fromkeys(("label_smoothing_factor", "adam_beta1", "adam_beta2"), "[0, 1)"),
     **dict.fromkeys(("checkpoint_fractions", "layerwise_lr_decay"), "(0, 1]"),
+    **dict.fromkeys(("temperature_start", "temperature_decay"), "(0, inf)"),
     "mask_probability": "(0, 1)",
     "keep_probability": "[0, 1]",
     "weight": "(0, 1000]",
@@ -101,9 +105,11 @@ def parse_arguments(
     description: str | None = None,
     defaults: Mapping[str, Any] | None = None,
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
+    more_defaults: Callable[[Callable[[str], str | None]], Mapping[str, Any]] = lambda value_of: {},
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
-    FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`.
+    FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
+    `more_defaults` gives others, from a function that says what a flag was given (None: it was not).
     Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
     from transformers import HfArgumentParser
 
@@ -125,7 +131,7 @@ def parse_arguments(
         size = _value_of("--size", everything) or parser.get_default("size")
         if size not in recipes:
             parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
-        recipe = dict(recipes[size])
+        recipe = {**recipes[size], **more_defaults(lambda name: _value_of(f"--{name}", everything))}
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
-from transformers import ElectraConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
 from hf_electra_rtd.files import known_names
+from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.recipes import get_size
 
 
@@ -20,6 +21,8 @@ class ObjectiveTraits:
     predicts: str  # by the discriminator: `"replaced"` tokens, the `"masked"` tokens, or `"all"` tokens
     weight: float  # of its loss: λ = 50 for detection (paper, Table 6; Code `disc_weight`), else 1
     has_generator: bool = True  # whether masked tokens are replaced by samples
+    # Whether it learns from the probability of every token under the generator, and from the mask probability.
+    needs_noise: bool = False
 
 
 # The names in `objectives`, `sharing` and `generators`; `ElectraRTDConfig.check` decides which of them go together.
@@ -29,6 +32,7 @@ OBJECTIVE_TRAITS = {
     "replace_mlm": ObjectiveTraits("masked", 1.0),
     "all_tokens_mlm": ObjectiveTraits("all", 1.0),
     "mlm": ObjectiveTraits("masked", 1.0, has_generator=False),
+    "electric": ObjectiveTraits("replaced", 50.0, needs_noise=True),
 }
 # Each mode of sharing: sizes that both towers must have in common for the tensors to be one.
 _EMBEDDING_SIZES = ("vocab_size", "embedding_size", "max_position_embeddings", "type_vocab_size")
@@ -40,11 +44,29 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "all": (*_EMBEDDING_SIZES, *_ENCODER_SIZES),
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
-GENERATOR_NAMES = ("masked_lm", "uniform")
+GENERATOR_OBJECTIVES = ("mle", "adversarial")
+GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram", "offline")
+# The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
+# it gives the probability of every token without having seen it.
+GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
 
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
-_OF_NETWORK = ("sharing", "temperature", "sampling_dropout", "freeze_generator")
+# The options of each schedule of the temperature (`ops.sampling.TEMPERATURES`), with their defaults.
+_SCHEDULES: dict[str, dict[str, float]] = {
+    "constant": {},
+    "linear": {"temperature_start": 2.0},
+    "exponential": {"temperature_start": 2.0, "temperature_decay": 0.1},
+}
+assert _SCHEDULES.keys() == TEMPERATURES.keys()
+_OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay")
+_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator", "generator_objective")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
+# Those that a kind without a network must leave at their defaults, too.
+_UNUSED = {"offline": ("generator_weight", "disallow_correct")}
+
+# What learning from the reward of samples needs, beside a discriminator that detects.
+_ADVERSARIAL: dict[str, Any] = {"generator": "masked_lm", "temperature": 1.0, "temperature_schedule": "constant"}
+_ADVERSARIAL |= {"disallow_correct": False, "sampling_dropout": True, "freeze_generator": False}
 
 # Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
@@ -76,7 +98,16 @@ def derive_generator_config(
     return ElectraConfig(**{**_copyable(discriminator_config), **sizes, "intermediate_size": 4 * hidden_size})
 
 
-def _copyable(config: ElectraConfig | dict[str, Any]) -> dict[str, Any]:
+def _native(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig:
+    """A copy of a tower's configuration, of the family that its `model_type` names; by default ELECTRA's."""
+    values = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
+    family = values.get("model_type", ElectraConfig.model_type)
+    if family not in CONFIG_MAPPING:
+        raise ValueError(f"transformers has no model_type {family!r}.")
+    return CONFIG_MAPPING[family](**_copyable(values))
+
+
+def _copyable(config: PreTrainedConfig | dict[str, Any]) -> dict[str, Any]:
     values = config.to_dict() if isinstance(config, PreTrainedConfig) else config
     return {key: value for key, value in values.items() if key not in _NOT_COPIED}
 
@@ -88,8 +119,10 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
 
 
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
-    """Raises ValueError for an objective, a mode of sharing or a kind of generator that does not exist."""
-    for option, known in (("objective", OBJECTIVE_TRAITS), ("sharing", SHARED_SIZES), ("generator", GENERATOR_NAMES)):
+    """Raises ValueError for an objective, a mode of sharing, a kind of generator or a schedule that does not exist."""
+    known_of: dict[str, Any] = {"objective": OBJECTIVE_TRAITS, "sharing": SHARED_SIZES, "generator": GENERATOR_NAMES}
+    known_of |= {"generator_objective": GENERATOR_OBJECTIVES}
+    for option, known in {**known_of, "temperature_schedule": TEMPERATURES}.items():
         if option in options and options[option] not in known:
             names = ", ".join(map(repr, known))
             raise ValueError(f"There is no {option}={options[option]!r}. Known are: {names}.")
@@ -97,7 +130,12 @@ def refuse_unknown_names(options: Mapping[str, Any]) -> None:
 
 def needs_generator_network(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:
     """Whether there is a tower that proposes tokens, from a configuration's options."""
-    return OBJECTIVE_TRAITS[objective].has_generator and generator == "masked_lm"
+    return OBJECTIVE_TRAITS[objective].has_generator and generator in GENERATOR_ENCODERS
+
+
+def exports_generator(objective: str = "rtd", generator: str = "masked_lm", **others: Any) -> bool:
+    """Whether this tower is a stock model, with a directory of its own; else it lives in the joint model alone."""
+    return needs_generator_network(objective, generator) and GENERATOR_ENCODERS[generator] == 1
 
 
 @strict
@@ -106,29 +144,41 @@ class ElectraRTDConfig(PreTrainedConfig):
     play together. What does not go together raises ValueError."""
 
     model_type = "electra_rtd"
-    sub_configs: ClassVar[dict[str, type]] = {"generator_config": ElectraConfig, "discriminator_config": ElectraConfig}
+    sub_configs: ClassVar[dict[str, type]] = {"generator_config": AutoConfig, "discriminator_config": AutoConfig}
     # What is left is what `compute_metrics` of a Trainer needs: (logits, replaced_labels), or, of a discriminator that
     # predicts tokens, (replaced_labels, predictions), because its logits, V numbers a token, are not kept.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *("generator_loss", "discriminator_loss", "generator_predictions", "generator_logits", "corrupted_input_ids"),
         *("copy_probabilities", "generator_token_losses", "discriminator_token_losses"),
+        "generator_entropies",
     ]
 
-    # An `ElectraConfig` each once `__post_init__` has run; a dict may be given. None: a quarter of the discriminator's
-    # width, and ELECTRA-small.
+    # Native configurations once `__post_init__` has run; a dict may be given, ELECTRA's unless it has a `model_type`.
+    # None: a quarter of the discriminator's width, and ELECTRA-small. A frozen generator may be of any family.
     generator_config: Any = None
     discriminator_config: Any = None
     objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.objectives`
     # What the towers share, see `hf_electra_rtd.sharing`. The whole embedding block, as google-research/electra does
     # (model/modeling.py: one scope around look-up, position, type and LayerNorm).
     sharing: str = "embeddings"
-    generator: str = "masked_lm"  # or "uniform", which has no network; see `hf_electra_rtd.generators`
+    generator: str = "masked_lm"  # what fills masked tokens, see `hf_electra_rtd.generators`
     generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
     discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
+    # How it falls to `temperature` along a run (`ops.sampling`): constant, linear or exponential; where it begins (by
+    # default 2.0), and the share of the run in which an exponential falls to 1 / e of the way (by default 0.1).
+    temperature_schedule: str = "constant"
+    temperature_start: Any = None
+    temperature_decay: Any = None
     disallow_correct: bool = False  # never sample the original token (Code `disallow_correct`)
     sampling_dropout: bool = True  # sample from the pass that trains, as the original; else from one without dropout
     freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
+    # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
+    mask_probability: float = 0.15
+    # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict. The trainer sets those of its
+    # tokenizer; by default those of the vocabularies of google-research.
+    special_token_ids: Any = (101, 102, 103)
+    generator_objective: str = "mle"  # what the generator learns: the original tokens, or to mislead the discriminator
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
     tie_word_embeddings: bool = True
@@ -138,17 +188,22 @@ class ElectraRTDConfig(PreTrainedConfig):
         fields = {field.name for field in dataclasses.fields(self)}
         refuse_unknown(kwargs.keys() - _FRAMEWORK_KEYS, fields, type(self).__name__)
         refuse_unknown_names(vars(self))
-        self.discriminator_config = ElectraConfig(**_copyable(self.discriminator_config or {}))
+        self.discriminator_config = _native(self.discriminator_config)
         if not self.has_generator_network:
             self._do_without_generator()
         elif self.generator_config is None and self.sharing != "all":
             self.generator_config = derive_generator_config(self.discriminator_config)
         else:
-            self.generator_config = ElectraConfig(**_copyable(self.generator_config or self.discriminator_config))
+            self.generator_config = _native(self.generator_config or self.discriminator_config)
         for tower in self.towers.values():
-            tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
+            if hasattr(tower, "use_cache"):
+                tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
         if self.discriminator_weight is None:
             self.discriminator_weight = self.traits.weight
+        for name, default in _SCHEDULES[self.temperature_schedule].items():
+            if getattr(self, name) is None:
+                setattr(self, name, default)
+        self.special_token_ids = list(self.special_token_ids)
         super().__post_init__(**kwargs)
         self.check()
 
@@ -162,8 +217,22 @@ class ElectraRTDConfig(PreTrainedConfig):
         """Whether there is a tower that proposes them."""
         return needs_generator_network(self.objective, self.generator)
 
+    def take_special_tokens(self, tokenizer: Any) -> None:
+        """Sets `special_token_ids` to those of a tokenizer."""
+        self.special_token_ids = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "mask")]
+
     @property
-    def towers(self) -> dict[str, ElectraConfig]:
+    def num_generator_encoders(self) -> int:
+        """How many encoders this tower has."""
+        return GENERATOR_ENCODERS.get(self.generator, 0)
+
+    @property
+    def exports_generator(self) -> bool:
+        """Whether it is a stock model, with a directory of its own; else it lives in the joint model alone."""
+        return exports_generator(self.objective, self.generator)
+
+    @property
+    def towers(self) -> dict[str, Any]:
         """The configurations of the towers that there are, by name."""
         both = {"generator": self.generator_config, "discriminator": self.discriminator_config}
         return {name: config for name, config in both.items() if config is not None}
@@ -171,12 +240,14 @@ class ElectraRTDConfig(PreTrainedConfig):
     def changed(self, **options: Any) -> ElectraRTDConfig:
         """A configuration of the same discriminator with other options. The discriminator's weight gets its default
         again with another objective, and everything about the generator where its network is added or removed."""
-        kept = ["objective", "initializer_range"]
+        kept = ["objective", "initializer_range", "mask_probability", "special_token_ids"]
         if options.get("objective", self.objective) == self.objective:
             kept.append("discriminator_weight")
         names = {name: options.get(name, getattr(self, name)) for name in ("objective", "generator")}
         if needs_generator_network(**names) == self.has_generator_network:
             kept += ["generator_config", *_OF_NETWORK, *_OF_GENERATOR]
+        if options.get("temperature_schedule", self.temperature_schedule) != self.temperature_schedule:
+            kept = [name for name in kept if name not in _OF_SCHEDULE]
         options = {**{name: getattr(self, name) for name in kept}, **options}
         return type(self)(discriminator_config=self.discriminator_config, **options)
 
@@ -184,8 +255,9 @@ class ElectraRTDConfig(PreTrainedConfig):
     def samples_in_second_pass(self) -> bool:
         """Whether training samples from a pass of its own, without dropout, next to the one that is trained."""
         tower = self.generator_config
-        drops = tower is not None and (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0)
-        return drops and not self.sampling_dropout
+        if tower is None or self.freeze_generator:  # a frozen one never has dropout
+            return False
+        return (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0) and not self.sampling_dropout
 
     def _do_without_generator(self) -> None:
         """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
@@ -195,7 +267,8 @@ class ElectraRTDConfig(PreTrainedConfig):
             raise ValueError(f"{reason} has no generator network: {remedy}.")
         if self.sharing == type(self).sharing:
             self.sharing = "none"
-        for name in _OF_NETWORK if self.traits.has_generator else (*_OF_NETWORK, *_OF_GENERATOR):
+        of_kind = _UNUSED.get(self.generator, ()) if self.traits.has_generator else _OF_GENERATOR
+        for name in (*_OF_NETWORK, *of_kind):
             value = getattr(self, name)
             if value != ("none" if name == "sharing" else getattr(type(self), name)):
                 needed = "generator network" if name in _OF_NETWORK else "generator"
@@ -205,7 +278,12 @@ class ElectraRTDConfig(PreTrainedConfig):
         """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
         generator, discriminator = self.generator_config, self.discriminator_config
+        if discriminator.model_type != ElectraConfig.model_type:
+            raise ValueError(f"The discriminator is of the family {discriminator.model_type!r}: it must be 'electra'.")
         if self.has_generator_network:
+            if generator.model_type != discriminator.model_type and not self.freeze_generator:
+                what = f"The generator is of the family {generator.model_type!r}, the discriminator 'electra'"
+                raise ValueError(f"{what}: such a generator must be frozen (freeze_generator=True, sharing='none').")
             if generator.vocab_size != discriminator.vocab_size:
                 raise ValueError(
                     f"The generator has {generator.vocab_size} tokens and the discriminator "
@@ -219,6 +297,9 @@ class ElectraRTDConfig(PreTrainedConfig):
                         f"sharing={self.sharing!r} needs the same {size} in both towers, but the generator has "
                         f"{mine} and the discriminator {other}. Take matching towers, or sharing='none'."
                     )
+            self._check_schedule()
+        self._check_noise()
+        self._check_adversarial()
         if self.sharing == "gdes" and self.traits.predicts != "replaced":
             raise ValueError(
                 f"sharing='gdes' is for discriminators: with objective={self.objective!r} the discriminator predicts "
@@ -232,6 +313,53 @@ class ElectraRTDConfig(PreTrainedConfig):
         for name in ("temperature", "generator_weight", "discriminator_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
+
+    def _check_adversarial(self) -> None:
+        if self.generator_objective != "adversarial":
+            return
+        if self.traits.predicts != "replaced":
+            what = f"a discriminator that detects, and with objective={self.objective!r} it predicts tokens"
+            raise ValueError(f"generator_objective='adversarial' needs {what}: take objective='rtd'.")
+        for name, needed in _ADVERSARIAL.items():
+            if (value := getattr(self, name)) != needed:
+                reason = "its samples must come from the very softmax that learns"
+                raise ValueError(
+                    f"{name}={value!r} does not go with generator_objective='adversarial': {reason}. Take {needed!r}."
+                )
+
+    def _check_noise(self) -> None:
+        if not 0 < self.mask_probability < 1:
+            raise ValueError(f"mask_probability is {self.mask_probability}: it must be above 0 and below 1.")
+        is_double = GENERATOR_ENCODERS.get(self.generator) == 2
+        if self.traits.needs_noise and not is_double:
+            raise ValueError(
+                f"objective={self.objective!r} needs the probability of every token, masked or not, which "
+                f"generator={self.generator!r} does not give: take generator='two_tower'."
+            )
+        if is_double and self.traits.predicts != "replaced":
+            what = f"discriminators that detect, and with objective={self.objective!r} it predicts tokens"
+            raise ValueError(f"generator={self.generator!r} is for {what}: take objective='electric' or 'rtd'.")
+        if is_double and (self.sharing != "embeddings" or not self.sampling_dropout):
+            wrong = "sampling_dropout=False" if self.sharing == "embeddings" else f"sharing={self.sharing!r}"
+            rule = "shares the embeddings of the discriminator and samples from the pass that trains"
+            raise ValueError(f"{wrong} does not go with generator={self.generator!r}, which {rule}: leave it out.")
+        for name in ("temperature", "temperature_schedule", "disallow_correct"):
+            if self.traits.needs_noise and (value := getattr(self, name)) != getattr(type(self), name):
+                rule = f"draws from another distribution than the one that objective={self.objective!r} reckons with"
+                raise ValueError(f"{name}={value!r} {rule}: leave it out.")
+
+    def _check_schedule(self) -> None:
+        """Raises ValueError for a temperature that rises, or an option that its schedule does not have."""
+        schedule = f"temperature_schedule={self.temperature_schedule!r}"
+        for name in _OF_SCHEDULE[1:]:
+            value, has_it = getattr(self, name), name in _SCHEDULES[self.temperature_schedule]
+            if value is not None and not has_it:
+                raise ValueError(f"{name}={value:g} does nothing with {schedule}. Leave it out, or name a schedule.")
+            if has_it and not 0 < value < float("inf"):
+                raise ValueError(f"{name} is {value:g}: it must be a finite number above 0.")
+        if self.temperature_start is not None and not 0 < self.temperature <= self.temperature_start:
+            ends = f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}"
+            raise ValueError(f"{schedule} must fall, but goes from {ends}. Take 0 < temperature <= temperature_start.")
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:

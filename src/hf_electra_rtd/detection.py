@@ -26,15 +26,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import BatchEncoding, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.families import max_length
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
-from hf_electra_rtd.towers import load_tower
+from hf_electra_rtd.towers import load_masked_lm, load_tower
 from hf_electra_rtd.training.console import (
     SCORES,
     ScoredToken,
@@ -87,7 +88,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 def load_for_detection(
     model: str | None = None, generator: str | None = None, discriminator: str | None = None, as_is: bool = False
 ) -> tuple[Any, Any, PreTrainedTokenizerBase]:
-    """Loads an `ElectraForMaskedLM` (None with `as_is`), an `ElectraForPreTraining` and their tokenizer, in evaluation
+    """Loads a masked language model (None with `as_is`), an `ElectraForPreTraining` and their tokenizer, in evaluation
     mode, from the directories or Hub ids that the flags of those names take."""
     if (model is None) == (discriminator is None) or (model is not None and generator is not None):
         raise ValueError("Give either --model, or --discriminator (and --generator).")
@@ -99,14 +100,15 @@ def load_for_detection(
     if discriminator is not None:
         detector = load_tower(ElectraForPreTraining, discriminator)
         if generator is not None and not as_is:
-            fills = load_tower(ElectraForMaskedLM, generator)
+            fills = load_masked_lm(generator)
         for tower in filter(None, (fills, detector)):
             exchange_layers(tower)
     else:
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
             raise ValueError(f"{source} was trained with --objective {joint.config.objective}: it detects nothing.")
-        fills, detector = None if as_is else joint.generator, joint.native_discriminator()
+        towers = joint.native_towers()
+        fills, detector = None if as_is else towers.get("generator"), towers["discriminator"]
     if fills is None and not as_is:
         raise ValueError(f"{model or discriminator} has no generator. Name one (--generator), or add --as_is.")
     tokenizer = load_tokenizer(source)
@@ -185,7 +187,7 @@ def score_tokens(discriminator: Any, tokenizer: PreTrainedTokenizerBase, sentenc
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentence: str, *towers: Any) -> BatchEncoding:
     encoding: BatchEncoding = tokenizer(sentence, verbose=False, split_special_tokens=True)  # `[MASK]` is text
-    length, positions = len(encoding["input_ids"]), min(tower.config.max_position_embeddings for tower in towers)
+    length, positions = len(encoding["input_ids"]), min(max_length(tower.config) for tower in towers)
     if all(word is None for word in encoding.word_ids()):
         raise ValueError(f"The sentence {sentence!r} has no token.")
     if length > positions:

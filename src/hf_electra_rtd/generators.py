@@ -5,23 +5,42 @@ A kind of generator is a class: what it proposes for each slot, and what is meas
 
 from __future__ import annotations
 
+import logging
 import math
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
-from hf_electra_rtd.families import family_of
-from hf_electra_rtd.measures import GENERATOR_ACCURACY, GENERATOR_LOSS, REPLACED_SHARE, SAMPLED_ACCURACY, Measure
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling
-from hf_electra_rtd.ops.prediction import predict_from_logits, predict_masked
+from hf_electra_rtd import accounting
+from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, GENERATOR_OBJECTIVES, ElectraRTDConfig
+from hf_electra_rtd.families import MASKED_LMS, inputs_of, masked_lm_class
+from hf_electra_rtd.measures import (
+    GENERATOR_ACCURACY,
+    GENERATOR_ENTROPY,
+    GENERATOR_LOSS,
+    REPLACED_SHARE,
+    SAMPLED_ACCURACY,
+    Mean,
+    Measure,
+    Observation,
+)
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
+from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
+from hf_electra_rtd.two_tower import TwoTowerForCloze
+
+
+logger = logging.getLogger(__name__)
+
+_WEIGHTS = 2**25  # probabilities at a time, of a counted generator
 
 
 class Generator:
     """A kind of generator; this one leaves masked tokens masked."""
 
-    measures: ClassVar[tuple[Measure, ...]] = ()
+    measures: tuple[Measure, ...] = ()
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.config = config
@@ -34,18 +53,52 @@ class Generator:
         on."""
         return None
 
+    def make_network(self, config: Any) -> Any:
+        """A new network of this configuration."""
+        network: Any = masked_lm_class(config.model_type)
+        return network(config)
+
+    def make_head(self, config: Any) -> nn.Module | None:
+        """A head, for a network of this configuration, that is trained with it but not exported; None without one."""
+        return None
+
+    def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> Any:
+        """What was generated, when the discriminator's losses at the slots (B, K), without gradient, are known. `head`
+        is that of `make_head`."""
+        return generated
+
+    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
+        """The number of tokens that the loss of a batch is a mean over: a scalar."""
+        return slots.labels.ne(IGNORED).sum()
+
+    def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        """Of each token of unmasked sequences, the log-probability that its context gives it: (B, L)."""
+        raise ValueError(f"generator={self.config.generator!r} gives no probability of a token in its context.")
+
 
 class MaskedLMGenerator(Generator):
     """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m).
 
-    Without `sampling_dropout`, one that trains draws its samples in a second pass, without dropout.
+    Without `sampling_dropout`, one that trains draws its samples in a second pass, without dropout. A frozen one has
+    neither dropout nor gradients.
     """
 
-    measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
+    measures: tuple[Measure, ...] = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
+
+    def __init__(self, config: ElectraRTDConfig) -> None:
+        super().__init__(config)
+        family = config.generator_config.model_type
+        if family not in MASKED_LMS:
+            logger.warning(f"A generator of the family {family!r} computes the logits of all tokens, which is slow.")
+        if family not in accounting.COUNTED:
+            logger.warning(f"The FLOPs of a generator of the family {family!r} are not counted.")
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
+        if self.config.freeze_generator:
+            with torch.no_grad():  # in `inference_mode`, the discriminator could not look its samples up
+                return predict_slots(tower, slots, sampling, output_logits, **inputs)
         if sampling is None or not (self.config.samples_in_second_pass and tower.training):
             return predict_slots(tower, slots, sampling, output_logits, **inputs)
         generated = predict_slots(tower, slots, None, output_logits, **inputs)
@@ -56,6 +109,113 @@ class MaskedLMGenerator(Generator):
         finally:
             tower.train()
         return generated._replace(sampled=again.sampled)
+
+    def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        return masked_log_likelihoods(tower, input_ids, mask_id, **inputs)
+
+
+class AdversarialGenerator(MaskedLMGenerator):
+    """One that learns to mislead the discriminator, by REINFORCE (paper, appendix F); no likelihood in its loss:
+
+        L_G = mean over m of  -(R_t - b_t) log p_G(sample_t) + L_b        R_t = the discriminator's loss at t
+        b_t = -log sigmoid(w . h_t)        L_b = BCE(w . h_t, exp(-R_t))
+
+    with h_t the encoder's output, and no gradient through R_t, b_t (in the first term) and h_t (in the others): the
+    baseline learns the reward to expect, and moves nothing else. R_t is not weighted. Each slot is taken by itself:
+    that a sample changes what the discriminator says elsewhere is left out.
+
+    The logits of all slots are kept for the gradient: more memory than likelihood needs.
+    """
+
+    measures = (*MaskedLMGenerator.measures, GENERATOR_ENTROPY)
+
+    def make_head(self, config: Any) -> nn.Module | None:
+        return nn.Linear(config.hidden_size, 1, bias=False)
+
+    def __call__(
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
+    ) -> MaskedPrediction:
+        if sampling is None:
+            what = "generator_objective='adversarial' learns from its own samples"
+            raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
+        hidden_BKH = _at(tower.base_model(**inputs).last_hidden_state, slots)
+        logits_BKV = tower.get_output_embeddings()(MASKED_LMS[tower.config.model_type].transform(tower, hidden_BKH))
+        predicted = predict_from_logits(logits_BKV.detach(), slots.labels, sampling)
+        assert predicted.sampled is not None
+        log_p_BKV = F.log_softmax(logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float(), dim=-1)
+        log_p_BK = log_p_BKV.gather(-1, predicted.sampled[..., None]).squeeze(-1)
+        known_BKV = log_p_BKV.detach()
+        policy = Policy(log_p_BK, -(known_BKV.exp() * known_BKV).sum(dim=-1), hidden_BKH.detach())
+        return predicted._replace(policy=policy, logits=logits_BKV if output_logits else None)
+
+    def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> MaskedPrediction:
+        log_p_BK, _, hidden_BKH = generated.policy
+        expected_BK = head(hidden_BKH).squeeze(-1).to(rewards_BK.dtype)
+        advantages_BK = rewards_BK + F.logsigmoid(expected_BK).detach()
+        of_baseline = F.binary_cross_entropy_with_logits(expected_BK, torch.exp(-rewards_BK), reduction="none")
+        used = slots.labels.ne(IGNORED)
+        losses_BK = (of_baseline - advantages_BK * log_p_BK).where(used, 0.0)
+        return generated._replace(loss=LossSum(losses_BK.sum(), losses_BK.detach(), used.sum()))
+
+
+class TwoTowerGenerator(Generator):
+    """The noise of Electric (arXiv 2012.08561, section 2.4), for [`TwoTowerForCloze`]. It reads no [MASK], and learns
+    at every token but [CLS], [SEP] and [MASK], masked or not:
+
+        L_G = mean over these t of  -log q(x_t | x without t)
+    """
+
+    def __init__(self, config: ElectraRTDConfig) -> None:
+        super().__init__(config)
+        self.measures = (Mean("generator_loss", self._losses), *MaskedLMGenerator.measures[1:])
+
+    def make_network(self, config: Any) -> Any:
+        return TwoTowerForCloze(config)
+
+    def __call__(
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
+    ) -> MaskedPrediction:
+        masked_ids: Any = inputs.pop("input_ids")
+        originals_BL = original_ids(masked_ids, slots)
+        hidden_BLE, layer = tower(originals_BL, **inputs), tower.get_output_embeddings()
+        counted_BL = self._counted(originals_BL, inputs.get("attention_mask"))
+        learnt = _predict(layer, hidden_BLE, originals_BL.where(counted_BL, IGNORED), None)
+        assert learnt.log_normalizers is not None
+        with torch.no_grad():
+            hidden_BKE = _at(hidden_BLE, slots)
+            proposed = _predict(layer, hidden_BKE, slots.labels, sampling)
+            logits_BKV = layer(hidden_BKE) if output_logits else None
+        log_prob_of = partial(_log_prob_of, layer, hidden_BLE.detach(), learnt.log_normalizers)
+        return proposed._replace(loss=learnt.loss, logits=logits_BKV, log_prob_of=log_prob_of)
+
+    def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
+        return self._counted(original_ids(input_ids, slots), attention_mask).sum()
+
+    def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        hidden_BLE = tower(input_ids, **inputs)
+        return -_predict(tower.get_output_embeddings(), hidden_BLE, input_ids, None).loss.losses
+
+    def _losses(self, seen: Observation) -> tuple[Tensor, Tensor]:
+        return seen.output.generator_token_losses, self._counted(seen.originals, seen.real)
+
+    def _counted(self, originals_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
+        counted_BL = torch.ones_like(originals_BL, dtype=torch.bool)
+        for token in self.config.special_token_ids:
+            counted_BL &= originals_BL.ne(token)
+        return counted_BL if attention_mask_BL is None else counted_BL & attention_mask_BL.ne(0)
+
+
+class OfflineGenerator(Generator):
+    """A frozen generator that drew its samples before the run (`hf-electra-rtd corrupt`): they come with each batch.
+    There is no network, and no loss."""
+
+    measures = (SAMPLED_ACCURACY, REPLACED_SHARE)
+
+    def __call__(
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
+    ) -> None:
+        if sampling is not None:  # which is None where `corrupted_input_ids` are there
+            raise ValueError("generator='offline' needs corrupted_input_ids: set `corrupted` of the SequenceStream.")
 
 
 class UniformGenerator(Generator):
@@ -76,27 +236,156 @@ class UniformGenerator(Generator):
         return MaskedPrediction(loss, torch.zeros_like(labels_BK), sampled_BK, logits_BKV if output_logits else None)
 
 
+class Counts(NamedTuple):
+    """What was counted of a text of V tokens, with Kneser-Ney smoothing: p(y | x) = rest[x] ends[y] + pairs[x, y].
+    `hf_electra_rtd.bigram.count_text` makes it."""
+
+    share: Tensor  # (V,) p(y), the share of a token in the text
+    ends: Tensor  # (V,) the share of the kinds of pairs that end in a token
+    rest: Tensor  # (V,) 1 for a token with which no pair begins, else less
+    pairs: Tensor  # (V, V) sparse
+    transposed: Tensor  # (V, V) sparse
+    is_second: Tensor  # (V,) bool; tokens with which a pair ends
+    proposed: Tensor  # (V,) bool; tokens that can be masked
+
+
+class CountedGenerator(Generator):
+    """Proposes what was counted in the training text: no network, nothing to learn. [CLS], [SEP], [PAD] and [MASK],
+    which are never masked, are never proposed. L_G = mean over m of  -log p(x_t). The counts are those of
+    the sequences of a run and are not saved: each run counts them anew.
+    """
+
+    measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
+    counts: Counts | None = None
+
+    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
+        """In proportion to the probabilities of all tokens, (R, V), between two tokens; -1 stands for none."""
+        raise NotImplementedError
+
+    def __call__(
+        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
+    ) -> MaskedPrediction:
+        counts, vocab_size = self.counts, self.config.discriminator_config.vocab_size
+        if counts is None or len(counts.share) != vocab_size:
+            raise ValueError(
+                f"generator={self.config.generator!r} has no counts of a text with {vocab_size} tokens. RTDTrainer "
+                "counts its training sequences; elsewhere, call hf_electra_rtd.bigram.count_text first."
+            )
+        input_ids: Any = inputs["input_ids"]
+        if counts.share.device != input_ids.device:
+            self.counts = counts = Counts(*(each.to(input_ids.device) for each in counts))
+        around_BL = F.pad(input_ids, (1, 1), value=-1)
+        neighbours_2N = [around_BL.gather(1, slots.positions + offset).flatten() for offset in (0, 2)]
+        labels_N, num_rows, parts = slots.labels.flatten(), max(1, _WEIGHTS // vocab_size), []
+        for start in range(0, len(labels_N), num_rows):
+            rows = slice(start, start + num_rows)
+            weights_RV = self.weights(counts, *(each[rows] for each in neighbours_2N)) * counts.proposed
+            drawn = sampling and sampling._replace(uniforms=sampling.uniforms.flatten(0, -2)[rows])
+            logits_RV = (weights_RV / weights_RV.sum(dim=-1, keepdim=True)).log()
+            predicted = predict_from_logits(logits_RV, labels_N[rows], drawn)
+            kept = logits_RV if output_logits else None
+            parts.append((predicted.loss.losses, predicted.predictions, predicted.sampled, kept))
+        joined: list[Any] = [
+            None if each[0] is None else torch.cat(each).unflatten(0, slots.labels.shape)
+            for each in zip(*parts, strict=True)
+        ]
+        losses_BK, *others = joined
+        loss = LossSum(losses_BK.sum(), losses_BK, slots.labels.ne(IGNORED).sum())
+        return MaskedPrediction(loss, *others)
+
+
+class UnigramGenerator(CountedGenerator):
+    """p(y): as often as in the text, whatever stands beside; each token once more than it was counted."""
+
+    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
+        return counts.share.expand(len(before_R), -1)
+
+
+class BigramGenerator(CountedGenerator):
+    """Given both neighbours, in the sequence with [MASK], as in a text where only the token before decides the next:
+
+        p(y | x_t-1, x_t+1)  in proportion to  p(y | x_t-1) p(x_t+1 | y)
+
+    A neighbour that the text does not have there, [MASK] for one, tells nothing: p(y) in place of the first factor,
+    1 in place of the second.
+    """
+
+    def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
+        known_R, before_R = before_R.ge(0) & counts.rest[before_R].lt(1), before_R.clamp(min=0)
+        follows_RV = counts.pairs.index_select(0, before_R).to_dense() + counts.rest[before_R, None] * counts.ends
+        follows_RV = torch.where(known_R[:, None], follows_RV, counts.share)
+        known_R, after_R = after_R.ge(0) & counts.is_second[after_R], after_R.clamp(min=0)
+        precedes_RV = counts.transposed.index_select(0, after_R).to_dense() + counts.ends[after_R, None] * counts.rest
+        return follows_RV * precedes_RV.where(known_R[:, None], 1.0)
+
+
 def predict_slots(
     tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
 ) -> MaskedPrediction:
     """The predictions of a masked language model for the masked slots; arguments as for [`Generator`]. Only the slots
-    reach the vocabulary: B*K rows of logits instead of B*L, and of those only a few at a time."""
-    hidden_BLH = tower.base_model(**inputs).last_hidden_state
-    hidden_BKH = hidden_BLH.gather(1, slots.positions[..., None].expand(-1, -1, hidden_BLH.shape[-1]))
-    hidden_BKE = getattr(tower, family_of(tower).transform)(hidden_BKH)
+    reach the vocabulary: B*K rows of logits instead of B*L, and of those only a few at a time. Of a family that we do
+    not know, all tokens do."""
+    known = inputs_of(tower.config, inputs)
+    if tower.config.model_type not in MASKED_LMS:
+        logits_BKV = _at(tower(**known).logits, slots)
+        predicted = predict_from_logits(logits_BKV, slots.labels, sampling)
+        return predicted._replace(logits=logits_BKV) if output_logits else predicted
+    hidden_BKH = _at(tower.base_model(**known).last_hidden_state, slots)
+    hidden_BKE = MASKED_LMS[tower.config.model_type].transform(tower, hidden_BKH)
     output_layer = tower.get_output_embeddings()
-    if _is_plain(output_layer):
-        predicted = predict_masked(hidden_BKE, output_layer.weight, output_layer.bias, slots.labels, sampling)
-    else:
-        predicted = predict_from_logits(output_layer(hidden_BKE), slots.labels, sampling)
+    predicted = _predict(output_layer, hidden_BKE, slots.labels, sampling)
     return predicted._replace(logits=output_layer(hidden_BKE)) if output_logits else predicted
+
+
+def masked_log_likelihoods(tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+    """Of each token of a batch of sequences, log p(x_t | x with [MASK] at t): (B, L). One pass a position."""
+    columns = []
+    for position in range(input_ids.shape[1]):
+        column = input_ids.new_full((len(input_ids), 1), position)
+        slots, masked = MaskedSlots(column, input_ids[:, position, None]), input_ids.scatter(1, column, mask_id)
+        columns.append(-predict_slots(tower, slots, None, False, input_ids=masked, **inputs).loss.losses)
+    return torch.cat(columns, dim=1)
+
+
+def _predict(layer: Any, hidden_ME: Tensor, labels_M: Tensor, sampling: Sampling | None) -> MaskedPrediction:
+    if _is_plain(layer):
+        return predict_masked(hidden_ME, layer.weight, layer.bias, labels_M, sampling)
+    return predict_from_logits(layer(hidden_ME), labels_M, sampling)
+
+
+@torch.no_grad()
+def _log_prob_of(layer: Any, hidden_BLE: Tensor, log_normalizers_BL: Tensor, ids_BL: Tensor) -> Tensor:
+    """Of these ids (B, L), without the logits of all others where the layer is plain."""
+    if _is_plain(layer):
+        logits_BL = (hidden_BLE * F.embedding(ids_BL, layer.weight)).sum(dim=-1) + layer.bias[ids_BL]
+    else:
+        logits_BL = layer(hidden_BLE).gather(-1, ids_BL[..., None]).squeeze(-1)
+    return logits_BL.to(log_normalizers_BL.dtype) - log_normalizers_BL
+
+
+def _at(values_BLX: Tensor, slots: MaskedSlots) -> Tensor:
+    """The values (B, K, X) at the slots."""
+    return values_BLX.gather(1, slots.positions[..., None].expand(-1, -1, values_BLX.shape[-1]))
 
 
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a layer does nothing but multiply and add: no adapter, no hook that wants to be called."""
     called = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
-    return type(layer) is nn.Linear and not called
+    return type(layer) is nn.Linear and layer.bias is not None and not called
 
 
-GENERATORS: dict[str, type[Generator]] = {"masked_lm": MaskedLMGenerator, "uniform": UniformGenerator}
+GENERATORS: dict[str, type[Generator]] = {
+    "masked_lm": MaskedLMGenerator,
+    "uniform": UniformGenerator,
+    "two_tower": TwoTowerGenerator,
+    "unigram": UnigramGenerator,
+    "bigram": BigramGenerator,
+    "offline": OfflineGenerator,
+}
 assert tuple(GENERATORS) == GENERATOR_NAMES
+# By what the generator learns, then by its kind.
+LEARNERS: dict[str, dict[str, type[Generator]]] = {
+    "mle": GENERATORS,
+    "adversarial": {"masked_lm": AdversarialGenerator},
+}
+assert tuple(LEARNERS) == GENERATOR_OBJECTIVES

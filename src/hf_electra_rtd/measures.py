@@ -31,7 +31,7 @@ class Observation(NamedTuple):
     @property
     def replaced(self) -> Tensor:
         """(B, L) bool; a real token that is not the original."""
-        return self.output.replaced_labels.bool() & self.real
+        return self.output.corrupted_input_ids.ne(self.originals) & self.real
 
     def at(self, values_BL: Tensor, masked_only: bool) -> tuple[Tensor, Tensor]:
         """Values, and which of them count: those of every real token, or of the masked slots (B, K) alone."""
@@ -106,6 +106,8 @@ LOSS_AT_MASKED = Mean("discriminator_loss", lambda seen: (seen.output.discrimina
 GENERATOR_ACCURACY = Mean(
     "generator_accuracy", lambda seen: (seen.output.generator_predictions.eq(seen.slots.labels), seen.used)
 )
+# Of a generator that learns from rewards, in nats: near 0 where it always proposes one token.
+GENERATOR_ENTROPY = Mean("generator_entropy", lambda seen: (seen.output.generator_entropies, seen.used))
 SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: seen.at(~seen.replaced, masked_only=True))
 MASKED_ACCURACY = Mean(
     "discriminator_masked_accuracy", lambda seen: (seen.output.predictions.eq(seen.slots.labels), seen.used)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,8 +20,9 @@ from transformers.utils import ModelOutput
 
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.families import FAMILIES
-from hf_electra_rtd.generators import GENERATORS, Generator
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.families import FAMILIES, max_length
+from hf_electra_rtd.generators import LEARNERS, Generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
 from hf_electra_rtd.objectives import OBJECTIVES, CorruptedBatch, MainOutput
@@ -33,18 +35,19 @@ class ElectraRTDOutput(ModelOutput):
     """Output of [`ElectraForRTDPretraining`]. Fields that were not asked for or do not apply are None."""
 
     loss: Tensor | None = None  # scalar; the weighted sum of both losses
-    # (B, L) for detection, positive means replaced. For objectives that predict tokens (B, K, V) or (B, L, V), and
-    # only with `output_logits=True`.
+    # (B, L) for detection, positive means replaced (Electric: drawn; without labels the energies). For objectives that
+    # predict tokens (B, K, V) or (B, L, V), and only with `output_logits=True`.
     logits: Tensor | None = None
-    generator_loss: Tensor | None = None  # scalar; mean cross-entropy over the masked slots
+    generator_loss: Tensor | None = None  # scalar; mean cross-entropy over the masked slots, or as the kind has it
     discriminator_loss: Tensor | None = None  # scalar, as the objective defines it
     generator_predictions: Tensor | None = None  # (B, K) int64; the generator's most likely ids
     generator_logits: Tensor | None = None  # (B, K, V); with `output_generator_logits=True`
     corrupted_input_ids: Tensor | None = None  # (B, L) int64; what the discriminator read
-    replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original
+    replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original (Electric: was drawn)
     predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
     copy_probabilities: Tensor | None = None  # (B, L); for an objective with a copy mechanism
-    generator_token_losses: Tensor | None = None  # (B, K), without gradient; 0 in unused slots
+    generator_token_losses: Tensor | None = None  # (B, K) or (B, L), without gradient; 0 where nothing counts
+    generator_entropies: Tensor | None = None  # (B, K), nats; of an adversarial generator's softmax
     discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
 
 
@@ -52,9 +55,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
     """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds the replaced
     ones.
 
-    Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network),
-    `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective` trains in its place. Towers
-    that are given are used as they are; by default new ones are made.
+    Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network, and of
+    our own with two encoders), `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective`
+    trains in its place. Towers that are given are used as they are; by default new ones are made.
     """
 
     config: ElectraRTDConfig
@@ -81,19 +84,21 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> None:
         super().__init__(config)
         config.check()
-        self.objective, self.sharing = OBJECTIVES[config.objective](), SHARING[config.sharing]()
-        self.proposals = (GENERATORS[config.generator] if config.traits.has_generator else Generator)(config)
+        self.objective, self.sharing = OBJECTIVES[config.objective](config), SHARING[config.sharing]()
+        kinds = LEARNERS[config.generator_objective]
+        self.proposals = (kinds[config.generator] if config.traits.has_generator else Generator)(config)
         self.generator = generator
         if config.has_generator_network:
-            self.generator = generator or FAMILIES["electra"].masked_lm(config.generator_config)
+            self.generator = generator or self.proposals.make_network(config.generator_config)
             _adopt_config(self.generator, config.generator_config)
         self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
         _adopt_config(self.discriminator, config.discriminator_config)
         self.main_head = self.objective.make_head(config.discriminator_config)
+        self.generator_head = self.proposals.make_head(config.generator_config)
         for tower in self.towers.values():
             exchange_layers(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
-        self._tied_weights_keys = self.sharing.tied_weights(self.discriminator)
+        self._tied_weights_keys = self.sharing.tied_weights(self.generator, self.discriminator)
         self.post_init()
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
@@ -130,7 +135,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """Joins two native towers, to continue their pre-training.
 
         Args:
-            generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one.
+            generator: a directory, a Hub id, or a model; None for an objective or a kind of generator without one, and
+                for a two-tower generator, which is made anew.
             discriminator: likewise. Shared tensors are taken from it, with a warning where the generator's differ.
             **kwargs: options of [`ElectraRTDConfig`] (`sharing`, `temperature`, ...), its `generator` under the name
                 `generator_type`; the others go to `from_pretrained` of both towers (`revision`, `cache_dir`, `dtype`:
@@ -141,7 +147,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
         """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints, each
         with the tokenizer and its `vocab.txt`."""
-        towers.save_towers({**self.towers, "discriminator": self.native_discriminator()}, directory, tokenizer)
+        towers.save_towers(self.native_towers(), directory, tokenizer)
 
     def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
         self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
@@ -178,6 +184,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """What is evaluated on held-out sequences."""
         return (*self.measures, *self.yardsticks)
 
+    def native_towers(self) -> dict[str, Any]:
+        """The towers that stock transformers loads, by name: not a generator with two encoders."""
+        generator = {"generator": self.generator} if self.config.exports_generator else {}
+        return {**generator, "discriminator": self.native_discriminator()}
+
     def native_discriminator(self) -> Any:
         """The discriminator as a model of its own: the one that is trained, or, with `sharing="gdes"`, a copy with the
         sums of its own and the generator's tables."""
@@ -188,7 +199,55 @@ class ElectraForRTDPretraining(PreTrainedModel):
         alone.load_state_dict(tensors)
         return alone
 
+    # ---- Scores of texts ----
+
+    def pseudo_log_likelihood(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[float]:
+        """The sum of the [`token_log_likelihoods`] of each text, in nats (Salazar et al. 2020, arXiv 1910.14659)."""
+        return [each.sum().item() for each in self.token_log_likelihoods(texts, tokenizer, batch_size)]
+
+    @torch.no_grad()
+    def token_log_likelihoods(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[Tensor]:
+        """log p(x_t | x without t) of the tokens of each text but [CLS] and [SEP]: float64 (n,), on the CPU. In one
+        pass a text where the objective gives it so, else in one pass a token. The tokenizer is by default that of the
+        directory that the model was loaded from. Raises ValueError for an objective or a generator that gives no such
+        probability, and a text without a token or with more than the model has positions."""
+        if tokenizer is None and not self.name_or_path:
+            raise ValueError("The model was not loaded from a directory or the Hub: pass the tokenizer.")
+        tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
+        longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
+        self.eval()
+        for start in range(0, len(texts), batch_size):
+            some = list(texts[start : start + batch_size])
+            options = {"padding": True, "return_special_tokens_mask": True, "verbose": False}
+            batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)  # `[MASK]` is text
+            counted_BL, lengths = ~batch["special_tokens_mask"].bool(), batch["attention_mask"].sum(dim=1).tolist()
+            for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
+                if not count or length > longest:
+                    many = f"{length} tokens with [CLS] and [SEP], and the model {longest} positions"
+                    raise ValueError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
+            input_ids, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
+            inputs = {"attention_mask": None if min(lengths) == mask.shape[1] else mask}
+            log_p_BL = self.objective.log_likelihoods(self, input_ids, tokenizer.mask_token_id, **inputs)
+            found += [row[counted] for row, counted in zip(log_p_BL.cpu().double(), counted_BL, strict=True)]
+        self.train(training)
+        return found
+
     # ---- The three verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None ----
+
+    def sampling(
+        self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
+    ) -> Sampling:
+        """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
+        (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
+        without its temperatures."""
+        config, labels = self.config, slots.labels
+        if uniforms is None:
+            uniforms = torch.rand(*labels.shape, 2, device=labels.device)
+        if temperature is None and self.training and config.temperature_schedule != "constant":
+            what = f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature"
+            raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args, config).")
+        of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
+        return Sampling(uniforms, of_slots, config.disallow_correct)
 
     def generate(
         self,
@@ -212,12 +271,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
         originals: Tensor | None = None,
         slots: MaskedSlots | None = None,
         output_logits: bool = False,
+        noise_log_probs: Tensor | None = None,
         **inputs: Tensor | None,
     ) -> MainOutput:
         """Runs the discriminator on the corrupted `input_ids` (B, L). The loss needs the originals (B, L) and the
-        slots. `output_logits`: also return the logits of an objective that predicts tokens."""
+        slots, and that of Electric the log-probabilities of these ids under the generator (B, L). `output_logits`:
+        also return the logits of an objective that predicts tokens."""
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, inputs.get("position_ids"))
-        batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots)
+        batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots, noise_log_probs)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
 
     def forward(
@@ -229,6 +290,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         masked_positions: Tensor | None = None,
         labels: Tensor | None = None,
         sampling_uniforms: Tensor | None = None,
+        sampling_temperature: Tensor | None = None,
         corrupted_input_ids: Tensor | None = None,
         output_generator_logits: bool = False,
         output_logits: bool = False,
@@ -244,6 +306,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
                 discriminator reads the sequences as they are, or `corrupted_input_ids`.
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
+            sampling_temperature: (B,) float32, from the collator, along a schedule; by default `config.temperature`.
             corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
                 skipped.
             output_generator_logits, output_logits: return `generator_logits`, and the `logits` of a discriminator that
@@ -257,15 +320,16 @@ class ElectraForRTDPretraining(PreTrainedModel):
             originals = original_ids(input_ids, slots)
             sampling = None
             if corrupted_input_ids is None and config.traits.has_generator:
-                if sampling_uniforms is None:
-                    sampling_uniforms = torch.rand(*slots.labels.shape, 2, device=labels.device)
-                sampling = Sampling(sampling_uniforms, config.temperature, config.disallow_correct)
+                sampling = self.sampling(slots, sampling_uniforms, sampling_temperature)
             generated = self.generate(input_ids, slots, sampling, output_generator_logits, **inputs)
             if generated is not None and generated.sampled is not None:
                 corrupted_input_ids = self.corrupt(input_ids, slots, generated.sampled)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
-        main = self.discriminate(corrupted_input_ids, originals, slots, output_logits, **inputs)
+        noise = None
+        if config.traits.needs_noise and generated is not None and generated.log_prob_of is not None:
+            noise = generated.log_prob_of(corrupted_input_ids)
+        main = self.discriminate(corrupted_input_ids, originals, slots, output_logits, noise, **inputs)
 
         losses: dict[str, Any] = {}
         if main.loss is not None and originals is not None:
@@ -274,9 +338,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "loss": config.discriminator_weight * loss,
                 "discriminator_loss": loss,
                 "discriminator_token_losses": main.loss.losses,
-                "replaced_labels": corrupted_input_ids.ne(originals).long(),
+                "replaced_labels": (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long(),
             }
         if generated is not None:
+            if main.loss is not None and slots is not None:
+                rewards = self.objective.losses_at(main.loss, slots)
+                generated = self.proposals.judged(generated, self.generator_head, rewards, slots)
             loss = generated.loss.mean()
             losses |= {
                 "loss": config.generator_weight * loss + losses["loss"],
@@ -284,6 +351,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "generator_token_losses": generated.loss.losses,
                 "generator_predictions": generated.predictions,
                 "generator_logits": generated.logits,
+                "generator_entropies": None if generated.policy is None else generated.policy.entropies,
             }
         return ElectraRTDOutput(
             logits=main.logits,
@@ -319,12 +387,38 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self._settle_learning()
         return self.get_input_embeddings()
 
+    def train(self, mode: bool = True) -> ElectraForRTDPretraining:
+        """As in torch; a frozen generator stays in evaluation mode, without dropout."""
+        super().train(mode)
+        if self.config.freeze_generator:
+            self.generator.eval()
+        return self
+
+    @torch.no_grad()
+    def append_tokens(self, pieces: Sequence[Sequence[int]]) -> None:
+        """Adds tokens at the end of the vocabulary, one for each list of old ids that stood for it until now. Its row
+        in a word table (with `sharing="gdes"` also of deltas, so that sums are means, too) is the mean of theirs. Its
+        bias in an output layer is the lowest of theirs: where the token stands, all of its pieces stood, so it is no
+        more frequent than the rarest of them. Their mean would predict it too often at first."""
+        before = self.get_input_embeddings().num_embeddings
+        self.resize_token_embeddings(before + len(pieces), mean_resizing=False)
+        for tower in self.towers.values():
+            layers = [tower.get_input_embeddings(), tower.get_output_embeddings()]
+            for layer in filter(None, layers):
+                for index, ids in enumerate(pieces, before):
+                    layer.weight[index] = layer.weight[list(ids)].mean(dim=0)
+                    if getattr(layer, "bias", None) is not None:
+                        layer.bias[index] = layer.bias[list(ids)].min()
+
     def _settle_learning(self) -> None:
         if self.config.freeze_generator:
-            self.generator.requires_grad_(False)
+            self.generator.requires_grad_(False).eval()
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
         for tower in self.towers.values():
-            cast(nn.Embedding, tower.get_input_embeddings()).padding_idx = None
+            words = tower.get_input_embeddings()
+            for module in tower.modules():
+                if isinstance(module, nn.Embedding) and module.weight is words.weight:
+                    module.padding_idx = None
 
 
 def _adopt_config(tower: PreTrainedModel, config: PreTrainedConfig) -> None:

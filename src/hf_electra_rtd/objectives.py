@@ -1,4 +1,4 @@
-"""What the discriminator learns: the paper's Table 5.
+"""What the discriminator learns: the paper's Table 5, and Electric.
 
 An objective is a class: which stock model the discriminator is, its loss, and what is measured. `OBJECTIVE_TRAITS` of
 the configuration says whether there is a generator and how the losses are weighted.
@@ -9,6 +9,7 @@ the masked positions.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
@@ -17,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.families import FAMILIES, family_of
-from hf_electra_rtd.generators import predict_slots
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
+from hf_electra_rtd.families import FAMILIES, MASKED_LMS, family_of
+from hf_electra_rtd.generators import masked_log_likelihoods, predict_slots
 from hf_electra_rtd.measures import (
     COPY_ORIGINAL,
     COPY_REPLACED,
@@ -31,7 +32,7 @@ from hf_electra_rtd.measures import (
     Detection,
     Measure,
 )
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replace_at
 
 
 class CorruptedBatch(NamedTuple):
@@ -43,6 +44,7 @@ class CorruptedBatch(NamedTuple):
     tower_inputs: dict[str, Tensor | None]
     original_ids: Tensor | None  # (B, L), before masking; None where not known
     slots: MaskedSlots | None  # likewise
+    noise_log_probs: Tensor | None = None  # (B, L), of these ids under the generator; where the objective needs them
 
 
 class MainOutput(NamedTuple):
@@ -53,6 +55,7 @@ class MainOutput(NamedTuple):
     logits: Tensor | None
     predictions: Tensor | None = None  # (B, K) or (B, L), most likely ids, of objectives that predict tokens
     copy_probabilities: Tensor | None = None  # (B, L), of a copy mechanism
+    labels: Tensor | None = None  # (B, L) bool, what logits (B, L) should say; None: where the token was replaced
 
 
 class Objective(ABC):
@@ -61,6 +64,9 @@ class Objective(ABC):
     main_tower_class: ClassVar[type[PreTrainedModel]]  # the stock model of the discriminator
     masked_only: ClassVar[bool] = False  # the loss is a mean over the masked tokens, not over every real token
     measures: ClassVar[tuple[Measure, ...]]
+
+    def __init__(self, config: ElectraRTDConfig) -> None:
+        self.config = config
 
     def make_head(self, config: Any) -> nn.Module | None:
         """A head that is trained with the towers but not exported with them; None without one."""
@@ -74,9 +80,17 @@ class Objective(ABC):
             return torch.full((), input_ids.numel(), device=input_ids.device)
         return attention_mask.ne(0).sum()
 
+    def losses_at(self, loss: LossSum, slots: MaskedSlots) -> Tensor:
+        """The losses at the masked slots, without gradient: (B, K)."""
+        return loss.losses if self.masked_only else loss.losses.gather(1, slots.positions)
+
     @abstractmethod
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         """Runs the discriminator on a batch. `output_logits`: also return logits over the vocabulary."""
+
+    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        """log p(x_t | x without t) of each token of unmasked sequences, as a pair has it: (B, L)."""
+        raise ValueError(f"objective={self.config.objective!r} gives no probability of a token in its context.")
 
 
 class ReplacedTokenDetection(Objective):
@@ -101,12 +115,60 @@ class ReplacedTokenDetection(Objective):
         logits_BK, replaced_BK = (each_BL.gather(1, batch.slots.positions) for each_BL in (logits_BL, replaced_BL))
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
+    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p and p the mask probability,
+
+            D = p_data (a + p_G) / (a p_data + p_G),  and so  p_data = D p_G / (a (1 - D) + p_G)
+
+        (as in appendix G of the paper).
+        """
+        log_p = pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
+        logits = pair.discriminate(input_ids, **inputs).logits.to(log_p.dtype)
+        log_odds = math.log(1 / self.config.mask_probability - 1)
+        return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
+
 
 class MaskedOnlyDetection(ReplacedTokenDetection):
     """ELECTRA 15% (paper, section 3.4): as [`ReplacedTokenDetection`], but the mean is over the masked positions."""
 
     masked_only = True
     measures = (LOSS_AT_MASKED, Detection(masked_only=True), Detection(masked_only=False, suffix="_all"))
+
+    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        """As for [`ReplacedTokenDetection`] with a = 0, for none of its tokens was not drawn: p_data = D."""
+        return F.logsigmoid(-pair.discriminate(input_ids, **inputs).logits)
+
+
+class NoiseContrastiveEstimation(Objective):
+    """Electric (arXiv 2012.08561, section 2): the discriminator's output is an energy E, and with the generator q
+
+        log p(x_t | x without t) = -E(x)_t
+
+        L = mean over every real token t of the binary cross-entropy of "x^c_t was drawn" and its logit
+
+            E(x^c)_t + log q(x^c_t | x without t) + log(p / (1 - p))
+
+    with p the mask probability, and q without gradient. A token that was drawn counts as drawn, also where the draw is
+    the original. The logits are these; without labels, they are the energies.
+    """
+
+    main_tower_class = FAMILIES["electra"].detector
+    measures = (LOSS_AT_ALL, Detection(masked_only=False))
+
+    def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
+        energies_BL = tower(**batch.tower_inputs).logits
+        if batch.slots is None or batch.noise_log_probs is None:
+            return MainOutput(None, energies_BL)
+        log_odds = math.log(self.config.mask_probability / (1 - self.config.mask_probability))
+        logits_BL = energies_BL + batch.noise_log_probs.detach() + log_odds
+        nowhere_BL = torch.zeros_like(batch.input_ids, dtype=torch.bool)
+        drawn_BL = replace_at(nowhere_BL, batch.slots, torch.ones_like(batch.slots.labels, dtype=torch.bool))
+        loss = replaced_token_loss(logits_BL, drawn_BL, batch.tower_inputs["attention_mask"])
+        return MainOutput(loss, logits_BL, labels=drawn_BL)
+
+    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        energies_BL: Tensor = pair.discriminate(input_ids, **inputs).logits
+        return -energies_BL
 
 
 class MaskedLM(Objective):
@@ -126,6 +188,9 @@ class MaskedLM(Objective):
         predicted = predict_slots(tower, batch.slots, None, output_logits, **batch.tower_inputs)
         return MainOutput(predicted.loss, predicted.logits, predicted.predictions)
 
+    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
+        return masked_log_likelihoods(pair.discriminator, input_ids, mask_id, **inputs)
+
 
 class ReplaceMLM(MaskedLM):
     """Replace MLM (paper, section 3.4): as [`MaskedLM`], but masked tokens are replaced by samples of a generator, so
@@ -133,6 +198,8 @@ class ReplaceMLM(MaskedLM):
 
         L = mean over m of  -log p(x_t | x^c)
     """
+
+    log_likelihoods = Objective.log_likelihoods  # it has not seen [MASK]
 
 
 class AllTokensMLM(Objective):
@@ -152,7 +219,7 @@ class AllTokensMLM(Objective):
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         hidden_BLH = tower.base_model(**batch.tower_inputs).last_hidden_state
-        logits_BLV = tower.get_output_embeddings()(getattr(tower, family_of(tower).transform)(hidden_BLH))
+        logits_BLV = tower.get_output_embeddings()(MASKED_LMS[tower.config.model_type].transform(tower, hidden_BLH))
         copy_BL = head(hidden_BLH)
         copy_BL = copy_BL if copy_BL.dtype.itemsize >= 4 else copy_BL.float()
         # The copied token has C + (1 - C) p, any other (1 - C) p: the mode is one of two tokens.
@@ -206,5 +273,6 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "replace_mlm": ReplaceMLM,
     "all_tokens_mlm": AllTokensMLM,
     "mlm": MaskedLM,
+    "electric": NoiseContrastiveEstimation,
 }
 assert OBJECTIVES.keys() == OBJECTIVE_TRAITS.keys()

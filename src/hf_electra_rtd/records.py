@@ -93,7 +93,7 @@ class PretrainingRecord(_Record):
     arguments: dict[str, dict[str, Any]]  # every argument of the run, in the groups `model`, `data` and `training`
     model: dict[str, Any]  # configuration of the joint model
     parameters: dict[str, int]  # `generator`, `discriminator`, `head`, `total` (shared ones counted once)
-    data: dict[str, dict[str, Any]]  # of `train` and `held_out`: the header of the block file
+    data: dict[str, dict[str, Any]]  # of `train`, `held_out` and `old_held_out`: the header of the block file
     hardware: dict[str, Any]
     versions: dict[str, str]  # of Python and the packages
     steps: int  # optimizer steps
@@ -104,6 +104,8 @@ class PretrainingRecord(_Record):
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
+    # Of a run that was evaluated before its first step: `new` and `old` text, each with metrics `before` and `after`.
+    before_and_after: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @strict
@@ -168,9 +170,11 @@ class EvaluationRecord(_Record):
 _PATH_FLAGS = """
 output_dir logging_dir train_files held_out_files model_config two_stage_from config resume_from_checkpoint data_dir
 train_file validation_file test_file run evaluations compared accelerator_config deepspeed fsdp_config file
+old_held_out_files
 """
 _PATH_OR_ID_FLAGS = """
-dataset train_datasets tokenizer generator discriminator model_name_or_path base_model name_or_path _name_or_path
+dataset train_datasets tokenizer generator discriminator continue_from model_name_or_path base_model name_or_path
+_name_or_path
 """
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _RELATIVE = re.compile(r"\.\.?[\\/]")

@@ -28,11 +28,12 @@ class Sharing:
         """Names of the parameters, likewise, that a new tower takes from a trained one."""
         return self.shared_parameters(encoder)
 
-    def tied_weights(self, discriminator: Any) -> dict[str, str]:
+    def tied_weights(self, generator: Any, discriminator: Any) -> dict[str, str]:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
         prefix = discriminator.base_model_prefix
-        names = self.shared_parameters(discriminator.base_model)
-        return {f"generator.{prefix}.{name}": f"discriminator.{prefix}.{name}" for name in names}
+        names = list(self.shared_parameters(discriminator.base_model))
+        encoders = getattr(generator, "encoder_names", (prefix,))
+        return {f"generator.{each}.{name}": f"discriminator.{prefix}.{name}" for each in encoders for name in names}
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None

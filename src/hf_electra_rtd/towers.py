@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ import torch
 from safetensors import safe_open
 from transformers import ElectraForMaskedLM, PreTrainedConfig, PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, needs_generator_network, refuse_unknown_names
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.families import FAMILIES
+from hf_electra_rtd.families import FAMILIES, masked_lm_class
 from hf_electra_rtd.files import read_json, reading
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.sharing import SHARING
@@ -42,12 +43,12 @@ def load_towers(
     if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
         raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     refuse_unknown_names(options)
-    if needs_generator_network(**options) != (generator is not None):
+    if exports_generator(**options) != (generator is not None):
         what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
         raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
     main = load_tower(OBJECTIVES[options["objective"]].main_tower_class, discriminator, **kwargs)
-    fills = None if generator is None else load_tower(FAMILIES["electra"].masked_lm, generator, **kwargs)
-    fills_config = None if fills is None else fills.config
+    fills = None if generator is None else load_masked_lm(generator, **kwargs)
+    fills_config = options.pop("generator_config", None) if fills is None else fills.config
     config = ElectraRTDConfig(generator_config=fills_config, discriminator_config=main.config, **options)
     if fills is not None:
         sharing, mine, other = SHARING[config.sharing](), main.base_model, fills.base_model
@@ -72,10 +73,22 @@ def load_tower(
     return load_whole(model_class.from_pretrained, model_class, source, **{"dtype": torch.float32, **kwargs})[0]
 
 
+def load_masked_lm(source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:
+    """Loads a masked language model of any family, as `load_tower` does."""
+    if isinstance(source, PreTrainedModel):
+        family = source.config.model_type
+    else:
+        family = read_config(source, **kwargs).get("model_type", ElectraRTDConfig.model_type)
+    # Poolers and heads for pairs of sentences, which BERT was trained with; and buffers of old versions.
+    options = {"unused": r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$", **kwargs}
+    return load_tower(masked_lm_class(family) or FAMILIES["electra"].masked_lm, source, **options)
+
+
 def load_whole(
     load: Callable[..., Any], model_class: type[PreTrainedModel], source: str | os.PathLike[str] | None, **kwargs: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`. Returns it and the loading info.
+    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`. Returns it and the loading info. `unused` is a
+    regular expression for names of tensors that may be there, and are not read.
 
     Raises:
         ValueError: for a source that does not exist or cannot be reached, holds another type of model or a pickle, is
@@ -83,7 +96,7 @@ def load_whole(
     """
     if source is not None:
         _check_source(model_class, source, kwargs)
-    mismatches_allowed = kwargs.pop("ignore_mismatched_sizes", False)
+    mismatches_allowed, unused = kwargs.pop("ignore_mismatched_sizes", False), kwargs.pop("unused", "$^")
     options = {"use_safetensors": True, **kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with reading(source, "Its config.json or its weights are damaged."):
         try:
@@ -94,7 +107,9 @@ def load_whole(
     parameters = [(name, each) for name, each in model.named_parameters() if not each.is_meta]
     found = {
         "lacks tensors": report["missing_keys"],
-        f"holds tensors unknown to {model_class.__name__}": report["unexpected_keys"],
+        f"holds tensors unknown to {model_class.__name__}": {
+            name for name in report["unexpected_keys"] if not re.search(unused, name)
+        },
         "holds tensors of another shape than its configuration says": [] if mismatches_allowed else mismatched,
         "holds numbers that are not finite": [name for name, each in parameters if not each.isfinite().all()],
     }

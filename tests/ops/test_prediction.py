@@ -73,6 +73,7 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
         torch.testing.assert_close(predicted.loss.losses.sum(), loss, rtol=1e-12, atol=1e-12)
         assert not predicted.loss.losses[labels == IGNORED].any()
         assert predicted.loss.num_items == (labels != IGNORED).sum()
+        torch.testing.assert_close(predicted.log_normalizers, logits.logsumexp(dim=-1), rtol=1e-12, atol=1e-12)
         assert torch.equal(predicted.predictions, logits.argmax(dim=-1))
         assert torch.equal(predicted.sampled, sample_tokens(logits, uniforms, temperature, forbidden))
         for ours, obvious in zip(grad(predicted.loss.total, tensors), gradients, strict=True):

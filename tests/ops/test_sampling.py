@@ -17,10 +17,11 @@ def _logits(rows, vocabulary, scale=3.0, seed=1, dtype=torch.float32):
 
 @pytest.mark.parametrize("vocabulary", [1, 2, 511, 512, 513, 1300])  # around the chunk of 512
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
-def test_equals_the_reference_in_float64(vocabulary, temperature):
+def test_equals_the_reference_in_float64_where_a_token_is_forbidden_too(vocabulary, temperature):
     logits, uniforms = _logits(200, vocabulary, dtype=torch.float64), _uniforms(200, 2).double()
-    drawn = sample_tokens(logits, uniforms, temperature)
-    assert torch.equal(drawn, reference.sample_tokens(logits, uniforms, temperature))
+    for forbidden in (None, logits.argmax(dim=-1)) if vocabulary > 1 else (None,):
+        drawn = sample_tokens(logits, uniforms, temperature, forbidden)
+        assert torch.equal(drawn, reference.sample_tokens(logits, uniforms, temperature, forbidden))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,14 +49,6 @@ def test_frequencies_match_the_softmax(temperature, vocabulary):
     assert stats.chisquare(observed[keep], expected[keep]).pvalue > 1e-3
 
 
-def test_agrees_with_gumbel_max_in_distribution():
-    draws, logits = 20_000, _logits(1, 20, scale=1.0)
-    ours = sample_tokens(logits.expand(draws, -1), _uniforms(draws, 2))
-    gumbel = reference.gumbel_sample_tokens(logits.double(), _uniforms(draws, 20, seed=5).double())
-    counts = torch.stack([torch.bincount(drawn, minlength=20) for drawn in (ours, gumbel)])
-    assert stats.chi2_contingency(counts.numpy()).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
 def test_the_forbidden_token_is_never_drawn(temperature):
     logits, uniforms = _logits(2000, 30), _uniforms(2000, 2)
@@ -64,15 +57,6 @@ def test_the_forbidden_token_is_never_drawn(temperature):
     nothing = torch.full((2000,), -100)
     free = sample_tokens(logits, uniforms, temperature)
     assert torch.equal(sample_tokens(logits, uniforms, temperature, nothing), free)
-
-
-def test_forbidding_renormalizes_the_rest():
-    draws = 30_000
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
-    first = torch.zeros(draws, dtype=torch.long)
-    drawn = sample_tokens(logits.expand(draws, 4), _uniforms(draws, 2), forbidden_M=first)
-    expected = torch.softmax(logits[1:].double(), dim=0).numpy() * draws
-    assert stats.chisquare(np.bincount(drawn.numpy(), minlength=4)[1:], expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2**-24])

@@ -73,6 +73,7 @@ def every_card():
     yield discriminator_card(run_record(), fraction=HALFWAY)
     yield discriminator_card(run_record(described={"generator": "org/old", "two_stage_from": "stage"}))
     yield discriminator_card(run_record(model={"generator": "uniform", "generator_config": None}))
+    yield discriminator_card(run_record("electric", model={"generator": "two_tower"}), runs())
     yield pretraining_card(bare(), "discriminator", REPO, CardArguments())
     yield model_card(run_record().model, REPO)
     for kind in KINDS:
@@ -146,6 +147,7 @@ def test_code_has_as_many_texts_as_the_task(benchmark, task, pair):
         ("mlm", "discriminator", "fill-mask", "transformers", "encoder", 'pipeline("fill-mask"'),
         ("replace_mlm", "discriminator", None, "transformers", "encoder", "without [MASK]"),
         ("all_tokens_mlm", "discriminator", None, "transformers", "encoder", "without [MASK]"),
+        ("electric", "discriminator", None, "transformers", "energies", "AutoModelForPreTraining"),
         ("rtd", "generator", "fill-mask", "transformers", "generator", 'pipeline("fill-mask"'),
         ("rtd", "pair", None, "hf-electra-rtd", "pair", "Continue pre-training with it"),
     ],

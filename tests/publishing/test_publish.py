@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, pretraining_card
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.training import pretrain
-from tests.finetuning.conftest import write_examples
+from tests.finetuning.conftest import review_flags, run_finetune
 from tests.publishing.card_records import code_of
 from tests.publishing.fake_hub import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX, TOKEN
 
@@ -38,19 +37,14 @@ def finished(finished_run, tmp_path_factory):
     at half of the run; `adapted`, adapters for it."""
     directory = tmp_path_factory.mktemp("runs")
     shutil.copytree(finished_run, directory / "run")
-    files = [write_examples(directory / f"{split}.csv", 20, seed=1) for split in ("train", "dev")]
-    flags = [
-        *("--benchmark", "own", "--task_name", "reviews", "--language", "en", "--max_steps", "2", "--use_cpu", "True"),
-        *("--train_file", files[0], "--validation_file", files[1], "--text_column_name", "review"),
-        *("--label_column_name", "verdict", "--disable_tqdm", "True"),
-    ]
-    for name, model, more in (
-        ("tuned", directory / "run/discriminator", ["--seeds", "2"]),
-        ("halfway", directory / "run/fractions/50/discriminator", ["--keep_models", "none"]),
-        ("adapted", directory / "run/discriminator", ["--lora", "True"]),
+    flags = {**review_flags(directory), "benchmark": "own", "language": "en", "max_steps": 2}
+    for name, part, more in (
+        ("tuned", "discriminator", {"seeds": 2}),
+        ("halfway", "fractions/50/discriminator", {"keep_models": "none"}),
+        ("adapted", "discriminator", {"lora": True}),
     ):
-        where = ["--model_name_or_path", str(model), "--output_dir", str(directory / name)]
-        assert finetune.main([*flags, *where, *more]) == 0
+        where = {"model_name_or_path": directory / "run" / part, "output_dir": directory / name}
+        assert run_finetune(**flags, **where, **more) == 0
     return directory
 
 

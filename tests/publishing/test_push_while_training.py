@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import read_publication, remember
@@ -14,7 +13,7 @@ from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training import trainer as trainer_module
 from tests.conftest import pretraining_flags
-from tests.finetuning.conftest import write_examples
+from tests.finetuning.conftest import review_flags, run_finetune
 from tests.publishing.card_records import evaluation_record
 from tests.publishing.fake_hub import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX
 from tests.training.test_trainer import make_trainer
@@ -82,16 +81,12 @@ def test_what_may_not_be_published_is_refused_before_training(flags, tmp_path, h
 @pytest.mark.parametrize("failure", [None, {"broken": True}], ids=["reached", "broken"])
 def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_resume(failure, finished_run, tmp_path, hub, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd finetune"])
-    files = [write_examples(tmp_path / f"{split}.csv", 20, seed=1) for split in ("train", "dev")]
-    where = ["--model_name_or_path", str(finished_run / "discriminator"), "--output_dir", str(tmp_path / "tuned")]
-    flags = [
-        *("--benchmark", "own", "--task_name", "reviews", "--train_file", files[0], "--validation_file", files[1]),
-        *("--text_column_name", "review", "--label_column_name", "verdict", "--use_cpu", "True", "--max_steps", "2"),
-        *("--disable_tqdm", "True", "--push_to_hub", "True", "--hub_model_id", PREFIX, "--base_model", "lab/encoder"),
-    ]
+    flags = {**review_flags(tmp_path), "model_name_or_path": finished_run / "discriminator", "benchmark": "own"}
+    flags |= {"output_dir": tmp_path / "tuned", "max_steps": 2, "push_to_hub": True, "hub_model_id": PREFIX}
+    flags["base_model"] = "lab/encoder"
     if failure is not None:
         hub.fail(".", **failure)
-    assert finetune.main([*where, *flags]) == (failure is not None)
+    assert run_finetune(**flags) == (failure is not None)
     hub.failures.clear()
     assert publish.main(["--run", str(tmp_path / "tuned"), "--resume"]) == 0
     (model,) = (tmp_path / "tuned").glob("reviews/*/model/model.safetensors")
@@ -100,7 +95,7 @@ def test_a_fine_tuning_publishes_its_model_or_leaves_it_to_resume(failure, finis
     # One task of it, with its key; and what is said about the model stays when it is pushed again.
     assert publish.main(["--run", str(tmp_path / "tuned/reviews"), "--resume", "--license", "mit"]) == 0
     assert not (tmp_path / "tuned/reviews/publish.json").exists()
-    assert finetune.main([*where, *flags]) == 0
+    assert run_finetune(**flags) == 0
     assert b"license: mit" in hub.files(f"{PREFIX}-reviews")["README.md"]
     assert hub.asked(COMMIT) == 2
 

@@ -1,9 +1,12 @@
+import resource
+import sys
+
 import pytest
 import torch
 
 from hf_electra_rtd import RTDTrainingArguments
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.training.arguments import fraction_steps, settle_products
+from hf_electra_rtd.training.arguments import fraction_steps, keep_freed_memory, settle_products
 
 
 def test_what_is_given_wins_over_the_recipe_of_a_size():
@@ -78,3 +81,16 @@ def test_a_fraction_is_complete_at_the_end_of_its_step():
     assert fraction_steps([1.0, 0.5, 0.07], 100) == {7: 0.07, 50: 0.5, 100: 1.0}
     assert fraction_steps([0.001, 0.0625], 10) == {1: 0.0625}  # the largest of those that come to one step
     assert fraction_steps(None, 10) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing changes")
+def test_memory_that_a_tensor_frees_is_there_for_the_next_one():
+    keep_freed_memory()
+
+    def count_page_faults():
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.empty(2**24).fill_(1)  # 64 MB, beyond what glibc keeps by default: 16,384 pages
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    counts = [count_page_faults() for _ in range(4)]
+    assert min(counts) < 1000, counts

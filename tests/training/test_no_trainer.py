@@ -30,10 +30,18 @@ def train(tmp_path, corpus, monkeypatch):
     return run
 
 
-def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train):
+ELECTRIC = ("--objective", "electric", "--generator_type", "two_tower")
+
+
+@pytest.mark.parametrize("flags", [(), (*ELECTRIC, "--masking", "span")])
+def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train, flags, capsys):
     mains = {"trainer": pretrain.main, "loop": pretrain_no_trainer.main}
-    one, other = (train(main, name) for name, main in mains.items())
-    names = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
+    one, other = (train(main, name, *flags) for name, main in mains.items())
+    shown = capsys.readouterr().out
+    assert (f"score --model {one}" in shown) == ("generator/ for stock" not in shown) == bool(flags)
+    assert (one / "generator").exists() != bool(flags)
+    parts = ("", "discriminator/") if flags else ("", "generator/", "discriminator/")
+    names = [f"{part}model.safetensors" for part in parts]
     weights = [(one / name).read_bytes() for name in names]
     assert [(other / name).read_bytes() for name in names] == weights
     records = [PretrainingRecord.load(directory) for directory in (one, other)]
@@ -48,11 +56,11 @@ def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train):
         directory = one.parent / name
         flip(next((directory / "checkpoint-6").glob("r*_state*")))  # one bit of the random numbers
         with pytest.raises(ValueError, match=r"checkpoint-6 cannot be read: r\w*_states?\w*\.p\w+ missing or altered"):
-            train(main, name, "--resume_from_checkpoint", str(directory / "checkpoint-6"))
+            train(main, name, *flags, "--resume_from_checkpoint", str(directory / "checkpoint-6"))
         (directory / "run_record.json").unlink()
-        train(main, name, "--resume_from_checkpoint", "latest")
+        train(main, name, *flags, "--resume_from_checkpoint", "latest")
         assert [(directory / part).read_bytes() for part in names] == weights
-    load_for_detection(str(one.parent / "loop" / "checkpoint-6"))
+    load_for_detection(str(one.parent / "loop" / "checkpoint-6"), as_is=bool(flags))
     with pytest.raises(ValueError, match=r"written by RTDTrainer, so pretrain_no_trainer\.py cannot resume"):
         train(pretrain_no_trainer.main, "trainer", "--resume_from_checkpoint", "latest")
 

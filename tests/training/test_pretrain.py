@@ -286,6 +286,7 @@ def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, cap
         ({"train_files": "nothing/*.txt"}, "nothing"),
         ({"sharing": "some"}, "no sharing='some'"),
         ({"mask_probability": 1.5}, r"mask_probability is 1\.5"),
+        ({"masking": "words"}, "--masking: there is no 'words'"),
         ({"resume_from_checkpoint": "latest"}, "no complete checkpoint"),
         ({"resume_from_checkpoint": "elsewhere"}, "elsewhere cannot be read.*not a whole checkpoint"),
         ({"two_stage_from": "run"}, "Leave --model_config out"),

@@ -128,7 +128,7 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
     [
         ({"max_steps": 2}, "step 3, but --max_steps is 2"),
         ({"seed": 1}, "seed was 42, now 1"),
-        ({"mask_probability": 0.3}, r"mask_probability was 0\.15, now 0\.3"),
+        ({"mask_probability": 0.3, "masking": "word"}, r"mask_probability was .*masking was token, now word"),
         ({"gradient_accumulation_steps": 2}, "sequences_per_step was 8, now 16"),
         ({"more": {"sharing": "gdes", "temperature": 0.5}}, r"sharing was .*gdes; .*temperature was 1\.0, now 0\.5"),
         ({"more": {"discriminator_weight": 20.0}}, r"discriminator_weight was 50\.0, now 20\.0"),

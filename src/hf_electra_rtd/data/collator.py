@@ -11,14 +11,33 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import SequenceBatch
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
+from hf_electra_rtd.data.corruption import fill
 from hf_electra_rtd.data.tokenization import check_tokenizer
+from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.files import known_names
-from hf_electra_rtd.ops import IGNORED, choose_masked_positions, counter_uniforms, num_masked, randomness
+from hf_electra_rtd.ops import (
+    IGNORED,
+    MORE_UNIFORMS,
+    Grouping,
+    choose_masked_groups,
+    choose_masked_positions,
+    counter_uniforms,
+    num_masked,
+    randomness,
+)
+from hf_electra_rtd.ops.sampling import TEMPERATURES
 
 
-# How the positions to mask are drawn, by name: (candidates_BL, uniforms_BL, counts_B, K) -> positions_BK.
-MASKING: dict[str, Callable[[Tensor, Tensor, Tensor, int], Tensor]] = {"token": choose_masked_positions}
+# What is masked together: single tokens (None), or groups of words. Lengths of MacBERT (arXiv:2004.13922, section 4)
+# and of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p = 0.2, at most 10.
+_GEOMETRIC = [0.8**length for length in range(10)]
+MASKING: dict[str, Grouping | None] = {
+    "token": None,
+    "word": Grouping((1.0,), is_aligned=False),
+    "ngram": Grouping((0.4, 0.3, 0.2, 0.1), is_aligned=False),
+    "span": Grouping(tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC), is_aligned=True),
+}
 
 
 class DataCollatorForRTD:
@@ -30,13 +49,20 @@ class DataCollatorForRTD:
     round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100. [CLS] and [SEP] count
     in L.
 
+    `masking` is `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on average): what is masked
+    together, and becomes [MASK] or stays together. The number of masked tokens is the same: the last group is cut. The
+    others need the beginnings of words, which block files hold; of plain features they are a column `word_starts`, or
+    those of WordPiece.
+
     With a seed, masks and samples are a function of it, of each sequence's `stream_position`, which
     [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
     the batch. Without a seed they are drawn from torch's generator.
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
-    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. Raises ValueError for
-    sequences that it cannot use.
+    `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
+    stream positions (B,), the temperatures of sampling (B,), which are then returned as `sampling_temperature`. Where
+    a stream has samples (`SequenceStream.corrupted`), there is `corrupted_input_ids` (B, L) in place of both. Raises
+    ValueError for sequences that it cannot use.
     """
 
     def __init__(
@@ -47,6 +73,7 @@ class DataCollatorForRTD:
         masking: str = "token",
         seed: int | None = None,
         max_seq_length: int | None = None,
+        temperature: Callable[[np.ndarray], np.ndarray] | None = None,
     ) -> None:
         self.mask_probability, self.keep_probability = mask_probability, keep_probability
         check_ranges(self)
@@ -54,7 +81,8 @@ class DataCollatorForRTD:
         if masking not in MASKING:
             raise ValueError(f"There is no masking {masking!r}. {known_names(masking, MASKING, 'kinds')}")
         self.tokenizer, self.masking = tokenizer, masking
-        self.seed, self.max_seq_length = seed, max_seq_length
+        self.seed, self.max_seq_length, self.temperature = seed, max_seq_length, temperature
+        self._grouping, self._continues = MASKING[masking], tokens_that_continue(tokenizer)
         self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
 
     def __call__(self, features: SequenceBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -75,12 +103,20 @@ class DataCollatorForRTD:
 
         # Uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
         num_slots = min(num_masked(self.mask_probability, length), length)
-        uniforms = self._uniforms(batch, length + 3 * num_slots)
+        uniforms = self._uniforms(batch, length + 3 * num_slots, randomness.MASKING)
         choosing_BL, keeping_BK = uniforms[:, :length], uniforms[:, length : length + num_slots]
         sampling_B2K = uniforms[:, length + num_slots :]
-        counts_B = torch.tensor([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
-        candidates_and_uniforms = torch.from_numpy(candidates_BL), torch.from_numpy(choosing_BL)
-        positions_BK = MASKING[self.masking](*candidates_and_uniforms, counts_B, num_slots).numpy()
+        counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
+        if self._grouping is None:
+            candidates, choosing, counts = map(torch.from_numpy, (candidates_BL, choosing_BL, counts_B))
+            positions_BK = choose_masked_positions(candidates, choosing, counts, num_slots).numpy()
+        else:
+            more_BM = self._uniforms(batch, length + MORE_UNIFORMS, randomness.GROUPING)
+            words = (candidates_BL, self._word_starts(batch), self._grouping)
+            positions_BK, groups_BK = choose_masked_groups(*words, choosing_BL, more_BM, counts_B, num_slots)
+            is_new_BK = np.diff(groups_BK, prepend=-1) != 0
+            firsts_BK = np.maximum.accumulate(np.where(is_new_BK, np.arange(num_slots), 0), axis=1)
+            keeping_BK = np.take_along_axis(keeping_BK, firsts_BK, axis=1)  # one number a group
 
         used_BK = positions_BK >= 0
         positions_BK = np.maximum(positions_BK, 0)
@@ -97,11 +133,25 @@ class DataCollatorForRTD:
         }
         if padded:
             arrays["attention_mask"] = real_BL.astype(np.int64)
-        if self.seed is not None:
+        if batch.samples is not None:
+            arrays["corrupted_input_ids"] = fill(batch.samples, input_ids_BL, positions_BK, used_BK)
+        elif self.seed is not None:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
+            if self.temperature is not None and batch.stream_positions is not None:
+                arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _uniforms(self, batch: SequenceBatch, count: int) -> np.ndarray:
+    def _word_starts(self, batch: SequenceBatch) -> np.ndarray:
+        if batch.word_starts is not None:
+            return batch.word_starts
+        if self._continues is None:
+            raise ValueError(
+                f"--masking {self.masking} needs to know where words begin, and these sequences do not say it. "
+                "Prepare the text again (hf-electra-rtd prepare), or give plain features a column word_starts."
+            )
+        return ~self._continues[batch.ids]
+
+    def _uniforms(self, batch: SequenceBatch, count: int, purpose: int) -> np.ndarray:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
@@ -109,7 +159,15 @@ class DataCollatorForRTD:
                 "With a seed, each sequence needs its stream_position. Wrap the dataset in SequenceStream (and set "
                 "remove_unused_columns=False with a plain Trainer), or leave the seed out."
             )
-        return counter_uniforms(self.seed, randomness.MASKING, batch.stream_positions, count)
+        return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
+
+
+def falling_temperature(
+    positions_B: np.ndarray, num_positions: int, schedule: str, start: float, end: float, decay: float
+) -> np.ndarray:
+    """Temperatures (B,) at places in a stream of `num_positions` sequences; held-out ones have that of the end."""
+    temperatures_B = TEMPERATURES[schedule](positions_B / num_positions, start, end, decay)
+    return np.where(positions_B < HELD_OUT_POSITION, temperatures_B, end)
 
 
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:
@@ -131,4 +189,9 @@ def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> S
         second_segments[place] -= int(np.sum(np.asarray(feature.get("token_type_ids", [0]))[:size]))
     positions = [feature.get("stream_position") for feature in features]
     stream_positions = None if None in positions else np.array(positions, dtype=np.int64)
-    return SequenceBatch(matrix, lengths, second_segments, stream_positions)
+    word_starts = None
+    if all("word_starts" in feature for feature in features):
+        word_starts = np.zeros(matrix.shape, dtype=bool)
+        for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
+            word_starts[place, :size] = feature["word_starts"][:size]
+    return SequenceBatch(matrix, lengths, second_segments, stream_positions, word_starts)

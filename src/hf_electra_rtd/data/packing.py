@@ -1,7 +1,7 @@
 """From tokenized lines to sequences of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
 A packer takes lines in order (`add_lines`, then `finish`) and returns the sequences that became complete. How lines
-are split into calls does not matter.
+are split into calls does not matter. A token is an id, with the bit `WORD_START` where a word begins.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ ONE_SEGMENT_SHARE = 0.1
 SHORT_SHARE = 0.05
 SHORTEST = 5
 
-_ID, _END, _MARK = 2**32 - 1, 2**32, 2**33  # bits of a pending item: the id, and what `FullPacker` knows about it
+WORD_START = 2**32  # bit of a token that begins a word, beside its id
+_ID = WORD_START - 1
+_TOKEN, _END, _MARK = 2**33 - 1, 2**33, 2**34  # bits of a pending item: the token, and what `FullPacker` knows of it
 
 
 class PackedSequence(NamedTuple):
-    """`ids` int64 (at most L,); `second_segment` is where segment B begins, or the length if there is none."""
+    """`tokens` int64 (at most L,), ids with `WORD_START` where a word begins; `second_segment` is where segment B
+    begins, or the length if there is none."""
 
-    ids: np.ndarray
+    tokens: np.ndarray
     second_segment: int
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.tokens & _ID
 
 
 class PackingTokens(NamedTuple):
-    """The ids that packing knows: special tokens, ends of sentences, and marks that may follow an end."""
+    """What packing knows: the special tokens, and the ids of ends of sentences and marks that may follow an end."""
 
     cls: int
     sep: int
@@ -65,8 +72,8 @@ class FullPacker:
         self._pending: list[np.ndarray] = []
         self._num_pending = 0
 
-    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
-        stops = lengths.cumsum()
+    def add_lines(self, tokens: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
+        stops, ids = lengths.cumsum(), tokens & _ID
         line_stops = stops[lengths > 0] - 1
         ends = np.isin(ids, self.tokens.sentence_ends)
         closed = np.zeros_like(ends)  # a closing mark ends the sentence in place of the full stop before it
@@ -75,7 +82,7 @@ class FullPacker:
         ends[:-1] &= ~closed[1:]
         ends |= closed
         ends[line_stops] = True
-        items = ids + ends * np.int64(_END)
+        items = tokens + ends * np.int64(_END)
 
         # A document without a token leaves no mark.
         places = np.unique(stops[document_ends])
@@ -97,7 +104,7 @@ class FullPacker:
         if not self._pending:
             return []
         items, length, start = np.concatenate(self._pending), self.max_seq_length, 0
-        ids, is_mark = items & _ID, (items >= _MARK).tobytes()
+        tokens, is_mark = items & _TOKEN, (items >= _MARK).tobytes()
         cls, sep = np.array([self.tokens.cls]), np.array([self.tokens.sep])
         # The place after each end that no document's [SEP] follows, as Python numbers: they are looked up singly.
         splits = (np.flatnonzero((items[:-1] & _END > 0) & (items[1:] < _MARK)) + 1).tolist()
@@ -118,7 +125,8 @@ class FullPacker:
                     second_segment, stop = second_segment + 1, stop - 1
             if len(items) < stop:
                 break
-            parts = (ids[start:stop],) if stop - start == length - 2 else (ids[start:split], sep, ids[split:stop])
+            whole = stop - start == length - 2
+            parts = (tokens[start:stop],) if whole else (tokens[start:split], sep, tokens[split:stop])
             sequences.append(PackedSequence(np.concatenate((cls, *parts, sep)), second_segment))
             start = stop
         self._num_sequences += len(sequences)
@@ -153,11 +161,11 @@ class OriginalPacker:
         self._num_pending = 0
         self._target = max_seq_length
 
-    def add_lines(self, ids: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
+    def add_lines(self, tokens: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
         sequences: list[PackedSequence] = []
         start = 0
         for stop, ends_document in zip(lengths.cumsum().tolist(), document_ends.tolist(), strict=True):
-            self._lines.append(ids[start:stop].tolist())
+            self._lines.append(tokens[start:stop].tolist())
             self._num_pending += stop - start
             start = stop
             if self._num_pending >= self._target or ends_document:
@@ -208,5 +216,6 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
         )
     known = tokenizer.get_vocab()
     signs = ([known[sign] for sign in group if sign in known] for group in (SENTENCE_ENDS, CLOSING_MARKS))
-    tokens = PackingTokens(tokenizer.cls_token_id, tokenizer.sep_token_id, *signs)
+    special = (token + WORD_START for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    tokens = PackingTokens(*special, *signs)
     return PACKERS[name](tokens, max_seq_length, seed)

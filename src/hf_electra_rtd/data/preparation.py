@@ -26,9 +26,10 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, writing_blocks
-from hf_electra_rtd.data.packing import get_packer
+from hf_electra_rtd.data.packing import WORD_START, get_packer
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
-from hf_electra_rtd.data.tokenization import check_tokenizer, get_backend, tokenizer_hash
+from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
 from hf_electra_rtd.files import naming
 from hf_electra_rtd.ops import randomness
 from hf_electra_rtd.records import count_cores
@@ -56,6 +57,7 @@ def prepare_blocks(
     drop_duplicates: str = "no",
     disable_progress: bool = False,
     sha256: str | None = None,
+    word_segmenter: str | Segmenter | None = None,
 ) -> tuple[BlockFile, BlockFile | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
@@ -67,12 +69,15 @@ def prepare_blocks(
     The same text and settings find what was prepared before; with the hash `sha256` and sources of the same names and
     weights, without reading them. `num_proc`, the threads that tokenize (by default one a core), changes no result.
 
+    `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words.
+
     Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
     OSError if the files cannot be written.
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
     check_ranges(SimpleNamespace(**recipe, num_proc=num_proc))
     check_tokenizer(tokenizer)
+    segmenter, segmenter_name = get_segmenter(word_segmenter)
     if drop_duplicates not in ("no", "exact"):
         raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: no, exact.")
     given = [[source] if isinstance(source, Source) else parse_sources(os.fspath(source)) for source in sources]
@@ -82,6 +87,7 @@ def prepare_blocks(
     paths = [Path(directory) / f"{part}{BLOCK_SUFFIX}" for part in (name, "held_out")[: 2 if held_out_share else 1]]
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
+    described["word_segmenter"] = segmenter_name
     found = _find(paths, described | {"max_seq_length": max_seq_length})
     if found and found[0].header.sha256 == sha256:
         before = [(source["name"], source["weight"]) for source in found[0].header.sources]
@@ -100,9 +106,11 @@ def prepare_blocks(
         with ExitStack() as stack:
             writers = [stack.enter_context(writing_blocks(path, max_seq_length, len(tokenizer))) for path in paths]
             counts = np.zeros((2, 3), dtype=np.int64)
-            for part, ids, lengths, document_ends in _encode(tokenizer, reader.chunks(), num_proc or count_cores()):
-                counts[part] += document_ends.sum(), len(ids), (ids == tokenizer.unk_token_id).sum()
-                writers[part].write(packers[part].add_lines(ids, lengths, document_ends))
+            encoder, num_threads = LineEncoder(tokenizer, segmenter), num_proc or count_cores()
+            for part, tokens, lengths, document_ends in _encode(encoder, reader.chunks(), num_threads):
+                num_unknown = (tokens % WORD_START == tokenizer.unk_token_id).sum()
+                counts[part] += document_ends.sum(), len(tokens), num_unknown
+                writers[part].write(packers[part].add_lines(tokens, lengths, document_ends))
             for part, (writer, packer) in enumerate(zip(writers, packers, strict=True)):
                 writer.write(packer.finish())
                 documents, tokens, unknown = counts[part].tolist()
@@ -250,20 +258,15 @@ class _Reader:
 
 
 def _encode(
-    tokenizer: PreTrainedTokenizerBase, chunks: Iterator[_Chunk], num_threads: int
+    encoder: LineEncoder, chunks: Iterator[_Chunk], num_threads: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
     """The part of each chunk, in order, and what `add_lines` takes. The tokenizer works in threads while the caller
     reads and packs."""
     # Its own pool of threads has one size for the life of the process, and does not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    backend = get_backend(tokenizer)
 
     def encode(chunk: _Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
-        encoded = backend.encode_batch_fast(chunk.lines, add_special_tokens=False)
-        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
-        # `ids` makes a list of Python integers: one line's at a time.
-        ids = np.fromiter(chain.from_iterable(line.ids for line in encoded), dtype=np.uint32, count=int(lengths.sum()))
-        return chunk.part, ids, lengths, np.frombuffer(chunk.document_ends, dtype=bool)
+        return chunk.part, *encoder(chunk.lines), np.frombuffer(chunk.document_ends, dtype=bool)
 
     waiting: deque[Future[Any]] = deque()
     with ThreadPoolExecutor(num_threads) as threads:

@@ -26,6 +26,7 @@ from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.words import get_segmenter
 
 
 logger = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ class DataArguments:
     held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.")
     drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
     num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.")
+    word_segmenter: str | None = flag(
+        None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
+    )
     packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
     vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.")
@@ -65,6 +69,7 @@ class DataArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        get_segmenter(self.word_segmenter)
 
     def set_default_text(self, files: Sequence[str]) -> None:
         """Takes `files` where no text is named."""
@@ -132,11 +137,13 @@ def get_sequences(
     directory: Path,
     tokenizer: PreTrainedTokenizerBase,
     trained_on: str | None = None,
+    called: str = "Training",
 ) -> tuple[BlockFile, BlockFile | None]:
     """The training and the held-out sequences, prepared from text, or of block files.
 
     The main process prepares, and verifies what is there; others open it without reading all of it. `trained_on` is
-    the hash of the training sequences of a run that is resumed. Raises ValueError for files that cannot be used.
+    the hash of the training sequences of a run that is resumed; the log says what they are `called`. Raises ValueError
+    for files that cannot be used.
     """
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
@@ -151,12 +158,14 @@ def get_sequences(
             found = file.header.max_seq_length
             if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
                 raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")
+            if data.word_segmenter and (by := file.header.word_segmenter) != get_segmenter(data.word_segmenter)[1]:
+                raise ValueError(f"The words of {file.path} were found by {by}. Leave --word_segmenter out.")
             if found != length:
                 remedy = f"Use --max_seq_length {found}, or prepare the text again."
                 raise ValueError(f"{file.path} has sequences of {found} tokens, not {length}. {remedy}")
             return file, None
         if is_main:
-            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates")}
+            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
             options |= {"name": name, "sha256": trained_on if name == "train" else None}
             return prepare_blocks(sources, tokenizer, directory, length, **options)
@@ -176,7 +185,7 @@ def get_sequences(
                 )
     elif is_main and not share:
         (directory / f"held_out{BLOCK_SUFFIX}").unlink(missing_ok=True)  # its text is trained on now
-    for what, file in (("Training", train), ("Held out", held_out)):
+    for what, file in ((called, train), ("Held out", held_out)):
         if file is not None:
             num_sequences, length = len(file), file.header.max_seq_length
             filled = file.header.num_tokens / (num_sequences * length)

@@ -7,10 +7,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from hf_electra_rtd.files import read_json, reading, writing
 
@@ -91,6 +93,19 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
         raise ValueError(f"{name} has no {', no '.join(wrong)} of its own: ELECTRA needs {', '.join(SPECIAL_TOKENS)}.")
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
+
+
+def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Raises ValueError, with the `name`, for a model (a directory or a Hub id) whose own tokenizer has other tokens.
+    One without a tokenizer passes: nobody knows its tokens."""
+    here = {"_raise_exceptions_for_missing_entries": False}
+    if not any(cached_file(source, file, **here) for file in ("tokenizer.json", "vocab.txt")):
+        return
+    theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
+    if theirs != ours:
+        first, second = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
+        told = f"where it has {first}, {tokenizer.name_or_path} has {second}"
+        raise ValueError(f"{name} has other tokens than the tokenizer: {told}. Name its own (--tokenizer).")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:

@@ -32,6 +32,7 @@ from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
+from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
 
 
@@ -260,6 +261,7 @@ class FineTuning:
         task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
         checkpoint, library = _newest_checkpoint(directory)
         PartialState().wait_for_everyone()  # all have read what the main one may delete
+        keep_freed_memory()
         if checkpoint is not None:
             products.use_library(library)
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")

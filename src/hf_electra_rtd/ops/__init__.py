@@ -9,7 +9,10 @@ vocabulary.
 from hf_electra_rtd.ops.dropout import attention_with_dropout, draw_dropout_bits, dropout
 from hf_electra_rtd.ops.masking import (
     IGNORED,
+    MORE_UNIFORMS,
+    Grouping,
     MaskedSlots,
+    choose_masked_groups,
     choose_masked_positions,
     masked_slots,
     num_masked,

@@ -11,6 +11,7 @@ a chunk.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +40,14 @@ class LossSum(NamedTuple):
         return self.total / self.num_items.clamp(min=1)
 
 
+class Policy(NamedTuple):
+    """What learning from the reward of samples needs."""
+
+    log_p: Tensor  # (...) of the drawn ids; it has a gradient
+    entropies: Tensor  # (...) of their distribution, in nats
+    hidden: Tensor  # (..., H) the encoder's output, without gradient
+
+
 class MaskedPrediction(NamedTuple):
     """What a masked language model, or another generator, says of masked tokens."""
 
@@ -46,24 +55,31 @@ class MaskedPrediction(NamedTuple):
     predictions: Tensor  # (...) int64, the most likely ids
     sampled: Tensor | None = None  # (...) int64, drawn ids; None where no uniforms were given
     logits: Tensor | None = None  # (..., V), where they were asked for
+    policy: Policy | None = None
+    log_normalizers: Tensor | None = None  # (...), log of the sum of the exponentials of all logits
+    # Of a generator that sees no token but reckons with all: from ids (B, L), their log-probabilities (B, L), without
+    # gradient.
+    log_prob_of: Callable[[Tensor], Tensor] | None = None
 
 
 class Sampling(NamedTuple):
     """How ids are drawn."""
 
     uniforms: Tensor  # (..., 2) in [0, 1)
-    temperature: float = 1.0  # of the softmax; 0.0 takes the most likely id
+    temperature: float | Tensor = 1.0  # of the softmax, also one for each row (...); 0.0 takes the most likely id
     disallow_correct: bool = False  # never draw the label
 
     @property
     def from_softmax(self) -> bool:
         """Whether ids are drawn from the softmax as it is."""
-        return self.temperature == 1.0 and not self.disallow_correct
+        is_tempered = isinstance(self.temperature, Tensor) or self.temperature != 1.0
+        return not (is_tempered or self.disallow_correct)
 
     def draw(self, logits: Tensor, labels: Tensor, rows: slice = slice(None)) -> Tensor:
         """Ids, int64 (R,), from the logits (R, V) and labels (R,) of some rows."""
         forbidden = labels if self.disallow_correct else None
-        return sample_tokens(logits, self.uniforms[rows], self.temperature, forbidden)
+        of_rows = self.temperature[rows] if isinstance(self.temperature, Tensor) else self.temperature
+        return sample_tokens(logits, self.uniforms[rows], of_rows, forbidden)
 
 
 def predict_masked(
@@ -88,15 +104,17 @@ def predict_masked(
         max_logits = _CPU_CHUNK if device_type == "cpu" else _CHUNK
     num_rows = max(1, max_logits // len(weight_VE))
     if sampling is not None:
-        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2))
+        of_rows = sampling.temperature.flatten() if isinstance(sampling.temperature, Tensor) else sampling.temperature
+        sampling = sampling._replace(uniforms=sampling.uniforms.flatten(0, -2), temperature=of_rows)
     grad = torch.is_grad_enabled()  # which the forward pass of a Function does not see
-    total, losses_N, predictions_N, sampled_N = _Predict.apply(
+    total, losses_N, predictions_N, sampled_N, log_normalizers_N = _Predict.apply(
         *(hidden_ME.flatten(0, -2), weight_VE, bias_V, labels_M.flatten()), sampling, num_rows, product_dtype, grad
     )
     return MaskedPrediction(
         LossSum(total, losses_N.view_as(labels_M), labels_M.ne(IGNORED).sum()),
         predictions_N.view_as(labels_M),
         None if sampling is None else sampled_N.view_as(labels_M),
+        log_normalizers=log_normalizers_N.view_as(labels_M),
     )
 
 
@@ -109,6 +127,7 @@ def predict_from_logits(logits_MV: Tensor, labels_M: Tensor, sampling: Sampling 
         LossSum(losses_N.sum(), losses_N.detach().view_as(labels_M), labels_M.ne(IGNORED).sum()),
         most_likely(known),
         None if sampling is None else sampling.draw(known, labels_M),
+        log_normalizers=known.logsumexp(dim=-1),
     )
 
 
@@ -124,10 +143,10 @@ class _Predict(torch.autograd.Function):
         num_rows: int,
         product_dtype: torch.dtype,
         grad: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         inputs = (hidden_NE, weight_VE, bias_V)
         dtype = torch.float64 if hidden_NE.dtype == torch.float64 else torch.float32
-        losses_N = hidden_NE.new_empty(labels_N.shape, dtype=dtype)
+        losses_N, log_normalizers_N = (hidden_NE.new_empty(labels_N.shape, dtype=dtype) for _ in range(2))
         predictions_N, sampled_N = torch.empty_like(labels_N), torch.empty_like(labels_N)
         sums = [
             torch.zeros_like(each, dtype=dtype) if grad and needed else None
@@ -141,15 +160,17 @@ class _Predict(torch.autograd.Function):
                 logits_RV = linear(hidden_RE, weight_VE, bias_V)
                 if sampling is not None and not sampling.from_softmax:
                     sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)
-                softmax_RV, losses_N[rows], predictions_N[rows] = _soften(logits_RV, labels_R, dtype)
+                softmax_RV, losses_N[rows], predictions_N[rows], log_normalizers_N[rows] = _soften(
+                    logits_RV, labels_R, dtype
+                )
                 if sampling is not None and sampling.from_softmax:
                     sampled_N[rows] = sample_weights(softmax_RV, sampling.uniforms[rows])
                 if any(each is not None for each in sums):
                     _add_gradients(sums, rows, _gradient(softmax_RV, labels_R).to(product_dtype), hidden_RE, weight_VE)
         ctx.save_for_backward(*sums)
         ctx.dtypes = [each.dtype for each in inputs]
-        ctx.mark_non_differentiable(losses_N, predictions_N, sampled_N)
-        return losses_N.sum(), losses_N, predictions_N, sampled_N
+        ctx.mark_non_differentiable(losses_N, predictions_N, sampled_N, log_normalizers_N)
+        return losses_N.sum(), losses_N, predictions_N, sampled_N, log_normalizers_N
 
     @staticmethod
     @once_differentiable
@@ -161,17 +182,19 @@ class _Predict(torch.autograd.Function):
         return (*scaled, None, None, None, None, None)
 
 
-def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Softmax, in the memory of the logits where their dtype allows; losses; most likely ids."""
+def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Softmax, in the memory of the logits where their dtype allows; losses; most likely ids; logarithms of what the
+    softmax divides by."""
     used_R = labels_R.ne(IGNORED)
     of_label_R = _at(logits_RV, labels_R.clamp(min=0)).to(dtype)
     predictions_R = most_likely(logits_RV)
     of_best_R = _at(logits_RV, predictions_R).to(dtype)
     out = {"out": logits_RV} if logits_RV.dtype == dtype else {"dtype": dtype}
     softmax_RV = torch.softmax(logits_RV, dim=-1, **out)
-    # -log softmax at the label; that of the most likely id, at least 1 / V, has a logarithm.
-    losses_R = of_best_R - of_label_R - _at(softmax_RV, predictions_R).log()
-    return softmax_RV, losses_R.where(used_R, 0.0), predictions_R
+    # The softmax of the most likely id, at least 1 / V, has a logarithm.
+    log_best_R = _at(softmax_RV, predictions_R).log()
+    losses_R = of_best_R - of_label_R - log_best_R
+    return softmax_RV, losses_R.where(used_R, 0.0), predictions_R, of_best_R - log_best_R
 
 
 def _gradient(softmax_RV: Tensor, labels_R: Tensor) -> Tensor:

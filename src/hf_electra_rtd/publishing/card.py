@@ -15,6 +15,7 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 
 from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.cli import flag
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.publishing.hub import EVAL_RESULTS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, markdown_table, results_table, summarize
@@ -46,7 +47,9 @@ _METRICS = {
 # The settings that a card shows, and those that every size of the paper has: defaults of `ElectraConfig` and of
 # google-research/electra.
 _SETTINGS = (
+    *("generator", "generator_objective", "generator_learning_rate", "clip_separately"),
     *("objective", "sharing", "generator_hidden_size", "generator_weight", "discriminator_weight", "temperature"),
+    *("freeze_generator", "temperature_schedule", "temperature_start", "temperature_decay"),
     *("initialization", "sequences_per_step", "max_steps", "max_seq_length", "vocab_size", "learning_rate"),
     *("lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("bias_correction", "max_grad_norm", "mask_probability", "keep_probability", "masking", "hidden_dropout_prob"),
@@ -55,8 +58,11 @@ _SETTINGS = (
 _PAPER = {
     **{"objective": "rtd", "initialization": "stock", "bias_correction": False, "hidden_dropout_prob": 0.1},
     **{"attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings"},
-    **{"temperature": 1, "discriminator_weight": 50},
+    **{"masking": "token", "generator": "masked_lm", "generator_objective": "mle"},
+    **{"temperature": 1, "discriminator_weight": 50, "freeze_generator": False, "temperature_schedule": "constant"},
 }
+# Flags that name networks that were trained before.
+_SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
 _FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
@@ -98,11 +104,11 @@ def pretraining_card(
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
     step = fraction.step if fraction else record.steps
-    detects = str(record.model["objective"]).startswith("rtd")
-    kind = ("detector" if detects else "encoder") if part == "discriminator" else part
+    what = kind_of(record.model)
+    kind = what if part == "discriminator" else part
     fills = part == "generator" or (part == "discriminator" and record.model["objective"] == "mlm")
     described = record.arguments.get("model", {})
-    started = [described.get(name) for name in ("generator", "discriminator", "two_stage_from") if described.get(name)]
+    started = [described.get(name) for name in _SOURCES if described.get(name)]
     size = None if started or described.get("model_config") else described.get("size")
     reference = size if size and SIZES[size].is_published else "small"
     recipe, tasks = SIZES[reference].pretraining, {run.task for run in own}
@@ -124,11 +130,12 @@ def pretraining_card(
         **{"record": record, "part": part, "kind": kind, "fills": fills, "repo_id": repo_id, "card": card},
         **{"size": size, "fraction": fraction, "step": step, "planned": planned, "started": started},
         tokens=record.tokens * step / record.steps,
-        main="discriminator" if detects else "encoder",
+        main="encoder" if what == "encoder" else "discriminator",
         related=[other for name, other in (related or {}).items() if name != part],
         branches=[f"step-{entry['step']}" for entry in record.fractions] if branches else [],
         seconds=fraction.train_seconds if fraction else record.train_seconds,
         held_out=_held_out(record, step),
+        changes=_changes(record) if step == record.steps else [],
         results=results_table([*shown, *others], published=size is not None) if own else "",
         cautions=_cautions(shown, others),
         settings=_settings(record, reference, planned),
@@ -182,6 +189,12 @@ def fine_tuned_card(
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
         results=results_table([_named(r, repo_id) for r in records], published=False) if len(records) > 1 else "",
     )
+
+
+def kind_of(model: Mapping[str, Any]) -> str:
+    """What the discriminator of a pair with this configuration is, for its readers."""
+    traits = OBJECTIVE_TRAITS[model["objective"]]
+    return "energies" if traits.needs_noise else "detector" if traits.predicts == "replaced" else "encoder"
 
 
 def model_card(config: Mapping[str, Any], repo_id: str) -> str:
@@ -319,6 +332,15 @@ def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
     return {key.removeprefix("eval_"): value for key, value in values.items() if key.startswith(prefixes)}
 
 
+def _changes(record: PretrainingRecord) -> list[tuple[str, Any, Any, Any, Any]]:
+    """Each metric of a run that was evaluated before its first step: of new text before and after, and of old text."""
+    columns = [
+        record.before_and_after.get(text, {}).get(when, {}) for text in ("new", "old") for when in ("before", "after")
+    ]
+    names = [name for name in columns[0] if name not in ("loss", "bigram_auc")]
+    return [(f"`{name}`", *(column.get(name, "") for column in columns)) for name in names]
+
+
 def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[tuple[str, Any, Any]]:
     """Name, value, and the paper's for a size where it is another one."""
     args, model, main = record.arguments["training"], record.model, record.model["discriminator_config"]
@@ -327,9 +349,11 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
     here |= {per_step: record.sequences / record.steps, "seed": str(args["seed"])}
     paper = {**_PAPER, **size.pretraining, per_step: size.pretraining["per_device_train_batch_size"]}
     if model["generator_config"]:
-        here["generator_hidden_size"] = model["generator_config"]["hidden_size"] / main["hidden_size"]
+        width = model["generator_config"].get("hidden_size") or model["generator_config"]["dim"]  # DistilBERT
+        here["generator_hidden_size"] = width / main["hidden_size"]
         paper["generator_hidden_size"] = size.generator_hidden_size
-    return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in _SETTINGS if n in here]
+    shown = [name for name in _SETTINGS if here.get(name) is not None]
+    return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in shown]
 
 
 def _license_of_text(record: PretrainingRecord) -> str:
@@ -345,6 +369,8 @@ def _command(record: PretrainingRecord) -> str:
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
     flags |= {name: training[name] for name in _FLAGS if name in training}
+    if flags.get("continue_from"):
+        del flags["size"]  # it follows from the networks
     sources = record.data.get("train", {}).get("sources", [])
     places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
     words = [PACKAGE, "pretrain"]

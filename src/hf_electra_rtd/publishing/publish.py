@@ -26,6 +26,7 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 
 from hf_electra_rtd.cli import flag, parse_arguments, run
+from hf_electra_rtd.configuration_electra_rtd import exports_generator
 from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
@@ -84,11 +85,11 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
 def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[str] = PARTS[:2]) -> dict[str, str]:
     """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
     tokens is `NAME-encoder`."""
-    ids, names = {}, {} if str(model["objective"]).startswith("rtd") else {"discriminator": "encoder"}
+    ids, names = {}, {"discriminator": "encoder"} if cards.kind_of(model) == "encoder" else {}
     for part in parts:
         if part not in PARTS:
             raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
-        if part != "generator" or model.get("generator_config") is not None:
+        if part != "generator" or exports_generator(model["objective"], model["generator"]):
             ids[part] = _repo_id(hub_model_id, names.get(part, part))
     if not ids:
         raise ValueError(f"--parts {' '.join(parts)}: this run has no generator. Publish another part.")

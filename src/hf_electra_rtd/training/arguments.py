@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +16,16 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy
 
 from hf_electra_rtd.cli import check_ranges, flag
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.data.collator import MASKING
+from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import get_size
 
 
 logger = logging.getLogger(__name__)
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
 _ADVICE = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 
@@ -37,6 +43,7 @@ class RTDTrainingArguments(TrainingArguments):
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.")
     mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
+    masking: str = flag("token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).")
     keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")
     bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
     exact_loss_normalization: bool = flag(
@@ -51,10 +58,16 @@ class RTDTrainingArguments(TrainingArguments):
     )
     # Paper, Table 6; google-research/electra model/optimization.py.
     learning_rate: float = flag(5e-4, "The base learning rate.")
+    generator_learning_rate: float | None = flag(
+        None, "The base learning rate of what only the generator has; shared tensors are the discriminator's."
+    )
     warmup_steps: float = flag(10_000, "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; not for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
     max_grad_norm: float = flag(1.0, "Global gradient norm to clip at.")
+    clip_separately: bool = flag(
+        False, "Clip the gradients of generator and discriminator apart; shared tensors are the discriminator's."
+    )
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
@@ -73,7 +86,13 @@ class RTDTrainingArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.masking not in MASKING:
+            raise ValueError(f"--masking: there is no {self.masking!r}. {known_names(self.masking, MASKING, 'kinds')}")
         check_hub_options(self)
+        if self.clip_separately and self.max_grad_norm == 0:
+            raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
+        if self.generator_learning_rate is not None and self.optim not in ("adamw_torch", "adamw_torch_fused"):
+            raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
         self.bf16_is_open = self.bf16 is None and not self.fp16
         settle_by_device(self)
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
@@ -129,12 +148,13 @@ def settle_by_device(args: TrainingArguments) -> None:
 
 
 def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
-    """On a CPU, settles which library multiplies and, where neither flag nor launcher says it, whether in bfloat16: a
-    run that is resumed goes on as the manifest of its checkpoint (`before`) says, a new one is in float32, and the log
-    says where bfloat16 would be clearly faster. Every process must call it, before its Trainer is made; all do what
-    suits the main one."""
+    """On a CPU, keeps freed memory and settles which library multiplies and, where neither flag nor launcher says it,
+    whether in bfloat16: a run that is resumed goes on as the manifest of its checkpoint (`before`) says, a new one is
+    in float32, and the log says where bfloat16 would be clearly faster. Every process must call it, before its Trainer
+    is made; all do what suits the main one."""
     if args.device.type != "cpu":
         return
+    keep_freed_memory()
     found: list[Any] = [None]
     if args.process_index == 0:
         found = [(before or {}).get("products") or products.library()]
@@ -148,6 +168,27 @@ def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mappin
             logger.info("The run goes on in bfloat16, as its checkpoint.")
     elif args.process_index == 0 and hidden_size >= _WIDE and (gain := products.bfloat16_gain()) > _ADVICE:
         logger.info(f"Matrix products in bfloat16 would be {gain:.1f} times as fast as in float32 here: --bf16 True.")
+
+
+def keep_freed_memory() -> None:
+    """Lets the C library keep what tensors on the CPU free for those that come next. By default glibc gives large
+    blocks back to the system, which hands them out again page by page: up to a tenth of a step. Elsewhere nothing
+    changes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:
+    """Writes the mask probability of a run, and the special tokens of its tokenizer, into the configuration of its
+    pair. Raises ValueError for a pair that learns from another mask probability."""
+    if config.traits.needs_noise and config.mask_probability != args.mask_probability:
+        what = f"mask_probability={config.mask_probability:g}, but the run masks {args.mask_probability:g}"
+        raise ValueError(f"The pair was made with {what}: its loss needs the same in both (--mask_probability).")
+    config.mask_probability = args.mask_probability
+    if tokenizer is not None:
+        config.take_special_tokens(tokenizer)
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:

@@ -55,9 +55,13 @@ _RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_r
 # What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
 _OF_MODEL = (
     *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
-    *("disallow_correct", "sampling_dropout"),
+    "generator_objective",
+    *("disallow_correct", "sampling_dropout", "temperature_schedule", "temperature_start", "temperature_decay"),
 )
-_OF_OPTIMIZER = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction")
+_OF_OPTIMIZER = (
+    *("learning_rate", "generator_learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    "bias_correction",
+)
 SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
 
@@ -148,9 +152,11 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
     sequences = stream.sequences
     return described | {
         "sequences": sequences.header.sha256 if isinstance(sequences, BlockFile) else len(sequences),
+        "corrupted": None if stream.corrupted is None else stream.corrupted.header.sha256,
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
         "mask_probability": args.mask_probability,
+        "masking": args.masking,
         "keep_probability": args.keep_probability,
     }
 

@@ -24,13 +24,14 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerState
 
 from hf_electra_rtd.accounting import format_duration
+from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import PretrainingRecord
-from hf_electra_rtd.training.meters import NEAR_CHANCE
+from hf_electra_rtd.training.meters import NEAR_CHANCE, OLD
 
 
 # A training log shows the loss of each network and one number of how well it does.
@@ -70,7 +71,7 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
         for name, value in metrics.items():
             short = name.removeprefix(f"{prefix}{network}_")
             if short != name and value is not None:
-                style = ".4f" if short == "loss" else ".3f" if short.startswith("auc") else ".1%"
+                style = ".4f" if short in ("loss", "entropy") else ".3f" if short.startswith("auc") else ".1%"
                 parts.append(f"{short.replace('_', ' ').replace('auc', 'AUC')} {value:{style}}")
         if parts:
             predicts = network == "discriminator" and f"{prefix}discriminator_recall" not in metrics
@@ -78,18 +79,22 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
     return described
 
 
+def _metrics_of_networks(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
+    return [f"{name}: {text}" for name, text in describe_metrics(metrics, prefix).items()]
+
+
 def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     """The line for a log of training steps or of an evaluation; None for other logs. The time left is that of
     training steps, as many as are left, at the speed of those that were trained."""
     step, max_steps = state.global_step, max(1, state.max_steps)
     parts = [f"step {step:,}/{max_steps:,} ({step / max_steps:.0%})"]
-    if "eval_discriminator_loss" in logs:
-        parts += ["HELD-OUT", *(f"{name}: {text}" for name, text in describe_metrics(logs, "eval_").items())]
-        return "  ".join(parts)
+    for title, prefix in (("HELD-OUT", "eval_"), ("OLD TEXT", OLD)):
+        if f"{prefix}discriminator_loss" in logs:
+            return "  ".join([*parts, title, *_metrics_of_networks(logs, prefix)])
     if "discriminator_loss" not in logs:
         return None
     brief = {name: value for name, value in logs.items() if name in _BRIEF}
-    parts += [f"loss {logs['loss']:.3f}", *(f"{name}: {text}" for name, text in describe_metrics(brief).items())]
+    parts += [f"loss {logs['loss']:.3f}", *_metrics_of_networks(brief)]
     if "sampled_accuracy" in logs:
         parts.append(f"samples right {logs['sampled_accuracy']:.1%}, tokens replaced {logs['replaced_share']:.1%}")
     parts += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"lr {logs['learning_rate']:.2e}"]
@@ -252,7 +257,11 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
 
 
 def print_summary(
-    record: PretrainingRecord, output_dir: str, held_out: SequenceStream | None, collator: DataCollatorForRTD
+    record: PretrainingRecord,
+    output_dir: str,
+    stream: SequenceStream,
+    held_out: SequenceStream | None,
+    collator: DataCollatorForRTD,
 ) -> None:
     """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out
     metrics, and what to do next. The model is read from `output_dir`, where it lies whole even if it was sharded."""
@@ -260,6 +269,7 @@ def print_summary(
     metrics, detects = describe_metrics(record.metrics, "eval_"), config.traits.predicts == "replaced"
     if detects and held_out is not None:
         model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
+        count_text(model, stream, collator.tokenizer)
         count = min(len(held_out), max(_SENTENCES, _SCORED_TOKENS // (collator.max_seq_length or 128)))
         sequences = read_tokens(model, collator, held_out.__getitems__(range(count)))
         tokens = [token for sequence in sequences for token in sequence]
@@ -281,16 +291,25 @@ def print_summary(
         "parameters": f"{counts}, together {record.parameters['total']:,}",
         "FLOPs": format_flops(record.flops),
         **{f"{name}, held out": text for name, text in metrics.items()},
+        **{
+            f"{text} text, {when}": "; ".join(_metrics_of_networks(values))
+            for text, times in record.before_and_after.items()
+            for when, values in times.items()
+            if (text, when) != ("new", "after")  # which stands above
+        },
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
     output_dir = str(Path(output_dir))
-    towers, run = "/ and ".join(names), shlex.quote(output_dir)
+    towers = "/ and ".join(name for name in names if name != "generator" or config.exports_generator)
+    run = shlex.quote(output_dir)
     held = f"{output_dir} holds {towers}/ for stock transformers, and the joint model for more training. Next:"
     console.print(held, markup=False, soft_wrap=True)
     program = "hf-electra-rtd"
     if shutil.which(program) is None:  # no PATH leads to the environment that runs
         program = shlex.quote(os.path.relpath(Path(sys.executable).with_name(program)))
-    commands = [f'detect --model {run} "A sentence of your own."'] if detects else []
+    shows = "score --model" if config.traits.needs_noise else "detect --model"
+    as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
+    commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []
     tuned = f"--output_dir {run}-tuned --train_file YOUR.csv  # columns text, label"
     commands.append(f"finetune --model_name_or_path {run} {tuned}")
     if not record.arguments["training"].get("push_to_hub"):

@@ -26,13 +26,14 @@ from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
-from hf_electra_rtd.ops import IGNORED, masked_slots, num_masked
+from hf_electra_rtd.ops import masked_slots, num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import read_fractions
 
 
 logger = logging.getLogger(__name__)
 
+OLD = "eval_old_"  # begins the names of metrics of the text before, in a run that goes on on other text
 NEAR_CHANCE = 0.6  # an area under the ROC curve that replacements give away without their context
 _LEAST_RISE = 0.01
 
@@ -108,6 +109,16 @@ def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -
         model.yardsticks = (CountedBigram(sequences, vocab_size, masked_only),)
 
 
+@contextmanager
+def without_yardsticks(model: ElectraForRTDPretraining) -> Iterator[None]:
+    """Inside, held-out sequences are measured without them."""
+    yardsticks, model.yardsticks = model.yardsticks, ()
+    try:
+        yield
+    finally:
+        model.yardsticks = yardsticks
+
+
 @torch.no_grad()
 def held_out_tensors(measures: Sequence[Measure], output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> list[Tensor]:
     """What a batch contributes to the metrics, by sequence, so that it can be gathered over processes and trimmed: the
@@ -126,9 +137,11 @@ def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarr
 
 
 @torch.no_grad()
-def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
-    """The [`held_out_metrics`] with the prefix `eval_`, over all processes; for a loop without the Trainer. Model and
-    loader are as `accelerator` prepared them."""
+def evaluate_held_out(
+    model: nn.Module, loader: DataLoader, accelerator: Accelerator, prefix: str = "eval_"
+) -> dict[str, float]:
+    """The [`held_out_metrics`] with the prefix, over all processes; for a loop without the Trainer. Model and loader
+    are as `accelerator` prepared them."""
     unwrapped: Any = accelerator.unwrap_model(model)
     training = model.training
     model.eval()
@@ -138,13 +151,28 @@ def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Acceler
         parts.append([tensor.cpu().numpy() for tensor in tensors])
     model.train(training)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return {f"eval_{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
+    return {f"{prefix}{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
 
 
-def evaluation_at(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The held-out metrics that were last logged at a step; empty where none were."""
-    logs = [log for log in log_history if log["step"] == step and "eval_loss" in log]
-    return {name: value for name, value in logs[-1].items() if name.startswith("eval_")} if logs else {}
+def evaluation_at(step: int, log_history: Sequence[dict[str, Any]], prefix: str = "eval_") -> dict[str, Any]:
+    """The held-out metrics, named with `prefix`, that were last logged at a step; empty where none were."""
+    logs = [log for log in log_history if log["step"] == step and f"{prefix}loss" in log]
+    return {name: value for name, value in logs[-1].items() if name.startswith(prefix)} if logs else {}
+
+
+def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The metrics of the `new` and the `old` held-out text, without their prefix, before the first step and at the
+    last; without a text that was not evaluated before the first."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for text, prefix in (("new", "eval_"), ("old", OLD)):
+        for when, at in (("before", 0), ("after", step)):
+            metrics = evaluation_at(at, log_history, prefix)
+            if metrics and (when == "before" or text in found):
+                whole = {name.removeprefix(prefix): value for name, value in metrics.items()}
+                found.setdefault(text, {})[when] = {
+                    name: value for name, value in whole.items() if not name.endswith(("runtime", "_per_second"))
+                }
+    return found
 
 
 # ---- Signs of trouble ----
@@ -212,11 +240,12 @@ def warn_if_flat(state: TrainerState) -> None:
 
 
 def count_items(model: ElectraForRTDPretraining, inputs: dict[str, Tensor]) -> Tensor:
-    """The counts that both losses of a batch are means over: float32 (2,), masked tokens and tokens that the
-    discriminator's loss covers."""
+    """The counts that both losses of a batch are means over: float32 (2,), tokens that the generator's loss covers and
+    those of the discriminator's."""
     slots = masked_slots(inputs["input_ids"], inputs.get("masked_positions"), inputs["labels"])
     covered = model.objective.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
-    return torch.stack([slots.labels.ne(IGNORED).sum(), covered]).float()
+    learnt = model.proposals.num_items(inputs["input_ids"], slots, inputs.get("attention_mask"))
+    return torch.stack([learnt, covered]).float()
 
 
 def exact_loss(
@@ -245,11 +274,12 @@ def make_record(
     command: str | None = None,
     started: str | None = None,
     arguments: dict[str, Any] | None = None,
+    old_held_out: Any = None,
 ) -> records.PretrainingRecord:
-    """The record of a run so far. `stream` and `held_out` are streams or any datasets. `arguments` are groups beside
-    `training`."""
+    """The record of a run so far. `stream`, `held_out` and `old_held_out` are streams or any datasets. `arguments` are
+    groups beside `training`."""
     step, num_sequences = state.global_step, state.global_step * args.sequences_per_step
-    data = {"train": stream} if held_out is None else {"train": stream, "held_out": held_out}
+    parts = {"train": stream, "held_out": held_out, "old_held_out": old_held_out}
     return records.PretrainingRecord(
         command=command or records.public_command(sys.argv),
         started=started or records.utc_now(),
@@ -257,7 +287,7 @@ def make_record(
         arguments=records.public({**(arguments or {}), "training": args.to_dict()}),
         model=records.public(model.config.to_dict()),
         parameters=count_parameters(model),
-        data={name: _describe(sequences) for name, sequences in data.items()},
+        data={name: _describe(sequences) for name, sequences in parts.items() if sequences is not None},
         hardware=records.collect_hardware(),
         versions=records.collect_versions(),
         steps=step,
@@ -267,6 +297,7 @@ def make_record(
         flops=count_flops(model, args, num_sequences),
         curves=list(state.log_history),
         metrics=evaluation_at(step, state.log_history),
+        before_and_after=before_and_after(step, state.log_history),
         fractions=[asdict(fraction) for fraction in read_fractions(args, state.max_steps, step)],
     )
 

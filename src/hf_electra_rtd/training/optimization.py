@@ -8,10 +8,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 
@@ -63,17 +66,35 @@ class ElectraAdamW(torch.optim.AdamW):
         return result
 
 
-def get_parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def get_parameter_groups(
+    model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None
+) -> list[dict[str, Any]]:
     """Two groups: everything else with weight decay, biases and LayerNorm without, as in google-research/electra
-    (`exclude_from_weight_decay`). A tied tensor appears once; frozen parameters not at all."""
+    (`exclude_from_weight_decay`). A tied tensor appears once; frozen parameters not at all. With
+    `generator_learning_rate`, two more like them follow: what only the generator of a pair has, at that rate."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
-    decayed: list[nn.Parameter] = []
-    exempt: list[nn.Parameter] = []
+    own = set() if generator_learning_rate is None else set(map(id, split_parameters(model)["generator"]))
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    if own:
+        groups += [{**group, "params": [], "lr": generator_learning_rate} for group in groups]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            (exempt if id(parameter) in exempted or name.endswith("bias") else decayed).append(parameter)
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": exempt, "weight_decay": 0.0}]
+            is_exempt = id(parameter) in exempted or name.endswith("bias")
+            groups[2 * (id(parameter) in own) + is_exempt]["params"].append(parameter)
+    return groups
+
+
+def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
+    """The parameters of a pair, each once: those that only the `generator` has, and the `discriminator`'s, which owns
+    what is shared."""
+    own = {id(parameter) for name, parameter in pair.named_parameters() if name.startswith("generator")}
+    for part in (pair.discriminator, pair.main_head):
+        own -= set() if part is None else set(map(id, part.parameters()))
+    parts: dict[str, list[nn.Parameter]] = {"generator": [], "discriminator": []}
+    for parameter in pair.parameters():
+        parts["generator" if id(parameter) in own else "discriminator"].append(parameter)
+    return parts
 
 
 def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_training_steps: int) -> LambdaLR:
@@ -89,8 +110,31 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
 
 def make_optimizer(model: nn.Module, args: RTDTrainingArguments) -> ElectraAdamW:
     """The optimizer of a run."""
-    groups, betas = get_parameter_groups(model, args.weight_decay), (args.adam_beta1, args.adam_beta2)
+    groups = get_parameter_groups(model, args.weight_decay, args.generator_learning_rate)
+    betas = (args.adam_beta1, args.adam_beta2)
     return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
+
+
+def clip_gradients(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:
+    """Clips the gradients, and returns the norms before: `grad_norm`, and with `args.clip_separately`, which clips
+    those of [`split_parameters`] apart, `generator_grad_norm` and `discriminator_grad_norm`."""
+    most = args.max_grad_norm or math.inf
+    if not args.clip_separately:
+        return {"grad_norm": accelerator.clip_grad_norm_(pair.parameters(), most)}
+    accelerator.unscale_gradients()
+    norms: dict[str, Tensor] = {}
+    for name, parameters in split_parameters(pair).items():
+        norm: Any = nn.utils.clip_grad_norm_(parameters, most)
+        norms[f"{name}_grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return {"grad_norm": torch.stack(list(norms.values())).norm(), **norms}
+
+
+def check_balance(args: RTDTrainingArguments, freeze_generator: bool = False, **options: Any) -> None:
+    """Raises ValueError for flags that need a generator that learns, where options of `ElectraRTDConfig` give none."""
+    learns = needs_generator_network(**options) and not freeze_generator
+    for name in ("generator_learning_rate", "clip_separately"):
+        if getattr(args, name) not in (None, False) and not learns:
+            raise ValueError(f"--{name} needs a generator that learns, and here nothing learns but the discriminator.")
 
 
 def make_schedule(optimizer: Optimizer, args: RTDTrainingArguments, num_training_steps: int) -> LambdaLR:

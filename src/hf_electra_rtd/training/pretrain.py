@@ -23,7 +23,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,14 @@ from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
+from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.blocks import SequenceStream
+from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
+from hf_electra_rtd.data.corruption import attach
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import lock_directory, naming, remove_directory
 from hf_electra_rtd.initialization import begin_on_neighbours
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
@@ -52,7 +55,9 @@ from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_products
+from hf_electra_rtd.training.continuation import continued_defaults
 from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model
+from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
 
@@ -69,6 +74,9 @@ class RunArguments:
 
     dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it takes, and stop.")
     overwrite_output_dir: bool = flag(False, "Delete the run that lies in --output_dir, and start anew.")
+    old_held_out_files: list[str] | None = flag(  # noqa: RUF009  # None can be shared
+        None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
+    )
 
 
 @dataclass
@@ -84,6 +92,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     stream: SequenceStream  # the training sequences, as long as the run
     held_out: SequenceStream | None
+    old_held_out: SequenceStream | None  # of the text that the networks were trained on before
     collator: DataCollatorForRTD
     model: ElectraForRTDPretraining
     record_facts: dict[str, Any]  # arguments of `make_record` that only the command line knows
@@ -115,6 +124,7 @@ def main(
             with _publication_of_its_own(run):
                 data = (run.stream, run.held_out, run.tokenizer, run.collator)
                 trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
+                trainer.old_held_out = run.old_held_out
                 prepare_output_dir(run)
             trainer.record_facts = run.record_facts
             trainer.train(resume_from_checkpoint=run.checkpoint)
@@ -128,7 +138,7 @@ def main(
         record = trainer.save_run()
         if not trainer.is_world_process_zero():
             return 0
-        console.print_summary(record, str(run.directory), run.held_out, run.collator)
+        console.print_summary(record, str(run.directory), run.stream, run.held_out, run.collator)
         return report(trainer.published, str(run.directory)) if run.args.push_to_hub else 0
 
 
@@ -149,7 +159,14 @@ def start(
         description=description,
         defaults=defaults,
         recipes={name: size.pretraining for name, size in SIZES.items()},
+        more_defaults=continued_defaults,
     )
+    if run_args.old_held_out_files and model_args.continue_from is None:
+        raise ValueError("--old_held_out_files is for --continue_from, which is not given.")
+    old = data_args.parse(run_args.old_held_out_files or [])
+    if model_args.extend_vocabulary is not None and any(source.is_prepared for source in old):
+        raise ValueError("--old_held_out_files: blocks hold ids of words before --extend_vocabulary. Name text.")
+    check_balance(args, **model_args.options)
     data_args.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
@@ -167,22 +184,49 @@ def start(
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
+            model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
+            model.config.mask_probability = args.mask_probability
+            if model_args.extend_vocabulary is not None:
+                extending = (model_args.extend_vocabulary, data_args, args, blocks, checkpoint)
+                extended = get_extended_tokenizer(tokenizer, *extending)
+                model.append_tokens(old_pieces(tokenizer, extended))
+                tokenizer = extended
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences)
-        model = build_model(model_args, tokenizer, args.max_seq_length)
+            old_held_out = _get_old_sequences(run_args, data_args, args, blocks, tokenizer)
+        args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, train, tokenizer, args.seed)
+        stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
+        collator = make_collator(tokenizer, args, model.config)
+        if model_args.corrupted is not None:
+            streams = {"train": stream, "held_out": held_out_positions}
+            attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
+        if run_args.old_held_out_files:
+            arguments["data"]["old_held_out_files"] = run_args.old_held_out_files
         yield Run(
             words,
             *(run_args, args, card, publication, checkpoint, tokenizer),
             model=model,
-            stream=fit_stream(train, args),
-            held_out=None if held_out is None else held_out_stream(held_out),
-            collator=make_collator(tokenizer, args),
+            stream=stream,
+            held_out=held_out_positions,
+            old_held_out=None if old_held_out is None else held_out_stream(old_held_out),
+            collator=collator,
             record_facts={"command": public_command(words), "started": started, "arguments": arguments},
         )
+
+
+def _get_old_sequences(
+    run_args: RunArguments, data: DataArguments, args: RTDTrainingArguments, blocks: Path, tokenizer: Any
+) -> BlockFile | None:
+    """What `--old_held_out_files` names, prepared as the held-out part, in a directory of its own."""
+    if not run_args.old_held_out_files:
+        return None
+    only: dict[str, Any] = {"train_files": run_args.old_held_out_files, "train_datasets": [], "held_out_files": None}
+    data, place = replace(data, **only, held_out_share=0.0), blocks / "old_held_out"
+    return get_sequences(data, args, place, tokenizer, called="Held-out old text")[0]
 
 
 def _settle_directory(
@@ -296,7 +340,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     model.to(device)  # type: ignore[arg-type]
 
     towers, counts = model.config.towers, count_parameters(model)
-    rows = [(key.replace("_", " "), *(f"{getattr(each, key):,}" for each in towers.values())) for key in _SIZES]
+    rows = [(key.replace("_", " "), *(str(getattr(each, key, "-")) for each in towers.values())) for key in _SIZES]
     rows.append(("parameters", *(f"{counts[name]:,}" for name in towers)))
     console.print_rows("The networks", rows, screen, ("", *towers))
     num_parameters = counts.pop("total")
@@ -305,6 +349,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
 
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            count_text(model, stream, run.collator.tokenizer)
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds = _time_steps(run)
     except torch.OutOfMemoryError:
@@ -357,10 +402,12 @@ def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
     args.max_steps, args.warmup_steps, args.learning_rate = 1 + _TIMED_STEPS, 0, 0.0
+    args.generator_learning_rate = None
     args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
     args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
-    args.report_to, args.push_to_hub, args.checkpoint_fractions = [], False, None
+    args.report_to, args.push_to_hub, args.checkpoint_fractions, args.eval_on_start = [], False, None, False
     few = SequenceStream(run.stream.sequences, args.max_steps * args.sequences_per_step, run.stream.seed)
+    few.corrupted = run.stream.corrupted
     trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
     trainer.remove_callback(console.RTDPrinterCallback)
     trainer.train()

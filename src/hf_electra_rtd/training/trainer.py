@@ -30,9 +30,11 @@ from transformers.trainer_utils import HubStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import INTERRUPTED
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD
+from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
@@ -41,9 +43,9 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_masking
 from hf_electra_rtd.training.console import RTDPrinterCallback, RTDProgressCallback
-from hf_electra_rtd.training.optimization import make_optimizer, make_schedule
+from hf_electra_rtd.training.optimization import check_balance, clip_gradients, make_optimizer, make_schedule
 
 
 logger = logging.getLogger(__name__)
@@ -82,10 +84,24 @@ def held_out_stream(sequences: Any) -> SequenceStream:
     return SequenceStream(sequences, shuffle=False, first_position=HELD_OUT_POSITION)
 
 
-def make_collator(tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments) -> DataCollatorForRTD:
-    """The collator of a run, with its masking and its seed."""
-    masking, length = (args.mask_probability, args.keep_probability), args.max_seq_length
-    return DataCollatorForRTD(tokenizer, *masking, seed=args.stream_seed, max_seq_length=length)
+def make_collator(
+    tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments, config: ElectraRTDConfig | None = None
+) -> DataCollatorForRTD:
+    """The collator of a run, with its masking and its seed, and with the schedule of a model's `config`. Call it after
+    `fit_stream`, which settles the length of the run."""
+    masking = (args.mask_probability, args.keep_probability, args.masking)
+    length, temperature = args.max_seq_length, None
+    if config is not None and config.temperature_schedule != "constant" and args.max_steps > 0:
+        temperature = partial(
+            falling_temperature,
+            num_positions=args.max_steps * args.sequences_per_step,
+            schedule=config.temperature_schedule,
+            start=config.temperature_start,
+            end=config.temperature,
+            decay=config.temperature_decay,
+        )
+    seed = args.stream_seed
+    return DataCollatorForRTD(tokenizer, *masking, seed=seed, max_seq_length=length, temperature=temperature)
 
 
 # ---- The trainer ----
@@ -130,10 +146,12 @@ class RTDTrainer(Trainer):
             raise ValueError(
                 f"One process drives {args.n_gpu} GPUs. Use `accelerate launch`, or CUDA_VISIBLE_DEVICES=0."
             )
+        check_balance(args, **vars(model.config))
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
-            data_collator = make_collator(processing_class, args)
+            train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
+            data_collator = make_collator(processing_class, args, model.config)
         if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             eval_dataset = None if eval_dataset is None else held_out_stream(eval_dataset)
@@ -142,17 +160,22 @@ class RTDTrainer(Trainer):
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
+        settle_masking(model.config, args, processing_class or getattr(data_collator, "tokenizer", None))
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
+        self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._background, self._private = Background(), args.hub_private_repo is not False
         self._saved: PretrainingRecord | None = None
         self._staging: Path | None = None  # where the checkpoint that is being written lies
         self._step_counts: Tensor | None = None
+        self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         self._collapsed = False
         self._directory = str(args.output_dir)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
+        if train_dataset is not None:
+            count_text(model, train_dataset, processing_class or getattr(data_collator, "tokenizer", None))
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
             meters.set_yardstick(model, self.train_dataset, self.eval_dataset)
@@ -187,6 +210,12 @@ class RTDTrainer(Trainer):
             self.lr_scheduler = make_schedule(chosen, self.args, num_training_steps)
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        if not self.args.clip_separately:
+            return super()._clip_grad_norm(model)
+        self._norms = clip_gradients(self.model, self.accelerator, self.args)
+        return self._norms.pop("grad_norm")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
         args, log_history = self.args, []
@@ -239,7 +268,11 @@ class RTDTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            return super().evaluate(*args, **kwargs)
+            metrics = super().evaluate(*args, **kwargs)
+            if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
+                with meters.without_yardsticks(self.model):  # they are of the new text
+                    super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
+            return metrics
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, *more: Any, **kwargs: Any) -> Any:
         if prediction_loss_only or not self._own_metrics:
@@ -255,6 +288,7 @@ class RTDTrainer(Trainer):
             meters.check_loss(self.state.global_step, logs["loss"])
             if measured := self.meters.drain(self.accelerator.reduce):
                 measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
+                logs |= {name: norm.item() for name, norm in self._norms.items()}
                 logs |= {**measured, "train_seconds": self.stopwatch.seconds}
                 self._warn_of_collapse(measured)
         stream = self.train_dataset
@@ -334,7 +368,7 @@ class RTDTrainer(Trainer):
     def make_record(self) -> PretrainingRecord:
         """The record of the run so far."""
         run = (self.model, self.args, self.train_dataset, self.eval_dataset, self.state, self.stopwatch.seconds)
-        return meters.make_record(*run, **self.record_facts)
+        return meters.make_record(*run, **{"old_held_out": self.old_held_out, **self.record_facts})
 
     def save_run(self) -> PretrainingRecord:
         """Writes the model, generator, discriminator, picture of the curves and record into `output_dir`, after an

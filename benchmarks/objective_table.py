@@ -1,0 +1,138 @@
+#!/usr/bin/env python
+"""Objectives, generators, maskings and modes of sharing at equal tokens, on the bundled corpus or your own.
+
+    python benchmarks/objective_table.py --output_dir runs/table                     # all rows, tiny, three seeds
+    python benchmarks/objective_table.py --output_dir runs/table --rows rtd electric --seeds 1 --max_steps 1500
+    python benchmarks/objective_table.py --output_dir runs/table --table_only        # of what is there
+
+Each row is a run of `hf-electra-rtd pretrain` in a directory of its own: a run that is finished is not repeated, so
+the same command goes on where it was stopped. What stands behind `--` goes to every run (`-- --train_files ...`). The
+table has the mean over seeds and, from two seeds on, its 95 % interval (Student's t).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from hf_electra_rtd.records import PretrainingRecord
+
+
+ROOT = Path(__file__).resolve().parents[1]
+CORPUS = ROOT / "examples" / "data" / "eltec_eng_excerpts.txt.gz"
+ROWS: dict[str, list[str]] = {
+    # What the discriminator learns (paper, Table 5; Electric).
+    "rtd": [],
+    "rtd_masked_only": ["--objective", "rtd_masked_only"],
+    "replace_mlm": ["--objective", "replace_mlm"],
+    "all_tokens_mlm": ["--objective", "all_tokens_mlm"],
+    "mlm": ["--objective", "mlm"],
+    "electric": ["--objective", "electric", "--generator_type", "two_tower"],
+    # Who proposes the tokens.
+    "two_tower": ["--generator_type", "two_tower"],
+    "adversarial": ["--generator_objective", "adversarial"],
+    "uniform": ["--generator_type", "uniform"],
+    "unigram": ["--generator_type", "unigram"],
+    "bigram": ["--generator_type", "bigram"],
+    # What is masked.
+    "word": ["--masking", "word"],
+    "ngram": ["--masking", "ngram"],
+    "span": ["--masking", "span"],
+    # What is shared.
+    "sharing none": ["--sharing", "none"],
+    "sharing word": ["--sharing", "word"],
+    "sharing gdes": ["--sharing", "gdes"],
+}
+COLUMNS = {
+    "generator loss": "eval_generator_loss",
+    "generator accuracy": "eval_generator_accuracy",
+    "replaced": "eval_replaced_share",
+    "AUC": "eval_discriminator_auc",
+    "bigram's AUC": "eval_bigram_auc",
+    "masked tokens right": "eval_discriminator_masked_accuracy",
+    "all tokens right": "eval_discriminator_token_accuracy",
+}
+
+
+def directory_of(output_dir: Path, row: str, seed: int) -> Path:
+    return output_dir / f"{row.replace(' ', '_')}_{seed}"
+
+
+def train(directory: Path, flags: list[str]) -> bool:
+    """Trains unless the run is there. Its output goes to a file beside it. False if it failed."""
+    if (directory / PretrainingRecord.FILE).exists():
+        return True
+    log = directory.with_suffix(".log")
+    command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", "--output_dir", str(directory), *flags]
+    with open(log, "w", encoding="utf-8") as file:
+        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+    if status == 130:
+        raise KeyboardInterrupt
+    print(f"{directory.name}: {'done' if status == 0 else f'FAILED with status {status}, see {log}'}", flush=True)
+    return status == 0
+
+
+def tell(values: list[float], digits: int = 3) -> str:
+    """The mean, and half of its 95 % interval."""
+    if not values:
+        return ""
+    mean = f"{np.mean(values):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.{digits}f}"
+
+
+def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
+    """In Markdown; rows of which no run is finished are left out."""
+    lines = [f"| row | runs | tokens | {' | '.join(COLUMNS)} | minutes |", "|---" * (len(COLUMNS) + 4) + "|"]
+    for row in rows:
+        files = [directory_of(output_dir, row, seed) / PretrainingRecord.FILE for seed in seeds]
+        records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        if not records:
+            continue
+        cells = [
+            tell([record["metrics"][name] for record in records if name in record["metrics"]])
+            for name in COLUMNS.values()
+        ]
+        minutes = tell([record["train_seconds"] / 60 for record in records], 1)
+        tokens = f"{np.mean([record['tokens'] for record in records]) / 1e6:.2f} M"
+        lines.append(f"| {row} | {len(records)} | {tokens} | {' | '.join(cells)} | {minutes} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, required=True, help="directory of the runs")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), metavar="ROW", help="(all)")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each row (%(default)s)")
+    parser.add_argument("--size", default="tiny", help="(%(default)s)")
+    parser.add_argument("--max_steps", type=int, help="(the recipe's)")
+    parser.add_argument("--table_only", action="store_true", help="print the table of what is there")
+    parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --: of every run")
+    args = parser.parse_args()
+    seeds, given = list(range(1, args.seeds + 1)), [flag for flag in args.flags if flag != "--"]
+    if "--train_files" not in given:
+        given += ["--train_files", str(CORPUS)]
+    if args.max_steps is not None:
+        given += ["--max_steps", str(args.max_steps)]
+    given += ["--size", args.size, "--disable_tqdm", "True", "--save_strategy", "no", "--report_to", "none"]
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    ended = True
+    try:
+        for seed in () if args.table_only else seeds:
+            for row in args.rows:
+                flags = [*ROWS[row], *given, "--seed", str(seed)]
+                ended &= train(directory_of(args.output_dir, row, seed), flags)
+    finally:
+        print(table(args.output_dir, args.rows, seeds))
+    return 0 if ended else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""New words for the vocabulary of a WordPiece tokenizer: which ones pay, and the tokenizer that has them."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, DataArguments
+from hf_electra_rtd.data.text import open_texts
+from hf_electra_rtd.data.tokenization import get_backend, keep_tokenizer, load_tokenizer
+
+
+logger = logging.getLogger(__name__)
+
+_LEAST_SEEN = 4  # times; a rarer word has too few examples to learn from
+_LEAST_PIECES = 3
+_MOST_KINDS = 1 << 20  # of parts of lines that are held at once
+_SHOWN = 8
+
+
+def get_extended_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    count: int,
+    data: DataArguments,
+    arguments: Any,
+    directory: Path,
+    checkpoint: str | None = None,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer with `count` new words of the training text, kept in `directory/tokenizer`; or that of the
+    checkpoint that a run resumes from. The other arguments are those of `prepare.get_tokenizer`.
+
+    Raises ValueError for a tokenizer that cannot be extended, and for text that does not support so many words.
+    """
+    if checkpoint or arguments.process_index:
+        extended = load_tokenizer(checkpoint or str(directory / TOKENIZER_DIRECTORY))
+        if (found := len(extended) - len(tokenizer)) != count:
+            raise ValueError(f"--extend_vocabulary {count}, but {checkpoint} has {found} new tokens. Give {found}.")
+        return extended
+    check_extensible(tokenizer)
+    sources = data.sources()
+    if any(source.is_prepared for source in sources):
+        raise ValueError("--extend_vocabulary chooses words from text, and --train_files are prepared blocks.")
+    with open_texts(sources, directory, arguments.disable_tqdm) as texts:
+        lines = chain.from_iterable(text.read("Counting words") for text in texts)
+        words = choose_words(lines, tokenizer, count)
+    shown = ", ".join(words[:_SHOWN])
+    logger.info(f"The vocabulary gets {count:,} new words, those that save the most tokens first: {shown}, ...")
+    extended = extend_tokenizer(tokenizer, words)
+    keep_tokenizer(extended, directory / TOKENIZER_DIRECTORY)
+    return extended
+
+
+def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError for a tokenizer that is no WordPiece, or has tokens that were added behind its vocabulary."""
+    backend: Any = tokenizer.backend_tokenizer
+    if (kind := type(backend.model).__name__) != "WordPiece":
+        reason = "whole words can be added to a WordPiece vocabulary alone: the others have merges or scores"
+        raise ValueError(f"--extend_vocabulary: the tokenizer is {kind}, and {reason}.")
+    if added := len(tokenizer) - backend.get_vocab_size(with_added_tokens=False):
+        reason = "new entries would take their ids. Put them into its vocab.txt"
+        raise ValueError(f"--extend_vocabulary: the tokenizer has {added} added tokens, and {reason}.")
+
+
+def choose_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, count: int) -> list[str]:
+    """The words of a text that save the most tokens, `times seen * (pieces - 1)`, as whole entries, best first.
+
+    Words are those of the tokenizer's own splitting, seen at least 4 times, of at least 3 pieces. A word behind which
+    the rest of a longer word of the text would have no pieces is left out. Raises ValueError for text with fewer.
+    """
+    backend, words = get_backend(tokenizer), Counter[str]()
+    for text, times in _count_parts(lines):
+        normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
+        for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
+            words[word] += times
+    pieces = {word: _pieces(backend.model, word) for word in words}
+    gains = {
+        word: times * (len(pieces[word]) - 1)
+        for word, times in words.items()
+        if times >= _LEAST_SEEN and len(pieces[word]) >= _LEAST_PIECES
+    }
+    while True:
+        ranked = sorted(gains, key=lambda word: (-gains[word], word))
+        if len(ranked) < count:
+            supported = f"the text supports {len(ranked):,} (seen {_LEAST_SEEN} times, {_LEAST_PIECES} pieces each)"
+            raise ValueError(f"--extend_vocabulary {count:,}: {supported}. Ask for fewer, or give more text.")
+        extended = _extended(backend, ranked[:count])
+        lost = tuple(word for word in words if pieces[word] and not _pieces(extended, word))
+        if not lost:
+            return ranked[:count]
+        for word in [word for word in ranked[:count] if any(longer.startswith(word) for longer in lost)]:
+            del gains[word]
+
+
+def extend_tokenizer(tokenizer: PreTrainedTokenizerBase, words: Sequence[str]) -> PreTrainedTokenizerBase:
+    """A tokenizer with the words as entries at the end of its vocabulary. Other ids stay, and so do those of every
+    text in which no word begins with a new one."""
+    extended = copy.deepcopy(tokenizer)
+    extended.backend_tokenizer.model = _extended(tokenizer.backend_tokenizer, words)
+    return extended
+
+
+def old_pieces(tokenizer: PreTrainedTokenizerBase, extended: PreTrainedTokenizerBase) -> list[list[int]]:
+    """The ids that the tokenizer gives each new token of the extended one, in the order of their ids."""
+    new = extended.convert_ids_to_tokens(list(range(len(tokenizer), len(extended))))
+    return [_pieces(tokenizer.backend_tokenizer.model, word) for word in new]
+
+
+def _pieces(model: Any, word: str) -> list[int]:
+    """The ids of a word; none for an unknown one."""
+    return [piece.id for piece in model.tokenize(word) if piece.value != model.unk_token]
+
+
+def _count_parts(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """What stands between white space, and how often, many lines at once: splitting each kind once is quicker."""
+    seen = Counter[str]()
+    for line in lines:
+        seen.update(line.split())
+        if len(seen) >= _MOST_KINDS:
+            yield from seen.items()
+            seen.clear()
+    yield from seen.items()
+
+
+def _extended(backend: Any, words: Sequence[str]) -> Any:
+    from tokenizers.models import WordPiece
+
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    vocabulary |= {word: index for index, word in enumerate(words, len(vocabulary))}
+    options = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
+    return WordPiece(vocabulary, **{name: getattr(backend.model, name) for name in options})

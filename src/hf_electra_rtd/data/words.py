@@ -1,0 +1,113 @@
+"""Where words begin, one bit a token, for masking by words: found when text is tokenized, and stored with the ids."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.packing import WORD_START
+from hf_electra_rtd.data.tokenization import get_backend
+from hf_electra_rtd.files import known_names
+
+
+Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
+BY_TOKENIZER = "tokenizer"  # named where there is no segmenter
+_MARKS = ("▁", "Ġ")  # before a word, in SentencePiece and in byte-level BPE
+
+
+@cache
+def _jieba() -> tuple[Segmenter, str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of 2020, it uses what Python and setuptools give up
+            import jieba
+    except ImportError as error:
+        remedy = "pip install 'hf-electra-rtd[zh]'"
+        raise ValueError(f"--word_segmenter jieba needs the package jieba ({error}): {remedy}") from None
+    segmenter = jieba.Tokenizer()
+    # `initialize` would trust a file that lies in the directory for temporary files.
+    segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())
+    segmenter.initialized = True
+    return segmenter.cut, f"jieba {jieba.__version__}"
+
+
+SEGMENTERS: dict[str, Callable[[], tuple[Segmenter, str]]] = {"jieba": _jieba}
+
+
+def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, str]:
+    """A segmenter by its name, one of one's own, or none (None), with the name and version that a block file keeps.
+
+    Raises ValueError for an unknown name, or a package that is not installed."""
+    if segmenter is None:
+        return None, BY_TOKENIZER
+    if callable(segmenter):
+        return segmenter, ".".join(getattr(segmenter, name, "?") for name in ("__module__", "__qualname__"))
+    if segmenter not in SEGMENTERS:
+        raise ValueError(f"There is no word segmenter {segmenter!r}. {known_names(segmenter, SEGMENTERS, 'ones')}")
+    return SEGMENTERS[segmenter]()
+
+
+def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
+    """Which tokens go on with a word, bool (V,): those with the ## of WordPiece. None where tokens do not show it: in
+    the others, a full stop looks like the rest of the word before it."""
+    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
+    return _tokens_with(tokenizer, (prefix,)) if prefix else None
+
+
+def _tokens_with(tokenizer: PreTrainedTokenizerBase, prefixes: tuple[str, ...]) -> np.ndarray:
+    found = np.zeros(len(tokenizer), dtype=bool)
+    for token, index in tokenizer.get_vocab().items():
+        found[index] = token.startswith(prefixes)
+    return found
+
+
+class LineEncoder:
+    """Tokenizes lines, and finds where words begin: without a segmenter, where WordPiece has no ##, and for other
+    tokenizers where a word of their pre-tokenizer begins, or a token with a mark of one; with a segmenter, where a
+    token begins at the place of the text where a word does."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
+        self.segmenter, self._backend = segmenter, get_backend(tokenizer)
+        self._continues, self._marked = tokens_that_continue(tokenizer), _tokens_with(tokenizer, _MARKS)
+
+    def __call__(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of some lines, int64 (N,): ids, with `WORD_START` where a word begins; and how many each line
+        has, int64. Raises ValueError for words that are not those of a line."""
+        is_seen = self.segmenter is None and self._continues is not None
+        encode = self._backend.encode_batch_fast if is_seen else self._backend.encode_batch
+        encoded = encode(lines, add_special_tokens=False)
+        lengths = np.fromiter(map(len, encoded), dtype=np.int64, count=len(encoded))
+
+        def join(values: Iterable[Sequence[int]]) -> np.ndarray:  # which are Python's numbers: one line's at a time
+            return np.fromiter(chain.from_iterable(values), dtype=np.int64, count=int(lengths.sum()))
+
+        ids = join(line.ids for line in encoded)
+        firsts = (lengths.cumsum() - lengths)[lengths > 0]
+        if self.segmenter is not None:
+            begins = join(self._word_starts(*pair) for pair in zip(lines, encoded, strict=True)) > 0
+        elif self._continues is not None:
+            begins = ~self._continues[ids]
+        else:
+            words = join(line.word_ids for line in encoded)
+            begins = self._marked[ids] | (np.diff(words, prepend=-1) != 0)
+        begins[firsts] = True
+        return ids + begins * WORD_START, lengths
+
+    def _word_starts(self, line: str, encoded: Any) -> list[int]:
+        """Of each token, whether a word begins at its place."""
+        starts, end = bytearray(len(line) + 1), 0
+        for word in self.segmenter(line):  # type: ignore[misc]
+            if (place := line.find(word, end)) < 0:
+                raise ValueError(f"The word segmenter made {word!r} of {line[end : end + 40]!r}: not the same text.")
+            starts[end] = starts[place] = 1  # what lies between words, as spaces may, stands apart
+            end = place + len(word)
+        starts[end] = 1
+        places = [first for first, _ in encoded.offsets]
+        # Several tokens can lie at one place: the bytes of a character, and what a ligature became.
+        return [starts[place] * (place != before) for place, before in zip(places, [-1, *places], strict=False)]

@@ -1,0 +1,59 @@
+"""How likely a model holds texts to be: the pseudo-log-likelihood, as a JSON line for each.
+
+    hf-electra-rtd score --model runs/electric "The chef cooked the meal." "The chef cooked the river."
+    hf-electra-rtd score --model runs/electric --file sentences.txt > scores.jsonl
+
+A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
+[SEP], in nats, and `num_tokens`. Without texts and --file, each line of the standard input is a text; empty lines are
+left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of the
+objective `electric` or `rtd_masked_only` (one pass a text), `rtd` or `mlm` (one pass a token; docs/objectives.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.files import reading
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="quote each")
+    parser.add_argument("--model", required=True, help="directory of a run or a checkpoint, or a Hub id")
+    parser.add_argument("--file", help="a text file, UTF-8, one text a line, in place of TEXT")
+    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time (%(default)s)")
+    arguments = parser.parse_args(argv)
+    check_ranges(arguments)
+    if arguments.texts and arguments.file is not None:
+        raise ValueError("Give either texts or --file.")
+    lines = arguments.texts or sys.stdin
+    if arguments.file is not None:
+        with reading(arguments.file, "It must be text in UTF-8."):
+            lines = Path(arguments.file).read_text(encoding="utf-8").split("\n")
+    disable_progress_bar()
+    model = ElectraForRTDPretraining.from_pretrained(arguments.model, dtype="float32")
+    if torch.accelerator.is_available():
+        model.to(torch.accelerator.current_accelerator())
+    tokenizer = load_tokenizer(arguments.model)
+    texts = filter(None, (line.strip() for line in lines))
+    while some := list(islice(texts, arguments.batch_size)):
+        found = model.token_log_likelihoods(some, tokenizer, arguments.batch_size)
+        for text, each in zip(some, found, strict=True):
+            line = {"text": text, "pseudo_log_likelihood": each.sum().item(), "num_tokens": len(each)}
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+
+
+if __name__ == "__main__":
+    run(main)

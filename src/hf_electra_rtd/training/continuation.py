@@ -1,0 +1,157 @@
+"""What a run goes on from: both towers of a pair that was saved, found by the name of one place."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.objectives import OBJECTIVES
+from hf_electra_rtd.recipes import SIZES, continued_recipe
+from hf_electra_rtd.sharing import SHARING
+from hf_electra_rtd.towers import CONFIG_FILE, read_config
+
+
+logger = logging.getLogger(__name__)
+
+_KINDS = (
+    "a finished run, a checkpoint, a saved pair, a directory with generator/ and discriminator/, or a discriminator"
+)
+
+
+@dataclass(frozen=True)
+class SavedPair:
+    """Where a pair lies."""
+
+    name: str  # as it was given
+    config: ElectraRTDConfig  # of the pair that is made of it
+    towers: dict[str, str]  # the place of each; none for a joint model, which holds both
+
+    @property
+    def tokenizer(self) -> str:
+        """The place of its tokenizer."""
+        return self.towers.get("discriminator", self.name)
+
+    @property
+    def size(self) -> str:
+        """The named size that it is, or is closest to."""
+        discriminator, generator = self.config.discriminator_config, self.config.generator_config
+        share = generator.hidden_size / discriminator.hidden_size if generator else 0.0
+
+        def distance(name: str) -> tuple[float, ...]:
+            shape = SIZES[name].architecture
+            lacks = (abs(getattr(discriminator, key) - shape[key]) for key in ("hidden_size", "num_hidden_layers"))
+            return (*lacks, abs(share - SIZES[name].generator_hidden_size))
+
+        return min(SIZES, key=distance)
+
+    def load(self) -> ElectraForRTDPretraining:
+        """The joint model, as `config` changes it."""
+        saved, config = self._load(), self.config
+        generator, discriminator = saved.generator, saved.discriminator
+        if config.generator_config is None:
+            generator = None
+        elif saved.config.sharing != config.sharing:  # what was one tensor in both need not be one any more
+            generator, discriminator = copy.deepcopy(generator), copy.deepcopy(saved.native_discriminator())
+            SHARING[config.sharing]().join(generator, discriminator)
+        pair = ElectraForRTDPretraining(config, generator, discriminator)
+        for mine, other in ((pair.main_head, saved.main_head), (pair.generator_head, saved.generator_head)):
+            if mine is not None and type(mine) is type(other):
+                mine.load_state_dict(other.state_dict())
+        return pair
+
+    def discriminator(self) -> Any:
+        """The discriminator, to make a new generator for it: a place or a model."""
+        return self.towers.get("discriminator") or copy.deepcopy(self._load().native_discriminator())
+
+    def _load(self) -> Any:
+        return ElectraForRTDPretraining.from_pretrained(self.name, dtype=torch.float32)
+
+    def describe(self) -> None:
+        """Logs both networks, and warns of a generator that is too strong."""
+        config = self.config
+        towers = config.towers.items()
+        shapes = ", ".join(f"{name}: {each.num_hidden_layers} layers of {each.hidden_size}" for name, each in towers)
+        logger.info(f"Going on from {self.name}. {shapes}; sharing: {config.sharing}; recipe of {self.size}.")
+        generator, width = config.generator_config, config.discriminator_config.hidden_size
+        if generator is not None and generator.hidden_size >= width and config.sharing != "all":
+            logger.warning(
+                f"The generator is as wide as the discriminator ({width}). So is that of the released small pair, and "
+                "its card warns of pre-training with it. --new_generator makes one of a quarter of the width."
+            )
+
+
+def continued_defaults(value_of: Callable[[str], str | None]) -> dict[str, Any]:
+    """The defaults that `--continue_from` brings, for `cli.parse_arguments`: the size of the pair, and its recipe."""
+    if (name := value_of("continue_from")) is None:
+        return {}
+    if value_of("size") is not None:
+        raise ValueError("--continue_from decides which networks there are. Leave --size out.")
+    try:
+        pair = find_pair(name, {}, new_generator=False)
+    except ValueError:  # which the other flags may remedy
+        pair = find_pair(name, {}, new_generator=True)
+    return {"size": pair.size, **continued_recipe(pair.size)}
+
+
+def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedPair:
+    """The pair that `--continue_from` names, as the other options of `ElectraRTDConfig` change it. Only configurations
+    are read. With `new_generator`, no other is looked for.
+
+    Raises ValueError for a place without towers, for towers that do not fit each other or the options, and for a
+    discriminator whose generator cannot be found.
+    """
+    directory = Path(name)
+    if directory.is_dir() and not (directory / CONFIG_FILE).is_file():
+        towers = {each: str(directory / each) for each in ("generator", "discriminator")}
+        towers = {each: place for each, place in towers.items() if (Path(place) / CONFIG_FILE).is_file()}
+        if "discriminator" not in towers:
+            raise ValueError(f"--continue_from {name}: there are no towers. Name {_KINDS}.")
+    elif (found := read_config(name)).get("model_type") == ElectraRTDConfig.model_type:
+        saved = ElectraRTDConfig.from_dict(found)
+        config = saved.changed(**options)
+        _check_objective(name, OBJECTIVES[saved.objective].main_tower_class.__name__, config)
+        is_there = saved.generator_config is not None and saved.generator == config.generator
+        if config.generator_config is not None and not (is_there or new_generator):
+            raise ValueError(f"--continue_from {name} has no {config.generator} generator. Add --new_generator.")
+        return SavedPair(name, config, {})
+    else:
+        towers = {"discriminator": name}
+        if not new_generator and exports_generator(**options):
+            towers["generator"] = _beside(name)
+    if new_generator or not exports_generator(**options):
+        towers.pop("generator", None)
+    elif "generator" not in towers:
+        raise ValueError(f"--continue_from {name} has no generator. Add --new_generator.")
+    configs: dict[str, Any] = {f"{each}_config": read_config(place) for each, place in towers.items()}
+    config = ElectraRTDConfig(**configs, **options)
+    for architecture in config.discriminator_config.architectures or ():
+        _check_objective(name, architecture, config)
+    return SavedPair(name, config, towers)
+
+
+def _beside(name: str) -> str:
+    """The generator that belongs to a discriminator, by its name."""
+    place, slash, last = name.rstrip("/").rpartition("/")
+    generator = place + slash + last.replace("discriminator", "generator")
+    if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
+        raise ValueError(
+            f"--continue_from {name} is one network, and there is no generator beside it, named as it is with "
+            f"'generator' for 'discriminator'. Name {_KINDS} with one; or add --new_generator."
+        )
+    return generator
+
+
+def _check_objective(name: str, architecture: str, config: ElectraRTDConfig) -> None:
+    if architecture != (needed := OBJECTIVES[config.objective].main_tower_class.__name__):
+        raise ValueError(
+            f"--continue_from {name}: in the discriminator's place is an {architecture}, and the objective "
+            f"{config.objective!r} goes on with an {needed}."
+        )

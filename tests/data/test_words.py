@@ -1,0 +1,189 @@
+import copy
+import re
+import sys
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import BertTokenizer, PreTrainedTokenizerFast
+
+from hf_electra_rtd import DataCollatorForRTD, SequenceStream
+from hf_electra_rtd.data import words
+from hf_electra_rtd.data.collator import MASKING
+from hf_electra_rtd.data.packing import WORD_START
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.ops import IGNORED
+from tests.conftest import make_text
+
+
+_TEXT = make_text(40, seed=1).replace(" .", ".").replace(" !", "!")
+_TEXT = _TEXT.replace("river", "rivers").replace("went", "saws").replace("said", "milling")
+LINES = _TEXT.split("\n")
+CHINESE = "我来到北京清华大学\n他来到了网易杭研大厦\n"  # with jieba's own segmentation, as its documentation has it
+SEGMENTED = [["我", "来到", "北京", "清华大学"], ["他", "来到", "了", "网易", "杭研", "大厦"]]
+
+
+def train(model, trainer, pre_tokenizer):
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizer
+    backend.train_from_iterator(LINES, trainer(vocab_size=350, show_progress=False, special_tokens=[*SPECIAL_TOKENS]))
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tokenizer):
+    def unigram(**options):
+        return trainers.UnigramTrainer(unk_token="[UNK]", **options)
+
+    def byte_level(**options):
+        return trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **options)
+
+    unigrams = train(models.Unigram(), unigram, pre_tokenizers.Metaspace())
+    of_lines = copy.deepcopy(unigrams)
+    of_lines.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(split=False)
+    return {
+        "WordPiece": tokenizer,
+        "byte-level BPE": train(models.BPE(), byte_level, pre_tokenizers.ByteLevel(add_prefix_space=False)),
+        "Unigram": unigrams,
+        "Unigram of whole lines": of_lines,
+    }
+
+
+def prepare(path, text, tokenizer, length=32, **options):
+    path.mkdir(exist_ok=True)
+    (path / "text.txt").write_text(text, encoding="utf-8")
+    return prepare_blocks([path / "text.txt"], tokenizer, path, length, disable_progress=True, **options)[0]
+
+
+def chinese(*more):
+    return BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted({*CHINESE}), *more])})
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("WordPiece", r"\w+|[^\w\s]"),
+        ("byte-level BPE", r" ?\w+| ?[^\w\s]+"),
+        ("Unigram", r" ?\S+"),
+        ("Unigram of whole lines", r" ?\S+"),
+    ],
+)
+def test_the_bits_of_a_block_file_are_the_words_of_the_text(tmp_path, tokenizers, name, word):
+    tokenizer, wanted, ids = tokenizers[name], [], []
+    for line in filter(None, LINES):
+        begins = {match.start() for match in re.finditer(word, line)}
+        encoded = tokenizer(line, add_special_tokens=False, return_offsets_mapping=True)
+        ids += encoded["input_ids"]
+        wanted += [start in begins for start, _ in encoded["offset_mapping"]]
+    assert 0.1 < np.mean(wanted) < 0.95
+    file = prepare(tmp_path, "\n".join(LINES), tokenizer)
+    batch = file.read(np.arange(len(file)))
+    special = np.isin(batch.ids, [tokenizer.cls_token_id, tokenizer.sep_token_id])
+    assert batch.word_starts[special].all()
+    packed = batch.word_starts[~special].tolist()
+    assert len(wanted) - 32 < len(packed)
+    assert batch.ids[~special].tolist() == ids[: len(packed)]
+    assert packed == wanted[: len(packed)]
+    assert file.header.word_segmenter == "tokenizer"
+
+
+def test_the_original_packing_cuts_the_bits_as_it_cuts_the_ids(tmp_path, tokenizer):
+    file = prepare(tmp_path, "\n".join(LINES), tokenizer, packing="original")
+    pieces = [index for token, index in tokenizer.get_vocab().items() if token.startswith("##")]
+    batch = file.read(np.arange(len(file)))
+    real = np.arange(32) < batch.lengths[:, None]
+    assert not real.all()
+    np.testing.assert_array_equal(batch.word_starts[real], ~np.isin(batch.ids, pieces)[real])
+
+
+def test_chinese_words_are_those_of_jieba_and_threads_change_nothing(tmp_path):
+    tokenizer, text = chinese("##er", "numb"), CHINESE * 9 + "numb er number 北京\n"
+    made = [prepare(tmp_path / str(n), text, tokenizer, 10, word_segmenter="jieba", num_proc=n) for n in (1, 3)]
+    assert Path(made[0].path).read_bytes() == Path(made[1].path).read_bytes()
+    assert re.fullmatch(r"jieba \d+\.\d+\.\d+", made[0].header.word_segmenter)
+    encoder = words.LineEncoder(tokenizer, words.get_segmenter("jieba")[0])
+    tokens, lengths = encoder(["numb number北京", *CHINESE.split()])
+    expected = [[1, 1, 0, 1, 0], *([int(i == 0) for word in line for i in range(len(word))] for line in SEGMENTED)]
+    assert (tokens >= WORD_START).tolist() == [bit > 0 for bit in chain(*expected)]
+    assert lengths.tolist() == [5, 9, 10]
+    by_character = prepare(tmp_path / "plain", text, tokenizer, 10)  # not found there, but prepared
+    assert by_character.header.word_segmenter == "tokenizer"
+    assert by_character.header.sha256 != made[0].header.sha256
+
+
+def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word_with_a_segmenter_of_ones_own(tmp_path, tokenizers):
+    def pairs(line):
+        return re.findall(r"\S\S?", line)
+
+    encoder = words.LineEncoder(tokenizers["byte-level BPE"], pairs)
+    tokens, _ = encoder(["水"])
+    assert (tokens >= WORD_START).tolist() == [True, False, False]
+    encoder = words.LineEncoder(tokenizers["byte-level BPE"], str.split)
+    tokens, lengths = encoder(["", "a a knew a"])  # which has a piece that is but a space
+    assert lengths.tolist() == [0, 5]
+    assert (tokens >= WORD_START).all()
+    tokens, lengths = words.LineEncoder(tokenizers["byte-level BPE"], None)(["knew", "", "knew"])
+    assert lengths.tolist() == [1, 0, 1]
+    assert (tokens >= WORD_START).all()
+    named = prepare(tmp_path, _TEXT, tokenizers["Unigram"], 8, word_segmenter=pairs).header.word_segmenter
+    assert named == f"{__name__}.{pairs.__qualname__}"
+    with pytest.raises(ValueError, match=r"made 'mill' of ' river': not the same text"):
+        words.LineEncoder(tokenizers["Unigram"], lambda line: ["the", "mill"])(["the river"])
+
+
+@pytest.mark.parametrize("kind", sorted(set(MASKING) - {"token"}))
+def test_masks_by_words_are_a_function_of_the_position(tmp_path, tokenizers, kind):
+    tokenizer = tokenizers["byte-level BPE"]
+    stream = SequenceStream(prepare(tmp_path, "\n".join(LINES), tokenizer), seed=2)
+    collator = DataCollatorForRTD(tokenizer, masking=kind, seed=2)
+    together = collator(stream.__getitems__([3, 9, 4]))
+    for place, position in enumerate([3, 9, 4]):
+        for alone in ([stream[position]], stream.__getitems__([position])):
+            batch = collator(alone)
+            for key in together:
+                np.testing.assert_array_equal(together[key][place], batch[key][0])
+    tokens = DataCollatorForRTD(tokenizer, seed=2)(stream.__getitems__([3, 9, 4]))
+    assert tokens["labels"].ne(IGNORED).sum() == together["labels"].ne(IGNORED).sum()
+    np.testing.assert_array_equal(tokens["sampling_uniforms"], together["sampling_uniforms"])
+    unknown = replace(stream.__getitems__([3]), word_starts=None)
+    for features in (unknown, [{"input_ids": [2, 9, 3], "stream_position": 0}]):
+        with pytest.raises(ValueError, match=rf"--masking {kind} needs .* \(hf-electra-rtd prepare\)"):
+            collator(features)
+
+
+def test_a_word_is_hidden_or_kept_as_a_whole_and_plain_wordpiece_shows_its_words(tokenizer):
+    word, piece = tokenizer.convert_tokens_to_ids(["river", "##s"])
+    features = [{"input_ids": [2, *[word, piece] * 60, 3]} for _ in range(400)]
+    batch = DataCollatorForRTD(tokenizer, masking="word", mask_probability=0.3)(features)
+    hidden = batch["input_ids"].eq(4)[:, 1:-1].reshape(400, 60, 2)
+    masked = batch["masked_positions"].new_zeros(400, 122).scatter_(1, batch["masked_positions"], 1)[:, 1:-1]
+    whole = masked.reshape(400, 60, 2).sum(dim=2) == 2
+    assert (masked.sum(dim=1) == 37).all()
+    assert (whole.sum(dim=1) >= 17).all()  # at most two words are cut
+    assert not (hidden[..., 0] ^ hidden[..., 1])[whole].any()
+    count = int(whole.sum())
+    assert abs(int(hidden[..., 0][whole].sum()) - 0.85 * count) < 4 * (0.85 * 0.15 * count) ** 0.5
+
+
+def test_segmenters_that_are_missing_or_do_not_fit_are_refused(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="no word segmenter 'jiebe'"):
+        DataArguments(word_segmenter="jiebe")
+    monkeypatch.setitem(sys.modules, "jieba", None)
+    with pytest.raises(ValueError, match=r"pip install 'hf-electra-rtd\[zh\]'"):
+        words._jieba.__wrapped__()
+    monkeypatch.undo()
+    file = prepare(tmp_path / "blocks", CHINESE * 9, chinese(), 10)
+    data = DataArguments(train_files=[file.path], word_segmenter="jieba", held_out_share=0.0)
+    with pytest.raises(ValueError, match=r"train\.blocks were found by tokenizer\. Leave --word_segmenter out"):
+        get_sequences(data, PreparationArguments(max_seq_length=10), tmp_path, chinese())
+    data.train_files = [str(tmp_path / "blocks" / "text.txt")]
+    for _ in range(2):  # from text, and from the blocks that this makes
+        made, _ = get_sequences(data, PreparationArguments(max_seq_length=10), tmp_path, chinese())
+        assert made.header.word_segmenter.startswith("jieba ")
+        data.train_files = [made.path]

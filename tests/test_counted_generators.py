@@ -1,0 +1,129 @@
+"""Generators without a network, counted from the sequences of a run."""
+
+import math
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+import torch
+
+from hf_electra_rtd import ElectraForRTDPretraining, generators
+from hf_electra_rtd.bigram import CountedBigram, count_text
+from hf_electra_rtd.ops import MaskedSlots, Sampling
+from tests.conftest import VOCABULARY, pad_batch, tiny_config
+
+
+SIZE, NEVER = len(VOCABULARY), (0, 2, 3, 4)  # [PAD], [CLS], [SEP], [MASK]
+
+
+@pytest.fixture(scope="module")
+def rows(blocks):
+    return [blocks[0][index]["input_ids"].tolist() for index in range(len(blocks[0]))]
+
+
+def counted(kind, blocks, tokenizer, **options):
+    torch.manual_seed(0)
+    model = ElectraForRTDPretraining(tiny_config(generator=kind, **options)).eval()
+    count_text(model, blocks[0], tokenizer)
+    return model
+
+
+def expected(kind, blocks, rows, before, after):
+    """Of all tokens between two others, written out."""
+    seconds = Counter(token for row in rows for token in row[1:])
+    share = [(seconds[token] + 1) / (sum(seconds.values()) + SIZE) for token in range(SIZE)]
+    weights = share
+    if kind == "bigram":
+        pairs = {pair for row in rows for pair in pairwise(row)}
+        follows = CountedBigram(blocks[0], SIZE).probabilities  # has a test of its own
+        tokens = torch.arange(SIZE).numpy()
+        first, second = share, [1.0] * SIZE
+        if any(pair[0] == before for pair in pairs):
+            first = follows(torch.full((SIZE,), before).numpy(), tokens)
+        if any(pair[1] == after for pair in pairs):
+            second = follows(tokens, torch.full((SIZE,), after).numpy())
+        weights = [one * other for one, other in zip(first, second, strict=True)]
+    weights = [0.0 if token in NEVER else float(weight) for token, weight in enumerate(weights)]
+    return torch.tensor([weight / sum(weights) for weight in weights])
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bigram"])
+def test_the_distribution_is_that_of_the_counts_between_what_the_masked_sequence_shows(
+    kind, batch, blocks, rows, tokenizer
+):
+    batch["labels"][0, 0] = -100
+    output = counted(kind, blocks, tokenizer)(**batch, output_generator_logits=True)
+    assert output.generator_logits.shape == (*batch["labels"].shape, SIZE)
+    losses = []
+    for row, slot in batch["labels"].ne(-100).nonzero().tolist():
+        place, ids = batch["masked_positions"][row, slot].item(), batch["input_ids"][row].tolist()
+        truth = expected(kind, blocks, rows, ids[place - 1], ids[place + 1])
+        torch.testing.assert_close(output.generator_logits[row, slot].exp(), truth, rtol=1e-4, atol=1e-8)
+        losses.append(-math.log(truth[batch["labels"][row, slot]]))
+        assert output.generator_predictions[row, slot] == truth.argmax()
+    assert {4} & {
+        batch["input_ids"][row, place + 1].item() for row in range(8) for place in batch["masked_positions"][row]
+    }
+    assert output.generator_loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    torch.testing.assert_close(output.loss, output.generator_loss + 50 * output.discriminator_loss)
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+@pytest.mark.parametrize("kind", ["unigram", "bigram"])
+def test_samples_have_exactly_this_distribution(kind, forbidden, blocks, rows, tokenizer):
+    from scipy.stats import chisquare
+
+    model, number, (before, original, after) = counted(kind, blocks, tokenizer), 50_000, rows[0][4:7]
+    slots = MaskedSlots(torch.ones(1, number, dtype=torch.int64), torch.full((1, number), original))
+    ids = torch.tensor([[before, 4, after]])
+    filled = model.generate(ids, slots, Sampling(torch.rand(1, number, 2), disallow_correct=forbidden))
+    truth = expected(kind, blocks, rows, before, after).double()
+    truth[original] *= not forbidden
+    truth /= truth.sum()
+    seen = torch.bincount(filled.sampled.flatten(), minlength=SIZE)
+    assert seen[truth == 0].sum() == 0
+    common = truth * number >= 5
+    rare = [(each[~common]).sum().item() for each in (seen, truth * number)]
+    observed, wanted = [*seen[common].tolist(), rare[0]], [*(truth * number)[common].tolist(), rare[1]]
+    keep = slice(None) if rare[1] > 1 else slice(-1)
+    scale = sum(observed[keep]) / sum(wanted[keep])
+    assert chisquare(observed[keep], [each * scale for each in wanted[keep]]).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bigram"])
+def test_at_the_ends_and_beside_padding_nothing_is_told(kind, batch, blocks, tokenizer, rows):
+    model = counted(kind, blocks, tokenizer)
+    slots = MaskedSlots(torch.tensor([[0, 2]]), torch.tensor([[7, 8]]))
+    logits = model.generate(torch.tensor([[4, 0, 4]]), slots, None, output_logits=True).logits
+    for slot in range(2):
+        torch.testing.assert_close(
+            logits[0, slot].exp(), expected("unigram", blocks, rows, 0, 0), rtol=1e-4, atol=1e-8
+        )
+
+
+def test_few_slots_at_a_time_change_nothing(batch, blocks, tokenizer, monkeypatch):
+    model, batch = counted("bigram", blocks, tokenizer, disallow_correct=True), pad_batch(batch, 3)
+    whole = model(**batch, output_generator_logits=True)
+    monkeypatch.setattr(generators, "_WEIGHTS", 7 * SIZE)
+    parts = model(**batch, output_generator_logits=True)
+    for name in ("corrupted_input_ids", "generator_token_losses", "generator_predictions", "generator_logits"):
+        assert torch.equal(getattr(whole, name), getattr(parts, name)), name
+
+
+def test_a_pair_that_counted_nothing_refuses_and_a_saved_one_counts_again(batch, blocks, tokenizer, tmp_path):
+    model = counted("bigram", blocks, tokenizer)
+    model.save_pretrained(tmp_path)
+    again = ElectraForRTDPretraining.from_pretrained(tmp_path).eval()
+    assert "generator" not in again.towers
+    with pytest.raises(
+        ValueError, match=r"'bigram' has no counts of a text with 55 tokens. RTDTrainer counts.*count_text"
+    ):
+        again(**batch)
+    count_text(again, blocks[0], tokenizer)
+    assert again(**batch).loss == model(**batch).loss
+    model.resize_token_embeddings(SIZE + 1)
+    with pytest.raises(ValueError, match="no counts of a text with 56 tokens"):
+        model(**batch)
+    with pytest.raises(ValueError, match=r"counts prepared sequences, a BlockFile .*, not a list"):
+        count_text(model, [{"input_ids": [1]}], tokenizer)
+    assert model(batch["input_ids"]).logits.shape == batch["input_ids"].shape  # detecting needs no counts

@@ -1,0 +1,197 @@
+"""Electric: what the recording of the original does not pin, and where its pair differs from ELECTRA's.
+
+The loss itself is in test_objectives.py, the recording in test_parity.py.
+"""
+
+import pytest
+import torch
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer, RTDTrainingArguments
+from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.ops import masked_slots
+from hf_electra_rtd.training.model import ModelArguments, build_model
+from tests import reference
+from tests.conftest import VOCABULARY, pad_batch, tiny_config
+
+
+ELECTRIC = {"objective": "electric", "generator": "two_tower", "special_token_ids": [2, 3, 4]}
+PAD = 0
+
+
+@pytest.fixture
+def pair():
+    return ElectraForRTDPretraining(tiny_config(**ELECTRIC)).eval().double()
+
+
+def generated(pair, batch):
+    slots = masked_slots(batch["input_ids"], batch["masked_positions"], batch["labels"])
+    inputs = {name: batch.get(name) for name in ("attention_mask", "token_type_ids")}
+    return pair.generate(batch["input_ids"], slots, **inputs)
+
+
+def log_q(pair, ids, mask=None):
+    """(B, L, V)."""
+    return pair.generator.cloze_lm_head(pair.generator(ids, mask)).log_softmax(dim=-1).detach()
+
+
+@pytest.mark.parametrize("padding", [0, 3])
+def test_the_noise_is_blind_to_a_token_itself_and_to_no_other(pair, batch, padding):
+    ids = reference.originals(batch)[:1]
+    length = ids.shape[1]
+    mask = (torch.arange(length + padding) < length).long()[None] if padding else None
+    ids = torch.nn.functional.pad(ids, (0, padding))
+    before = log_q(pair, ids, mask)
+    for place in range(1, length - 1):
+        changed = ids.clone()
+        changed[0, place] = 7 if ids[0, place] != 7 else 8
+        moved = (log_q(pair, changed, mask) - before)[0].abs().amax(dim=-1)
+        assert moved[place] < 1e-12
+        others = torch.arange(1, length - 1)
+        assert (moved[others[others != place]] > 1e-9).all()
+
+
+def test_the_log_probabilities_of_all_tokens_are_those_of_the_softmax(pair, batch):
+    batch = pad_batch(batch, 4)
+    batch["labels"][0, 0] = -100
+    said = generated(pair, batch)
+    every = torch.stack([said.log_prob_of(torch.full_like(batch["input_ids"], v)) for v in range(len(VOCABULARY))], -1)
+    torch.testing.assert_close(every.logsumexp(dim=-1), torch.zeros_like(every[..., 0]), rtol=0, atol=1e-12)
+    hidden = pair.generator(
+        reference.originals(batch), batch["attention_mask"], token_type_ids=batch["token_type_ids"]
+    )
+    torch.testing.assert_close(every, pair.generator.cloze_lm_head(hidden).log_softmax(-1).detach())
+    handle = pair.generator.cloze_lm_head.register_forward_hook(lambda *_: None)  # a layer that wants to be called
+    torch.testing.assert_close(
+        generated(pair, batch).log_prob_of(batch["input_ids"]), said.log_prob_of(batch["input_ids"])
+    )
+    handle.remove()
+
+
+def test_a_draw_that_is_the_original_is_labelled_drawn(pair, batch):
+    originals = reference.originals(batch)
+    output = pair(**batch, corrupted_input_ids=originals)
+    drawn = torch.zeros_like(originals).scatter(1, batch["masked_positions"], 1)
+    assert torch.equal(output.replaced_labels, drawn)
+    rtd = ElectraForRTDPretraining(tiny_config(generator="two_tower")).eval()(**batch, corrupted_input_ids=originals)
+    assert not rtd.replaced_labels.any()
+
+
+@pytest.mark.parametrize("side", [-1, 1], ids=["right to left", "left to right"])
+def test_a_padding_token_that_stands_for_a_word_is_learnt_by_both_encoders(pair, side):
+    ids = torch.tensor([[2, 8, 9, PAD, 10, 11, 3]])
+    state = pair.generator(ids)[0, 3 + side]
+    (gradient,) = torch.autograd.grad(state[0], pair.get_input_embeddings().weight)
+    assert gradient[PAD].any()
+
+
+def test_the_noise_learns_nothing_from_the_discriminators_loss(pair, batch):
+    pair(**batch).discriminator_loss.backward()
+    shared = {id(parameter) for parameter in pair.discriminator.parameters()}
+    own = [parameter for parameter in pair.generator.parameters() if id(parameter) not in shared]
+    assert own
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in own)
+
+
+def test_both_encoders_and_the_head_share_the_discriminators_embeddings(pair, batch, tmp_path):
+    def blocks(model):
+        encoders = (model.discriminator.electra, model.generator.ltr, model.generator.rtl)
+        return [dict(encoder.embeddings.named_parameters()) for encoder in encoders]
+
+    pair.resize_token_embeddings(len(VOCABULARY) + 3)
+    pair.save_pretrained(tmp_path)
+    for model in (pair, ElectraForRTDPretraining.from_pretrained(tmp_path)):
+        first, *others = blocks(model)
+        for block in others:
+            assert all(block[name] is parameter for name, parameter in first.items())
+        assert model.generator.cloze_lm_head.weight is first["word_embeddings.weight"]
+        assert len(model.generator.cloze_lm_head.bias) == len(VOCABULARY) + 3
+        assert model.float().eval()(**batch).loss.isfinite()
+
+
+def test_two_encoders_cost_what_their_matrix_products_cost(batch):
+    config = tiny_config(**ELECTRIC)
+    (rows, length), masked = batch["input_ids"].shape, batch["labels"].shape[1]
+    generator, electra = config.generator_config, tiny_config()
+    width, embedding, vocabulary = generator.hidden_size, generator.embedding_size, len(VOCABULARY)
+    plain = model_flops(electra, rows, length, masked)
+    layer = 8 * width**2 + 4 * width * generator.intermediate_size + 4 * length * width
+    encoder = length * generator.num_hidden_layers * layer  # of the width of the embeddings, so it needs no projection
+    head = lambda tokens, states: tokens * 2 * embedding * (states * width + vocabulary)  # noqa: E731
+    more = 3 * (encoder + head(length, 2) - head(masked, 1)) + head(masked, 0)
+    assert model_flops(config, rows, length, masked) == plain + rows * more
+
+
+# ---- The pair and its run ----
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator": "masked_lm"}, "'electric' needs the probability of every token, .*take generator='two_tower'"),
+        ({"generator": "uniform", "sharing": "none"}, "generator='uniform' does not give: take generator='two_tower'"),
+        ({"sharing": "gdes"}, "sharing='gdes' does not go with generator='two_tower'"),
+        ({"sharing": "none", "objective": "rtd"}, "sharing='none' does not go with generator='two_tower'"),
+        ({"sampling_dropout": False}, "sampling_dropout=False does not go with generator='two_tower'"),
+        ({"temperature": 0.5}, "temperature=0.5 draws from another distribution than .*'electric' reckons with"),
+        ({"disallow_correct": True}, "disallow_correct=True draws from another distribution"),
+        ({"temperature_schedule": "linear"}, "temperature_schedule='linear' draws from another distribution"),
+        ({"mask_probability": 1.0}, "mask_probability is 1.0: it must be above 0 and below 1"),
+        ({"objective": "replace_mlm"}, "'two_tower' is for discriminators that detect, and with objective='repl"),
+        ({"objective": "mlm"}, "generator='two_tower' needs a generator, and objective='mlm' has none"),
+    ],
+)
+def test_what_does_not_go_with_two_encoders_or_their_noise_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ElectraRTDConfig(**{"objective": "electric", "generator": "two_tower", **options})
+
+
+def trainer(tmp_path, blocks, tokenizer, config, **options):
+    values = {"max_steps": 6, "learning_rate": 1e-2, "warmup_steps": 2, "logging_steps": 1, "max_seq_length": 32}
+    values |= {"save_strategy": "no", "disable_tqdm": True, "use_cpu": True, **options}
+    args = RTDTrainingArguments(output_dir=str(tmp_path), **values)
+    return RTDTrainer(ElectraForRTDPretraining(config), args, *blocks, processing_class=tokenizer)
+
+
+def test_a_trainer_needs_the_mask_probability_of_an_electric_pair_and_tells_it_to_others(tmp_path, blocks, tokenizer):
+    electric = tiny_config(objective="electric", generator="two_tower", mask_probability=0.3)
+    with pytest.raises(ValueError, match=r"mask_probability=0\.3, but the run masks 0\.15: its loss needs the same"):
+        trainer(tmp_path, blocks, tokenizer, electric)
+    found = trainer(tmp_path, blocks, tokenizer, electric, mask_probability=0.3).model.config
+    assert found.special_token_ids == [2, 3, 4]
+    assert (
+        trainer(tmp_path, blocks, tokenizer, tiny_config(), mask_probability=0.3).model.config.mask_probability == 0.3
+    )
+
+
+def test_exact_normalization_gives_the_same_losses_for_any_batches(tmp_path, blocks, tokenizer):
+    found = []
+    for size, parts in ((8, 1), (2, 4)):
+        torch.manual_seed(0)
+        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts, "weight_decay": 0.0}
+        one = trainer(
+            tmp_path,
+            blocks,
+            tokenizer,
+            tiny_config(**ELECTRIC, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+            exact_loss_normalization=True,
+            eval_strategy="no",
+            **sizes,
+        )
+        one.train()
+        found.append([log["grad_norm"] for log in one.state.log_history if "grad_norm" in log])
+    assert found[0] == pytest.approx(found[1], rel=1e-3)
+
+
+def test_a_trained_discriminator_gets_a_new_generator_of_two_encoders(tmp_path, tokenizer):
+    ElectraForRTDPretraining(tiny_config()).save_towers(tmp_path, tokenizer)
+    source, electric = str(tmp_path / "discriminator"), {"objective": "electric", "generator_type": "two_tower"}
+    flags = ModelArguments(discriminator=source, generator_hidden_size=0.5, **electric)
+    by_flags = build_model(flags, tokenizer, 32)
+    assert by_flags.config.generator_config.hidden_size == 16
+    joined = ElectraForRTDPretraining.from_generator_discriminator_pretrained(None, source, **electric)
+    for pair in (by_flags, joined):
+        tensors = torch.equal(*(model.get_input_embeddings().weight for model in (pair, pair.generator)))
+        assert tensors
+        assert pair.native_towers().keys() == {"discriminator"}
+    with pytest.raises(ValueError, match="'two_tower' has none: give None"):
+        ElectraForRTDPretraining.from_generator_discriminator_pretrained(tmp_path / "generator", source, **electric)

@@ -1,0 +1,429 @@
+"""Fast-ELECTRA: a frozen generator of any family, a falling temperature, and samples drawn before the run."""
+
+import shutil
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    BertTokenizer,
+    ConvBertConfig,
+    DistilBertConfig,
+    ElectraConfig,
+    ModernBertConfig,
+    MPNetConfig,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from hf_electra_rtd import (
+    DataCollatorForRTD,
+    ElectraForRTDPretraining,
+    ElectraRTDConfig,
+    PretrainingRecord,
+    RTDTrainer,
+    RTDTrainingArguments,
+)
+from hf_electra_rtd.accounting import model_flops, paper_flops
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
+from hf_electra_rtd.data.collator import falling_temperature
+from hf_electra_rtd.data.corruption import CorruptedFile
+from hf_electra_rtd.data.tokenization import save_tokenizer
+from hf_electra_rtd.families import MASKED_LMS, masked_lm_class, max_length
+from hf_electra_rtd.ops import Sampling, predict_masked, sample_tokens
+from hf_electra_rtd.publishing.card import model_card
+from hf_electra_rtd.training import corrupt, pretrain
+from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
+
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+import pretrain_no_trainer
+
+
+SIZES = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+SIZES |= {"intermediate_size": 48, "max_position_embeddings": 70, "pad_token_id": 0, "initializer_range": 0.2}
+DISTIL = {"vocab_size": len(VOCABULARY), "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
+FAMILIES = {
+    "bert": BertConfig(**SIZES),
+    "bert_of_one_type": BertConfig(**SIZES, type_vocab_size=1),
+    "roberta": RobertaConfig(**SIZES, type_vocab_size=1),
+    "xlm-roberta": XLMRobertaConfig(**SIZES, type_vocab_size=1),
+    "distilbert": DistilBertConfig(**DISTIL, max_position_embeddings=70, initializer_range=0.2),
+    "convbert": ConvBertConfig(**SIZES, embedding_size=16, conv_kernel_size=3),
+    "modernbert": ModernBertConfig(**SIZES, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3),
+    "electra": ElectraConfig(**SIZES, embedding_size=16),
+    "mpnet": MPNetConfig(**SIZES),
+}
+
+
+def masked_lm(config):
+    torch.manual_seed(1)
+    network = masked_lm_class(config.model_type)(config)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    return network.eval()
+
+
+def join(generator, **options):
+    torch.manual_seed(0)
+    discriminator = ElectraForRTDPretraining(tiny_config(generator="uniform")).discriminator
+    options = {"sharing": "none", "freeze_generator": True, **options}
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
+
+
+# ---- A frozen generator of any family ----
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_frozen_masked_lm_gives_the_logits_of_the_stock_model_at_the_slots(batch, family, tmp_path, caplog):
+    network = masked_lm(FAMILIES[family])
+    batch = pad_batch(batch, 3)
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    inputs = {"token_type_ids": batch["token_type_ids"]} if family in ("bert", "convbert", "electra") else {}
+    expected = network(input_ids=ids, attention_mask=mask, **inputs).logits
+    expected = expected[torch.arange(len(ids))[:, None], batch["masked_positions"]]
+    pair = join(network).train()
+    output = pair(**batch, output_generator_logits=True)
+    torch.testing.assert_close(output.generator_logits, expected, rtol=1e-5, atol=1e-6)
+    assert output.generator_loss.item() == pytest.approx(
+        torch.nn.functional.cross_entropy(expected.flatten(0, 1), batch["labels"].flatten()).item(), rel=1e-5
+    )
+    sampled = sample_tokens(output.generator_logits, batch["sampling_uniforms"])
+    assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), sampled)
+    output.loss.backward()
+    assert all(p.grad is None for p in pair.generator.parameters())
+    known = FAMILIES[family].model_type in MASKED_LMS
+    assert caplog.text.count("computes the logits of all tokens") == (not known)
+    assert "- generator: 2 layers of 32, 2 attention heads" in model_card(pair.config.to_dict(), "somebody/pair")
+    # Saved and loaded, joint and alone.
+    pair.save_pretrained(tmp_path / "pair")
+    pair.save_towers(tmp_path)
+    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair")
+    assert type(again.generator) is type(network)
+    assert again.config.generator_config.model_type == FAMILIES[family].model_type
+    assert torch.equal(again.train()(**batch).corrupted_input_ids, output.corrupted_input_ids)
+    alone = join(tmp_path / "generator")
+    assert torch.equal(alone.train()(**batch).generator_token_losses, output.generator_token_losses)
+
+
+def test_positions_do_not_depend_on_a_pad_among_the_words():
+    network = masked_lm(FAMILIES["roberta"])
+    pair = join(network)
+    ids = torch.tensor([[2, 14, 0, 15, 16, 17, 3]])  # id 0 is <pad>
+    inputs = {"masked_positions": torch.tensor([[4]]), "labels": torch.tensor([[16]])}
+    with torch.no_grad():
+        found = pair.eval()(ids, **inputs, output_generator_logits=True).generator_logits[0, 0]
+        expected = network(ids, position_ids=1 + torch.arange(7)[None]).logits[0, 4]
+        counted = network(ids).logits[0, 4]
+    torch.testing.assert_close(found, expected)
+    assert (counted - expected).abs().max() > 0.01
+    assert max_length(network.config) == 69
+
+
+def test_heads_that_a_masked_lm_does_not_have_are_left_out(tmp_path):
+    torch.manual_seed(0)
+    whole = BertForPreTraining(FAMILIES["bert"])
+    whole.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["bert.embeddings.position_ids"] = torch.arange(70)[None]  # of old versions
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    pair = join(tmp_path)
+    assert torch.equal(pair.generator.cls.predictions.bias, whole.cls.predictions.bias)
+
+
+def test_a_frozen_generator_has_no_dropout_and_leaves_all_random_numbers_to_the_discriminator(batch):
+    dropped = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
+    pairs = [join(masked_lm(ElectraConfig(**SIZES, embedding_size=16, **more))).train() for more in ({}, dropped)]
+    outputs = []
+    for pair in pairs:
+        torch.manual_seed(7)
+        outputs.append(pair(**batch))
+        assert not any(module.training for module in pair.generator.modules())
+        assert pair.discriminator.training
+        assert pair.eval().train().generator.training is False
+    assert torch.equal(outputs[0].generator_token_losses, outputs[1].generator_token_losses)
+    assert torch.equal(outputs[0].loss, outputs[1].loss)
+
+
+def test_flops_are_those_of_the_layers_whatever_the_family_and_none_where_they_are_not_counted(caplog):
+    def flops(generator):
+        both = {"generator_config": generator, "discriminator_config": tiny_config().discriminator_config}
+        config = ElectraRTDConfig(**both, sharing="none", freeze_generator=True)
+        return model_flops(config, 3, 32, 5), round(paper_flops(config, 3, 32))
+
+    electra = flops(ElectraConfig(**SIZES, embedding_size=32))
+    assert flops(FAMILIES["bert"]) == electra
+    assert flops(FAMILIES["distilbert"])[0] == electra[0]
+    without = tiny_config(generator="offline")
+    assert flops(FAMILIES["modernbert"]) == (model_flops(without, 3, 32, 5), round(paper_flops(without, 3, 32)))
+    join(masked_lm(FAMILIES["modernbert"]))
+    assert "FLOPs of a generator of the family 'modernbert' are not counted" in caplog.text
+
+
+def test_freezing_changes_nothing_but_what_learns(batch):
+    outputs, gradients = [], []
+    for freeze in (True, False):
+        pair = join(masked_lm(FAMILIES["electra"]), freeze_generator=freeze, temperature=0.7).eval()
+        outputs.append(pair(**batch))
+        outputs[-1].loss.backward()
+        gradients.append([parameter.grad for parameter in pair.discriminator.parameters()])
+    for name in ("loss", "generator_loss", "corrupted_input_ids", "generator_predictions", "logits"):
+        assert torch.equal(*(output[name] for output in outputs)), name
+    assert all(map(torch.equal, *gradients))
+
+
+BERT = FAMILIES["bert"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"generator_config": BERT}, "of the family 'bert'.* must be frozen"),
+        ({"generator_config": {"model_type": "nonsense"}}, "no model_type 'nonsense'"),
+        ({"discriminator_config": BERT}, "discriminator is of the family 'bert': it must be 'electra'"),
+        ({"temperature_schedule": "cosine"}, "There is no temperature_schedule='cosine'.* 'linear'"),
+        ({"temperature_start": 2}, "temperature_start=2 does nothing with temperature_schedule='constant'"),
+        ({"temperature_schedule": "linear", "temperature_decay": 0.1}, "temperature_decay=0.1 does nothing"),
+        ({"temperature_schedule": "linear", "temperature_start": 0.5}, "must fall, .*start=0.5 to temperature=1"),
+        ({"temperature_schedule": "linear", "temperature": 0}, "must fall, .*to temperature=0"),
+        ({"temperature_schedule": "exponential", "temperature_decay": 0}, "temperature_decay is 0: it must be"),
+        ({"generator": "uniform", "temperature_schedule": "linear"}, "temperature_schedule='linear' needs a gen"),
+        ({"generator": "offline", "disallow_correct": True}, "disallow_correct=True needs a generator"),
+        ({"generator": "offline", "temperature": 2.0}, "temperature=2.0 needs a generator network"),
+    ],
+)
+def test_what_makes_no_sense_together_is_refused(options, message):
+    config = {"discriminator_config": {"vocab_size": len(VOCABULARY)}, "sharing": "none", **options}
+    if config.get("generator") is not None:
+        del config["sharing"]
+    with pytest.raises(ValueError, match=message):
+        ElectraRTDConfig(**config)
+
+
+# ---- The temperature along a run ----
+
+
+def temperatures(schedule, positions, total=1000, start=2.0, end=1.0, decay=0.1):
+    return falling_temperature(np.array(positions), total, schedule, start, end, decay)
+
+
+def test_the_temperature_falls_by_its_formula_and_ends_where_it_is_said_to():
+    exponential = temperatures("exponential", [0, 100, 1000, HELD_OUT_POSITION + 7])
+    np.testing.assert_allclose(exponential, [2.0, 1 + np.exp(-1.0), 1 + np.exp(-10.0), 1.0], rtol=1e-12)
+    linear = temperatures("linear", [0, 100, 500, 1000, HELD_OUT_POSITION], start=3.0, end=0.5)
+    np.testing.assert_allclose(linear, [3.0, 2.75, 1.75, 0.5, 0.5], rtol=1e-12)
+    assert set(temperatures("constant", range(1000))) == {1.0}
+    for schedule in ("linear", "exponential"):
+        assert (np.diff(temperatures(schedule, range(1000))) < 0).all()
+
+
+def test_a_lower_temperature_has_a_lower_entropy():
+    torch.manual_seed(0)
+    logits = torch.randn(40, dtype=torch.float64)
+    falling = torch.from_numpy(temperatures("exponential", range(0, 1000, 50)))
+    softmax = torch.softmax(logits / falling[:, None], dim=-1)
+    entropies = -(softmax * softmax.log()).sum(dim=-1)
+    assert (entropies.diff() < 0).all()
+    # And the samples have it: rows of one temperature are distributed as its softmax.
+    torch.manual_seed(0)
+    rows = torch.tensor([2.0, 0.5], dtype=torch.float64).repeat_interleave(20_000)
+    sampled = sample_tokens(logits.expand(len(rows), -1), torch.rand(len(rows), 2), rows)
+    for temperature, part in zip((2.0, 0.5), sampled.chunk(2), strict=True):
+        shares = torch.bincount(part, minlength=40) / len(part)
+        torch.testing.assert_close(shares.double(), torch.softmax(logits / temperature, 0), rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("disallow_correct", [False, True])
+def test_rows_of_different_temperatures_are_sampled_as_each_alone(disallow_correct):
+    torch.manual_seed(0)
+    hidden, weight, bias = torch.randn(4, 3, 8), torch.randn(600, 8), torch.randn(600)
+    labels, uniforms = torch.randint(600, (4, 3)), torch.rand(4, 3, 2)
+    rows = torch.tensor([2.0, 1.3, 1.0, 0.5])
+    # Chunks of two rows, which do not end with a sequence.
+    sampling = Sampling(uniforms, rows[:, None].expand(4, 3), disallow_correct)
+    found = predict_masked(hidden, weight, bias, labels, sampling, max_logits=1200)
+    for row, temperature in enumerate(rows.tolist()):
+        alone = Sampling(uniforms[row], temperature, disallow_correct)
+        expected = predict_masked(hidden[row], weight, bias, labels[row], alone)
+        assert torch.equal(found.sampled[row], expected.sampled)
+        torch.testing.assert_close(found.loss.losses[row], expected.loss.losses)  # at temperature 1
+
+
+def test_the_collator_gives_each_sequence_the_temperature_of_its_place(blocks, tokenizer):
+    falling = partial(falling_temperature, num_positions=100, schedule="linear", start=2.0, end=1.0, decay=0)
+    with_schedule = DataCollatorForRTD(tokenizer, seed=3, temperature=falling)
+    sequences = blocks[0].read(np.arange(4))
+    sequences.stream_positions = np.array([0, 25, 99, HELD_OUT_POSITION])
+    batch, plain = with_schedule(sequences), DataCollatorForRTD(tokenizer, seed=3)(sequences)
+    torch.testing.assert_close(batch.pop("sampling_temperature"), torch.tensor([2.0, 1.75, 1.01, 1.0]))
+    assert batch.keys() == plain.keys()
+    assert all(torch.equal(batch[name], plain[name]) for name in plain)
+
+
+def test_a_model_samples_along_its_schedule_and_refuses_to_train_without_the_temperatures(batch):
+    config = tiny_config(temperature_schedule="linear", temperature_start=3.0)
+    model = ElectraForRTDPretraining(config).train()
+    with pytest.raises(ValueError, match="needs sampling_temperature: take the collator of"):
+        model(**batch)
+    rows = torch.linspace(3.0, 1.0, len(batch["labels"]))
+    output = model.eval()(**batch, sampling_temperature=rows, output_generator_logits=True)
+    expected = sample_tokens(output.generator_logits, batch["sampling_uniforms"], rows[:, None].expand(-1, 5))
+    assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), expected)
+    plain = ElectraForRTDPretraining(tiny_config())
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(model(**batch).corrupted_input_ids, plain.eval()(**batch).corrupted_input_ids)
+
+
+def test_a_trainer_gives_its_collator_the_schedule_over_its_whole_run(blocks, tokenizer, tmp_path):
+    model = ElectraForRTDPretraining(tiny_config(temperature_schedule="linear", temperature_start=3.0))
+    options = {"num_train_epochs": 2, "max_seq_length": 32, "per_device_train_batch_size": 8, "report_to": []}
+    args = RTDTrainingArguments(str(tmp_path), use_cpu=True, disable_tqdm=True, **options)
+    trainer = RTDTrainer(model, args, blocks[0], blocks[1], tokenizer)
+    steps = 2 * len(blocks[0]) // 8
+    *_, last = trainer.get_train_dataloader()
+    expected = 1 + 2 * (1 - torch.arange(8 * steps - 8, 8 * steps) / (8 * steps))
+    torch.testing.assert_close(last["sampling_temperature"], expected)
+    held_out = next(iter(trainer.get_eval_dataloader()))
+    assert held_out["sampling_temperature"].unique().tolist() == [1.0]
+
+
+# ---- Runs ----
+
+
+@pytest.fixture
+def command(tmp_path, corpus, tokenizer, monkeypatch):
+    """Runs a command with the flags of a run of four steps, on one text, with a frozen BERT or its samples."""
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
+    masked_lm(BERT).save_pretrained(tmp_path / "bert")
+    save_tokenizer(tokenizer, tmp_path / "bert")
+
+    def run(main, name, *flags, **options):
+        options = {"model_config": None, "max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4} | options
+        return main(pretraining_flags(tmp_path, corpus, tmp_path / name, *flags, **options)) or tmp_path / name
+
+    return run
+
+
+def frozen(tmp_path, schedule="exponential"):
+    return ["--generator", str(tmp_path / "bert"), "--freeze_generator", "True", "--temperature_schedule", schedule]
+
+
+def weights_of(run):
+    return load_file(run / "discriminator" / "model.safetensors")
+
+
+def curves_of(run, names=("discriminator_loss", "replaced_share", "eval_discriminator_loss", "eval_replaced_share")):
+    logs = PretrainingRecord.load(run).curves
+    return [{name: log[name] for name in names if name in log} for log in logs]
+
+
+def assert_equal_weights(one, other):
+    one, other = weights_of(one), weights_of(other)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("loop", [pretrain.main, pytest.param(pretrain_no_trainer.main, marks=pytest.mark.slow)])
+def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(command, tmp_path, loop, capsys):
+    online = command(loop, "online", *frozen(tmp_path))
+    files = command(corrupt.main, "files", *frozen(tmp_path))
+    offline = command(loop, "offline", "--corrupted", str(files), tokenizer=None)
+    assert_equal_weights(online, offline)
+    assert curves_of(online) == curves_of(offline)
+    assert not (offline / "generator").exists()
+    assert f"detect --model {offline} --as_is" in capsys.readouterr().out
+    assert (online / "generator" / "model.safetensors").exists()
+    # Either goes on from its checkpoint, and not with other samples.
+    others = command(corrupt.main, "others", *frozen(tmp_path, "linear"))
+    for run, flags in ((online, frozen(tmp_path)), (offline, ["--corrupted", str(files)])):
+        before = weights_of(run)
+        (run / "run_record.json").unlink()
+        shutil.rmtree(run / "checkpoint-4")
+        other = ["--temperature_decay", "0.2"] if run == online else ["--corrupted", str(others)]
+        with pytest.raises(ValueError, match=r"cannot be resumed by another run: .*(corrupted|temperature_decay) was"):
+            command(loop, run.name, *flags, *other, "--resume_from_checkpoint", "latest")
+        command(loop, run.name, *flags, "--resume_from_checkpoint", "latest")
+        assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(run).items())
+
+
+def test_samples_of_another_run_are_refused_before_any_work(command, tmp_path):
+    files = command(corrupt.main, "files", *frozen(tmp_path))
+    written = (files / "train.corrupted").stat()
+    command(corrupt.main, "files", *frozen(tmp_path))  # finds them done
+    assert (files / "train.corrupted").stat().st_mtime_ns == written.st_mtime_ns
+    # A sequence of 32 tokens has 5 slots, of a position and an id each.
+    assert 16 * 5 * 4 < written.st_size < 16 * 5 * 4 + 1500
+    assert CorruptedFile(files / "train.corrupted", verify=True).header.num_positions == 16
+    refused = {
+        ("--seed", "1"): "is of another run: .*seed was 42, now 1",
+        ("--mask_probability", "0.2"): "mask_probability was 0.15, now 0.2",
+        ("--masking", "span"): "is of another run: masking was token, now span",
+        ("--held_out_share", "0.2"): "is of another run: sequences was",
+        ("--max_steps", "5"): "it has 16 sequences, and this one 20",
+        ("--max_steps", "3"): "its temperature falls over 16 sequences, not 12",
+        ("--freeze_generator", "True"): "freeze_generator=True needs a generator network",
+        ("--generator", str(tmp_path / "bert")): "Leave --generator out",
+        ("--initialization", "neighbours"): "Leave it or --corrupted out",
+    }
+    for flags, message in refused.items():
+        with pytest.raises(ValueError, match=message):
+            command(pretrain.main, "run", "--corrupted", str(files), *flags)
+    whole = (files / "train.corrupted").read_bytes()
+    for name, message in (("train", "it was altered after it was written"), ("held_out", "no whole file of samples")):
+        content = bytearray((files / f"{name}.corrupted").read_bytes())
+        content[100 if name == "train" else 0] ^= 1
+        (files / f"{name}.corrupted").write_bytes(content)
+        with pytest.raises(ValueError, match=f"{name}.corrupted cannot be read: .*{message}.*hf-electra-rtd corrupt"):
+            command(pretrain.main, "run", "--corrupted", str(files))
+        (files / "train.corrupted").write_bytes(whole)
+    with pytest.raises(ValueError, match=r"held_out\.corrupted cannot be read"):
+        command(corrupt.main, "files", *frozen(tmp_path), "--overwrite_output_dir", "False")
+    with pytest.raises(ValueError, match=r"train\.corrupted has the samples of another run\. Choose another"):
+        command(corrupt.main, "files", *frozen(tmp_path, "linear"))
+    command(corrupt.main, "files", *frozen(tmp_path, "linear"), "--overwrite_output_dir")
+    assert CorruptedFile(files / "train.corrupted", verify=True).header.generator["temperature_schedule"] == "linear"
+    assert not any((tmp_path / "run").glob("checkpoint-*"))
+    with pytest.raises(ValueError, match="Name their directory"):
+        command(pretrain.main, "run", "--generator_type", "offline")
+    with pytest.raises(ValueError, match="Only a frozen generator can"):
+        command(corrupt.main, "more", "--freeze_generator", "False")
+
+
+def test_a_generator_of_other_tokens_is_refused(command, tmp_path, tokenizer):
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    swapped = [*tokens[:-2], tokens[-1], tokens[-2]]
+    other = BertTokenizer(vocab={token: index for index, token in enumerate(swapped)}, do_lower_case=True)
+    save_tokenizer(other, tmp_path / "bert")
+    message = r"bert has other tokens than the tokenizer: where it has \('##ed', 53\), .* has \('##ing', 53\)"
+    with pytest.raises(ValueError, match=message):
+        command(pretrain.main, "run", *frozen(tmp_path))
+    network = masked_lm(BertConfig(**{**SIZES, "vocab_size": 60}))
+    network.save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match="The generator has 60 tokens, the tokenizer 55"):
+        command(pretrain.main, "run", *frozen(tmp_path))
+
+
+def test_an_offline_pair_wants_its_samples(batch):
+    model = ElectraForRTDPretraining(tiny_config(generator="offline"))
+    with pytest.raises(ValueError, match="needs corrupted_input_ids"):
+        model(**batch)
+    online = model(**batch, corrupted_input_ids=batch["input_ids"])
+    assert online.generator_loss is None
+    assert online.loss == 50 * online.discriminator_loss
+
+
+def test_samples_of_other_masks_are_refused_by_the_collator(blocks, tokenizer):
+    sequences = blocks[0].read(np.arange(4))
+    sequences.stream_positions = np.arange(4)
+    sequences.samples = np.zeros(4, dtype=[("positions", "<u2", (5,)), ("samples", "<u2", (5,))])
+    with pytest.raises(ValueError, match="belong to other masks"):
+        DataCollatorForRTD(tokenizer, seed=3)(sequences)

@@ -1,0 +1,170 @@
+"""Pseudo-log-likelihoods: token by token with the obvious code, and the command."""
+
+import io
+import json
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.objectives import OBJECTIVES, CorruptedBatch
+from hf_electra_rtd.ops import MaskedSlots
+from hf_electra_rtd.scoring import main
+from tests.conftest import tiny_config
+
+
+TEXTS = ["the old mills were not here .", "she saw a river", "a [MASK] and the night"]
+TWO = {"generator": "two_tower", "special_token_ids": [2, 3, 4]}
+PAIRS = {
+    "electric": {"objective": "electric", **TWO},
+    "rtd": {"mask_probability": 0.3},
+    "rtd, two towers": TWO,
+    "rtd, gdes": {"sharing": "gdes"},
+    "rtd_masked_only": {"objective": "rtd_masked_only"},
+    "mlm": {"objective": "mlm"},
+}
+MASK = 4
+
+
+def make(name):
+    torch.manual_seed(2)
+    return ElectraForRTDPretraining(tiny_config(**PAIRS[name])).eval().double()
+
+
+def one_by_one(name, pair, ids):
+    """log p of each token of one text but the first and the last."""
+    found = []
+    for place in range(1, ids.shape[1] - 1):
+        token, masked = ids[0, place], ids.clone()
+        masked[0, place] = MASK
+        energy = pair.native_discriminator()(ids).logits[0, place]
+        if name == "electric":
+            found.append(-energy.item())
+            continue
+        if name == "mlm":
+            logits = energy.new_tensor(pair.discriminator(masked).logits[0, place].tolist())
+            found.append(logits.log_softmax(-1)[token].item())
+            continue
+        two = pair.config.generator == "two_tower"
+        logits = pair.generator.cloze_lm_head(pair.generator(ids)) if two else pair.generator(masked).logits
+        share = logits[0, place].softmax(-1)[token].item()
+        original = 1 - energy.sigmoid().item()
+        odds = 0.0 if name == "rtd_masked_only" else (1 - pair.config.mask_probability) / pair.config.mask_probability
+        found.append(math.log(original * share / (odds * (1 - original) + share)))
+    return found
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_each_token_has_its_probability_in_its_context_whatever_stands_in_the_batch(name, batch_size, tokenizer):
+    pair = make(name)
+    pair.train()
+    found = pair.token_log_likelihoods(TEXTS, tokenizer, batch_size)
+    assert pair.training
+    sums = pair.eval().pseudo_log_likelihood(TEXTS, tokenizer, batch_size)
+    for text, tokens, total in zip(TEXTS, found, sums, strict=True):
+        ids = tokenizer(text, return_tensors="pt", split_special_tokens=True)["input_ids"]
+        expected = one_by_one(name, pair, ids)
+        assert tokens.tolist() == pytest.approx(expected, rel=1e-9)
+        assert total == pytest.approx(sum(expected), rel=1e-9)
+
+
+@pytest.mark.parametrize(("objective", "mask_probability"), [("rtd", 0.15), ("rtd", 0.6), ("rtd_masked_only", 0.15)])
+def test_a_perfect_discriminator_gives_the_probability_of_the_text_back(objective, mask_probability):
+    """Every token of the vocabulary in turn, with p_data and p_G drawn at random."""
+    random = np.random.default_rng(3)
+    of_data, of_generator = (torch.from_numpy(random.dirichlet(np.ones(30)))[None] for _ in range(2))
+    # A token stands there as it was: not masked, or drawn as it was. Masked alone: drawn as it was.
+    kept = 0.0 if objective == "rtd_masked_only" else 1 - mask_probability
+    as_it_was = of_data * (kept + mask_probability * of_generator)
+    drawn = mask_probability * of_generator * (1 - of_data)
+    logits = torch.logit(drawn / (drawn + as_it_was))
+    pair = SimpleNamespace(
+        generator=None,
+        proposals=SimpleNamespace(log_likelihoods=lambda *_: of_generator.log()),
+        discriminate=lambda *_: SimpleNamespace(logits=logits),
+    )
+    config = tiny_config(objective=objective, mask_probability=mask_probability)
+    found = OBJECTIVES[objective](config).log_likelihoods(pair, torch.arange(30)[None], MASK)
+    torch.testing.assert_close(found.exp(), of_data)
+
+
+def test_the_energies_of_the_least_loss_are_those_of_normalized_probabilities():
+    """Forty tokens of three kinds: 32 from the text, 8 drawn, each as often as it is likely."""
+    of_data, of_noise, mask_probability = torch.tensor([4, 3, 1]) / 8.0, torch.tensor([1, 1, 2]) / 4.0, 0.2
+    kept, drawn = (32 * of_data).int().tolist(), (8 * of_noise).int().tolist()
+    ids = torch.tensor([[*np.repeat(range(3), kept), *np.repeat(range(3), drawn)]])
+    slots = MaskedSlots(torch.arange(32, 40)[None], torch.zeros(1, 8, dtype=torch.long))
+    table = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+    inputs = {"attention_mask": None}
+    batch = CorruptedBatch(ids, inputs, ids, slots, of_noise.double().log()[ids])
+    objective = OBJECTIVES["electric"](tiny_config(**PAIRS["electric"], mask_probability=mask_probability))
+    optimizer = torch.optim.LBFGS([table], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
+
+    def loss():
+        optimizer.zero_grad()
+        found = objective(lambda **_: SimpleNamespace(logits=table[ids]), None, batch).loss.mean()
+        found.backward()
+        return found
+
+    optimizer.step(loss)
+    torch.testing.assert_close(table.detach().neg().exp(), of_data.double(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "texts", "message"),
+    [
+        ({"generator": "uniform"}, TEXTS, "generator='uniform' gives no probability of a token in its context"),
+        ({"objective": "replace_mlm"}, TEXTS, "objective='replace_mlm' gives no probability"),
+        ({}, ["a the", ""], "The text '' has no token"),
+        ({}, ["the " * 63], "has 65 tokens with .CLS. and .SEP., and the model 64 positions"),
+    ],
+)
+def test_what_has_no_score_is_refused(options, texts, message, tokenizer):
+    with pytest.raises(ValueError, match=message):
+        ElectraForRTDPretraining(tiny_config(**options)).pseudo_log_likelihood(texts, tokenizer)
+
+
+def test_without_a_tokenizer_it_is_that_of_the_models_directory(tokenizer, tmp_path):
+    pair = make("electric").float()
+    with pytest.raises(ValueError, match="was not loaded from a directory or the Hub: pass the tokenizer"):
+        pair.pseudo_log_likelihood(TEXTS)
+    pair.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = ElectraForRTDPretraining.from_pretrained(tmp_path)
+    assert loaded.pseudo_log_likelihood(TEXTS) == pytest.approx(pair.pseudo_log_likelihood(TEXTS, tokenizer), rel=1e-5)
+
+
+@pytest.mark.parametrize("source", ["arguments", "file", "standard input"])
+def test_the_command_writes_a_line_for_each_text(source, tokenizer, tmp_path, capsys, monkeypatch):
+    pair = make("electric").float()
+    pair.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    lines = f"{TEXTS[0]}\n\n  {TEXTS[1]} \n{TEXTS[2]}"
+    (tmp_path / "texts.txt").write_text(lines)
+    given = {"arguments": TEXTS, "file": ["--file", str(tmp_path / "texts.txt")], "standard input": []}[source]
+    monkeypatch.setattr("sys.stdin", io.StringIO(lines))
+    main(["--model", str(tmp_path), "--batch_size", "2", *given])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["text"] for line in found] == TEXTS
+    assert [line["num_tokens"] for line in found] == [8, 4, 7]
+    expected = pair.pseudo_log_likelihood(TEXTS, tokenizer)
+    assert [line["pseudo_log_likelihood"] for line in found] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["a", "--file", "texts.txt"], "either texts or --file"),
+        (["--file", "missing.txt"], "missing.txt"),
+        (["a", "--batch_size", "0"], "--batch_size is 0"),
+    ],
+)
+def test_mistakes_on_its_command_line_are_told(flags, message, tokenizer, tmp_path):
+    make("electric").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises((ValueError, OSError), match=message):
+        main(["--model", str(tmp_path), *flags])

@@ -1,0 +1,208 @@
+"""Generator and discriminator with a learning rate and a clipping each; and what learns or counts in both loops."""
+
+import sys
+
+import pytest
+import torch
+from accelerate import Accelerator
+from torch.nn.utils import clip_grad_norm_
+
+from hf_electra_rtd import (
+    ElectraForRTDPretraining,
+    PretrainingRecord,
+    RTDTrainer,
+    RTDTrainingArguments,
+    get_parameter_groups,
+)
+from hf_electra_rtd.ops import Sampling, masked_slots, original_ids
+from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule, split_parameters
+from tests.conftest import pretraining_flags, tiny_config
+from tests.training.test_no_trainer import pretrain_no_trainer
+
+
+def arguments(directory, **options):
+    values = {"output_dir": str(directory), "max_steps": 4, "warmup_steps": 0, "use_cpu": True, "save_strategy": "no"}
+    return RTDTrainingArguments(**{**values, "eval_strategy": "no", **options})
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return ElectraForRTDPretraining(tiny_config(**options)).double().train()
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({"sharing": "none"}, {"generator.electra.embeddings.word_embeddings.weight", "generator.electra.encoder"}),
+        ({"sharing": "embeddings"}, {"generator.electra.encoder", "generator.generator_lm_head.bias"}),
+        ({"sharing": "all"}, {"generator.generator_predictions", "generator.generator_lm_head.bias"}),
+        ({"sharing": "gdes"}, {"generator.electra.embeddings.word_embeddings.weight"}),
+        ({"generator_objective": "adversarial"}, {"generator_head.weight"}),
+        ({"generator": "two_tower"}, {"generator."}),
+    ],
+)
+def test_the_generators_rate_is_that_of_what_it_alone_has_and_the_schedule_scales_both(tmp_path, options, own):
+    model, args = make(**options), arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=4e-3)
+    of_discriminator = set(map(id, model.discriminator.parameters()))
+    optimizer = make_optimizer(model, args)
+    schedule, found = make_schedule(optimizer, args, 4), set()
+    optimizer.step()
+    schedule.step()
+    assert schedule.get_last_lr() == pytest.approx([0.75e-3, 0.75e-3, 3e-3, 3e-3])
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            found.add(id(parameter))
+            assert (group["lr"] == pytest.approx(0.75e-3)) == (id(parameter) in of_discriminator)
+    assert found == set(map(id, model.parameters()))
+    assert [len(group["params"]) for group in optimizer.param_groups[:2]] == [
+        len([each for each in group["params"] if id(each) in of_discriminator])
+        for group in get_parameter_groups(model, 0.01)
+    ]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    alone = [names[id(parameter)] for parameter in split_parameters(model)["generator"]]
+    assert all(any(name.startswith(start) for name in alone) for start in own)
+    assert all(name.startswith("generator") for name in alone)
+
+
+def test_gradients_are_clipped_apart_or_together(tmp_path, batch):
+    norms = {}
+    for apart in (False, True):
+        model, args = make(), arguments(tmp_path, clip_separately=apart)
+        model(**batch).loss.backward()
+        parts = split_parameters(model)
+        before = {name: torch.stack([each.grad.norm() for each in part]).norm() for name, part in parts.items()}
+        norms = clip_gradients(model, Accelerator(cpu=True), args)
+        total = torch.stack(list(before.values())).norm()
+        torch.testing.assert_close(norms["grad_norm"], total)
+        assert total > 10 > 1 > before["generator"] / 10
+        for name, part in parts.items():
+            after = torch.stack([each.grad.norm() for each in part]).norm()
+            norm = before[name] if apart else total
+            torch.testing.assert_close(after, before[name] * min(1.0, 1.0 / norm), rtol=1e-5, atol=0)
+            if apart:
+                torch.testing.assert_close(norms[f"{name}_grad_norm"], before[name])
+    assert list(norms) == ["grad_norm", "generator_grad_norm", "discriminator_grad_norm"]
+
+
+@pytest.mark.parametrize("sharing", ["none", "gdes"])
+def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings(tmp_path, batch, sharing):
+    # As microsoft/DeBERTa trains: the generator steps first, then the discriminator on samples of the same forward
+    # pass. With gdes, its tables are also those of this pass.
+    args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=5e-3, max_grad_norm=0.1)
+    args.clip_separately = True
+    ours, theirs = make(sharing=sharing), make(sharing=sharing)
+    start, uniforms = ours.generator.get_input_embeddings().weight.detach().clone(), torch.rand(4, 8, 5, 2)
+    joint, of_both = make_optimizer(ours, args), {}
+    for name, part in split_parameters(theirs).items():
+        rate = {"generator": args.generator_learning_rate, "discriminator": args.learning_rate}[name]
+        groups = get_parameter_groups(theirs, args.weight_decay)
+        for group in groups:
+            group["params"] = [each for each in group["params"] if any(each is other for other in part)]
+        of_both[name] = part, type(joint)(groups, rate, eps=args.adam_epsilon)
+
+    def step(loss, name):
+        parameters, optimizer = of_both[name]
+        loss.backward(inputs=parameters)
+        assert clip_grad_norm_(parameters, 0.1) > 0.1
+        optimizer.step()
+        optimizer.zero_grad()
+
+    slots = masked_slots(batch["input_ids"], batch["masked_positions"], batch["labels"])
+    originals, inputs = original_ids(batch["input_ids"], slots), {"token_type_ids": batch["token_type_ids"]}
+    inputs["attention_mask"] = None
+    batch.pop("sampling_uniforms")
+    for drawn in uniforms:
+        output = ours(**batch, sampling_uniforms=drawn)
+        output.loss.backward()
+        clip_gradients(ours, Accelerator(cpu=True), args)
+        joint.step()
+        joint.zero_grad()
+
+        generated = theirs.generate(batch["input_ids"], slots, Sampling(drawn), **inputs)
+        corrupted = theirs.corrupt(batch["input_ids"], slots, generated.sampled)
+        assert torch.equal(corrupted, output.corrupted_input_ids)
+        early = theirs.discriminate(corrupted, originals, slots, **inputs) if sharing == "gdes" else None
+        step(generated.loss.mean(), "generator")
+        late = early or theirs.discriminate(corrupted, originals, slots, **inputs)
+        step(50 * late.loss.mean(), "discriminator")
+    assert not torch.equal(ours.generator.get_input_embeddings().weight, start)
+    for (name, one), (_, other) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--generator_type", "unigram", "--generator_learning_rate", "1e-3"),
+            "--generator_learning_rate needs a gen",
+        ),
+        (("--objective", "mlm", "--clip_separately", "True"), "--clip_separately needs a generator that learns"),
+        (
+            ("--clip_separately", "True", "--max_grad_norm", "0"),
+            "--clip_separately with --max_grad_norm 0 clips nothing",
+        ),
+        (("--generator_learning_rate", "1", "--optim", "adafactor"), "is for --optim adamw_torch, not adafactor"),
+        (("--generator_learning_rate", "-1"), "--generator_learning_rate is -1: it must be at least 0"),
+        (("--generator_objective", "adversarial", "--temperature", "0"), "temperature=0.0 does not go with"),
+    ],
+)
+def test_flags_without_sense_are_refused_before_any_work(tmp_path, corpus, monkeypatch, flags, message):
+    monkeypatch.setattr("hf_electra_rtd.training.pretrain.get_tokenizer", lambda *_: pytest.fail("work was done"))
+    with pytest.raises(ValueError, match=message):
+        pretrain.main([*pretraining_flags(tmp_path, corpus, tmp_path / "run", model_config=None), *flags])
+
+
+def test_the_trainer_refuses_what_needs_a_generator_that_learns(tmp_path, blocks, tokenizer):
+    model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
+    with pytest.raises(ValueError, match="--clip_separately needs a generator that learns"):
+        RTDTrainer(model, arguments(tmp_path, clip_separately=True), *blocks, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--generator_type unigram",
+        "--generator_type bigram --disallow_correct True",
+        "--generator_objective adversarial --generator_learning_rate 1e-3 --clip_separately True",
+    ],
+)
+def test_both_loops_and_a_resumed_run_are_equal_bit_for_bit(tmp_path, corpus, monkeypatch, flags):
+    monkeypatch.setattr(sys, "argv", ["pretrain"])
+    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
+    tiny_config(hidden_dropout_prob=0.1).save_pretrained(tmp_path)
+    results = []
+    for name, main in {"trainer": pretrain.main, "loop": pretrain_no_trainer.main}.items():
+        directory, options = tmp_path / name, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+        argv = pretraining_flags(tmp_path, corpus, directory, *flags.split(), **options)
+        assert main(argv) == 0
+        record = PretrainingRecord.load(directory)
+        logs = [
+            {name: log.get(name) for name in NAMES} for log in record.curves if "loss" in log or "eval_loss" in log
+        ]
+        results.append(((directory / "model.safetensors").read_bytes(), logs))
+        (directory / "run_record.json").unlink()
+        with pytest.raises(ValueError, match=r"generator was|generator_objective was|generator_learning_rate was"):
+            main([*pretraining_flags(tmp_path, corpus, directory, **options), "--resume_from_checkpoint", "latest"])
+        assert (
+            main([*argv, "--resume_from_checkpoint", str(directory / "checkpoint-2"), "--output_dir", f"{directory}2"])
+            == 0
+        )
+        assert (tmp_path / f"{name}2" / "model.safetensors").read_bytes() == results[-1][0]
+    assert results[0] == results[1]
+    adversarial = "adversarial" in flags
+    assert ("flops" in vars(record), record.model["generator_objective"]) == (
+        True,
+        "adversarial" if adversarial else "mle",
+    )
+    assert record.parameters["generator"] > 0 if adversarial else record.parameters["generator"] == 0
+    assert (results[0][1][0]["generator_grad_norm"] is not None) == adversarial
+    assert (record.metrics.get("eval_generator_entropy") is not None) == adversarial
+    assert record.metrics["eval_replaced_share"] > 0.05
+
+
+NAMES = (
+    *("loss", "generator_loss", "generator_accuracy", "generator_entropy", "grad_norm", "generator_grad_norm"),
+    *("eval_loss", "eval_discriminator_auc", "eval_bigram_auc", "eval_generator_entropy"),
+)

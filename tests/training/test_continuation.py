@@ -1,0 +1,317 @@
+"""Going on with a pair that was trained: from one name to both towers, a recipe, new words, and what is forgotten."""
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ElectraConfig
+
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
+from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.training.continuation import continued_defaults, find_pair
+from hf_electra_rtd.training.meters import before_and_after
+from hf_electra_rtd.training.model import ModelArguments, build_model
+from hf_electra_rtd.training.pretrain import main
+from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+IDS = torch.tensor([[2, 10, 11, 12, 20, 3], [2, 30, 31, 9, 14, 3]])
+
+
+def logits(pair):
+    pair.eval()
+    with torch.no_grad():
+        return pair(IDS).logits, None if pair.generator is None else pair.generator(IDS).logits
+
+
+# ---- Where the towers are ----
+
+
+@pytest.fixture
+def places(finished_run, tokenizer, tmp_path):
+    """The pair of a finished run in every form that it can have, by name."""
+    pair = ElectraForRTDPretraining.from_pretrained(finished_run)
+    pair.save_towers(tmp_path / "towers", tokenizer)
+    pair.save_pretrained(tmp_path / "pair")
+    tokenizer.save_pretrained(tmp_path / "pair")
+    named = {name: tmp_path / "hub" / f"electra-small-{name}" for name in pair.towers}
+    for name, place in named.items():
+        shutil.copytree(tmp_path / "towers" / name, place)
+    places = {"run": finished_run, "checkpoint": finished_run / "checkpoint-4", "pair": tmp_path / "pair"}
+    places |= {"towers": tmp_path / "towers", "discriminator": tmp_path / "towers" / "discriminator"}
+    return {**places, "named": named["discriminator"]}, pair
+
+
+@pytest.mark.parametrize("form", ["run", "checkpoint", "pair", "towers", "discriminator", "named"])
+def test_both_towers_are_found_and_go_on_as_they_were(places, tokenizer, form, caplog):
+    known, pair = places
+    arguments = ModelArguments(continue_from=str(known[form]))
+    assert load_tokenizer(arguments.tokenizer_source).get_vocab() == tokenizer.get_vocab()
+    built = build_model(arguments, tokenizer, 32)
+    for now, before in zip(logits(built), logits(pair), strict=True):
+        assert torch.equal(now, before)
+    for name, parameter in built.named_parameters():
+        assert torch.equal(parameter, pair.get_parameter(name)), name
+    assert (built.config.sharing, arguments.initialization) == ("embeddings", None)
+    assert "as wide as" not in caplog.text  # half as wide
+
+
+@pytest.mark.parametrize("before", ["none", "embeddings", "gdes"])
+@pytest.mark.parametrize("now", [None, "none", "embeddings", "gdes"])
+def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokenizer, before, now):
+    pair = ElectraForRTDPretraining(tiny_config(sharing=before, temperature=0.5))
+    with torch.no_grad():  # that of 'gdes' began at zero
+        pair.get_input_embeddings().weight.add_(0.1 * torch.randn(55, 16))
+    pair.save_pretrained(tmp_path)
+    built = build_model(ModelArguments(continue_from=str(tmp_path), sharing=now), tokenizer, 32)
+    assert (built.config.sharing, built.config.temperature) == (now or before, 0.5)
+    torch.testing.assert_close(logits(built)[0], logits(pair)[0])  # sums, with 'gdes'
+    if now != "embeddings" or before == now:  # else the generator takes the discriminator's tables
+        assert torch.equal(logits(built)[1], logits(pair)[1])
+    tables = {id(tower.get_input_embeddings().weight) for tower in built.towers.values()}
+    assert len(tables) == (1 if (now or before) == "embeddings" else 2)
+
+
+def test_the_head_of_an_objective_goes_on_too_and_an_objective_without_generator_needs_none(tmp_path, tokenizer):
+    for objective in ("all_tokens_mlm", "mlm"):
+        pair = ElectraForRTDPretraining(tiny_config(objective=objective))
+        pair.save_pretrained(tmp_path / objective)
+        built = build_model(ModelArguments(continue_from=str(tmp_path / objective)), tokenizer, 32)
+        assert built.config.objective == objective
+        for name, parameter in pair.named_parameters():
+            assert torch.equal(built.get_parameter(name), parameter), name
+
+
+@pytest.mark.parametrize("form", ["run", "towers", "named"])
+def test_a_new_generator_has_a_quarter_of_the_width_or_as_told(places, tokenizer, form):
+    known, pair = places
+    for fractions, width in (({}, 8), ({"generator_hidden_size": 0.5}, 16)):
+        given = ModelArguments(continue_from=str(known[form]), new_generator=True, **fractions)
+        built = build_model(given, tokenizer, 32)
+        assert built.generator.config.hidden_size == width
+        assert torch.equal(logits(built)[0], logits(pair)[0])
+        table = built.generator.get_input_embeddings().weight
+        assert table is built.get_input_embeddings().weight
+    shutil.rmtree(known["towers"] / "generator")
+    for place in (known["towers"], known["discriminator"]):
+        with pytest.raises(ValueError, match=r"no generator.* --new_generator"):
+            ModelArguments(continue_from=str(place))
+    assert build_model(ModelArguments(continue_from=str(known["towers"]), new_generator=True), tokenizer, 32).generator
+
+
+def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_is_warned_of(monkeypatch, caplog):
+    released = {
+        "google/electra-small-discriminator": ElectraConfig(architectures=["ElectraForPreTraining"]).to_dict(),
+        "google/electra-small-generator": ElectraConfig(architectures=["ElectraForMaskedLM"]).to_dict(),
+    }
+    monkeypatch.setattr("hf_electra_rtd.training.continuation.read_config", released.__getitem__)
+    name = "google/electra-small-discriminator"
+    pair = find_pair(name, {}, new_generator=False)
+    assert (pair.towers["generator"], pair.tokenizer) == ("google/electra-small-generator", name)
+    pair.describe()
+    assert "as wide as the discriminator (256)" in caplog.text
+    assert find_pair(name, {}, new_generator=True).towers == {"discriminator": name}
+    defaults = continued_defaults({"continue_from": name}.get)
+    assert (defaults["size"], defaults["learning_rate"], defaults["max_steps"]) == ("small++", 5e-5, 400_000)
+    with pytest.raises(ValueError, match="in the discriminator's place is an ElectraForMaskedLM"):
+        find_pair("google/electra-small-generator", {}, new_generator=True)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path, name):
+    shape = {**SIZES[name].architecture, "num_hidden_layers": SIZES[name].architecture["num_hidden_layers"]}
+    tiny = ElectraConfig(vocab_size=55, **shape)
+    for tower, share in (("generator", SIZES[name].generator_hidden_size), ("discriminator", 1)):
+        tiny.hidden_size, tiny.num_attention_heads = round(share * shape["hidden_size"]), 1
+        tiny.save_pretrained(tmp_path / tower)
+    defaults, recipe = continued_defaults({"continue_from": str(tmp_path)}.get), SIZES[name].pretraining
+    assert defaults["size"] == name
+    assert (defaults["learning_rate"], defaults["max_steps"]) == (
+        recipe["learning_rate"] / 10,
+        recipe["max_steps"] / 10,
+    )
+    assert (defaults["warmup_steps"], defaults["bias_correction"], defaults["eval_on_start"]) == (0.06, True, True)
+
+
+# ---- New words ----
+
+
+PIECES = [[10, 52, 53], [11, 52], [20, 30, 31, 10]]
+KINDS = [*({"sharing": name} for name in ("none", "word", "embeddings", "all", "gdes")), {"objective": "mlm"}]
+
+
+@pytest.mark.parametrize("options", [*KINDS, {"objective": "replace_mlm", "sharing": "none"}], ids=str)
+def test_new_rows_are_the_mean_of_their_pieces_and_everything_else_stays(tmp_path, options):
+    pair = ElectraForRTDPretraining(tiny_config(**options)).eval()
+    with torch.no_grad():
+        for parameter in pair.parameters():  # biases and deltas begin at zero
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    tied, before = {name: id(p) for name, p in pair.named_parameters(remove_duplicate=False)}, logits(pair)
+    old = {name: tower.state_dict() for name, tower in native_towers(pair).items()}
+    old = {name: {key: value.clone() for key, value in tensors.items()} for name, tensors in old.items()}
+    pair.append_tokens(PIECES)
+    for now, then in zip(logits(pair), before, strict=True):
+        if then is not None:  # 1e-6: a product of another width may be summed in another order
+            torch.testing.assert_close(now[..., : then.shape[-1]], then, rtol=0, atol=1e-6)
+    groups = [
+        sorted(sorted(name for name in names if names[name] == each) for each in set(names.values()))
+        for names in (tied, {name: id(p) for name, p in pair.named_parameters(remove_duplicate=False)})
+    ]
+    assert groups[0] == groups[1]  # what was one tensor is one again, and nothing else
+    for place in (None, tmp_path):
+        if place is not None:
+            pair.save_pretrained(place)
+            pair = ElectraForRTDPretraining.from_pretrained(place)
+        assert {config.vocab_size for config in pair.config.towers.values()} == {58}
+        for name, tower in native_towers(pair).items():
+            for key, tensor in tower.state_dict().items():
+                known = old[name][key]
+                torch.testing.assert_close(tensor[: len(known)] if tensor.dim() else tensor, known)
+                if len(tensor) == 58:
+                    wanted = [known[ids].min() if known.dim() == 1 else known[ids].mean(dim=0) for ids in PIECES]
+                    torch.testing.assert_close(tensor[55:], torch.stack(wanted))
+
+
+def native_towers(pair):
+    return {**pair.towers, "discriminator": pair.native_discriminator()}
+
+
+# ---- The command ----
+
+
+@pytest.fixture
+def go_on(tmp_path, finished_run, monkeypatch):
+    """Runs the command on other text; returns its directory."""
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
+    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
+    words = 5 * ["gardenings", "morningeds"] + 4 * ["riverings"]
+    (tmp_path / "new.txt").write_text(make_text(40, seed=5) + "\n\n" + " the mill .\n\n".join(words) + "\n")
+    (tmp_path / "old.txt").write_text(make_text(6, seed=9))
+
+    def run(*flags, output_dir="run", command=main, **options):
+        options = {"model_config": None, "tokenizer": None, "continue_from": finished_run, **options}
+        directory = tmp_path / output_dir
+        argv = pretraining_flags(tmp_path, tmp_path / "new.txt", directory, *flags, **options)
+        assert command(argv) == 0
+        return directory
+
+    return run
+
+
+def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, finished_run, tokenizer, capsys):
+    more = {"extend_vocabulary": 2, "old_held_out_files": tmp_path / "old.txt", "learning_rate": 0.01}
+    run = go_on(**more)
+    extended = load_tokenizer(str(run / "discriminator"))
+    assert extended.convert_ids_to_tokens([55, 56]) == ["gardenings", "morningeds"]
+    assert (run / "vocab.txt").read_text().split()[55:] == ["gardenings", "morningeds"]
+    assert ElectraForRTDPretraining.from_pretrained(run).get_input_embeddings().num_embeddings == 57
+
+    record, shown = PretrainingRecord.load(run), capsys.readouterr().out
+    training, model, data = (record.arguments[group] for group in ("training", "model", "data"))
+    assert (training["bias_correction"], training["max_steps"]) == (True, 4)  # the recipe, and a flag
+    assert (model["size"], model["extend_vocabulary"]) == ("tiny", 2)
+    assert (model["continue_from"], data["old_held_out_files"]) == ("run", ["old.txt"])
+    assert record.data["old_held_out"]["sources"][0]["name"] == "old.txt"
+    changes = record.before_and_after
+    assert changes.keys() == {"new", "old"}
+    assert changes["new"]["after"].items() <= {k.removeprefix("eval_"): v for k, v in record.metrics.items()}.items()
+    for times in changes.values():
+        losses = {when: f"{metrics['generator_loss']:.4f}" for when, metrics in times.items()}
+        assert losses["before"] != losses["after"]
+        assert all(loss in shown for loss in losses.values())
+    assert shown.count("OLD TEXT") == 3  # before, on the way and after
+    assert "eval_old_bigram_auc" not in {name for entry in record.curves for name in entry}
+    card = pretraining_card(record, "discriminator", "me/mine-discriminator", CardArguments())
+    assert "further from `run`\nwith 2 new words of this text at the end of the vocabulary,\non " in card
+    assert " | ".join(f"{changes['old'][when]['generator_loss']:.4g}" for when in ("before", "after")) in card
+    assert "--size" not in card[card.index("hf-electra-rtd pretrain") :]
+
+    go_on("--dry_run", output_dir="dry", **more)
+    assert "Nothing was trained" in capsys.readouterr().out
+
+    # The same command, from its checkpoint, reads no text for words and ends the same.
+    weights = (run / "model.safetensors").read_bytes()
+    for name in ("checkpoint-4", "generator", "discriminator"):
+        shutil.rmtree(run / name)
+    (run / "run_record.json").unlink()
+    shutil.copytree(run, tmp_path / "again")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_electra_rtd.data.vocabulary.choose_words", lambda *_: pytest.fail("words were chosen again"))
+        again = go_on("--resume_from_checkpoint", "latest", output_dir="again", **more)
+    assert (again / "model.safetensors").read_bytes() == weights
+    assert PretrainingRecord.load(again).before_and_after == changes
+
+
+def test_the_own_loop_goes_on_to_the_same_numbers(go_on, tmp_path):
+    more = {"old_held_out_files": tmp_path / "old.txt", "extend_vocabulary": 2}
+    loop = runpy.run_path(str(EXAMPLES / "pretrain_no_trainer.py"))["main"]
+    records = [
+        PretrainingRecord.load(go_on(**more)),
+        PretrainingRecord.load(go_on(output_dir="own", command=loop, **more)),
+    ]
+    ours, own = (record.before_and_after for record in records)
+    for text, times in ours.items():
+        for when, metrics in times.items():
+            assert own[text][when] == pytest.approx(metrics, abs=1e-5), (text, when)
+
+
+def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
+    log = [{"step": step, f"eval_{text}loss": loss} for step, text, loss in ((0, "", 3), (4, "", 2), (4, "old_", 5))]
+    assert before_and_after(4, log) == {"new": {"before": {"loss": 3}, "after": {"loss": 2}}}
+    log.append({"step": 0, "eval_old_loss": 4, "eval_old_runtime": 1.0})
+    assert before_and_after(4, log)["old"] == {"before": {"loss": 4}, "after": {"loss": 5}}
+    assert before_and_after(4, log[1:3]) == {}
+
+
+# ---- Mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"continue_from": "nowhere/at/all"}, "There is no directory nowhere/at/all"),
+        ({"continue_from": "{tmp}"}, "there are no towers. Name a finished run"),
+        ({"continue_from": "{run}/generator"}, "in the discriminator's place is an ElectraForMaskedLM"),
+        ({"continue_from": "{tmp}/mine"}, "is one network, and there is no generator beside it"),
+        ({"size": "tiny"}, "Leave --size out"),
+        ({"model_config": "x"}, "Leave --model_config out"),
+        ({"generator": "x"}, "Leave --generator out"),
+        ({"discriminator": "x"}, "Leave --discriminator out"),
+        ({"two_stage_from": "x"}, "Leave --two_stage_from out"),
+        ({"generator_hidden_size": 0.5}, r"--generator_hidden_size is for new networks.*--new_generator"),
+        ({"initialization": "neighbours"}, "--initialization is for new networks. Leave it or --continue_from out"),
+        ({"objective": "mlm"}, "is an ElectraForPreTraining, and the objective 'mlm'"),
+        ({"sharing": "all"}, "sharing='all' needs the same hidden_size"),
+        ({"objective": "electric", "generator_type": "two_tower"}, "has no two_tower generator. Add --new_generator"),
+        ({"output_dir": "{run}"}, "lies where this run writes"),
+        ({"tokenizer": "{tmp}/other.txt"}, "The pair .* has other tokens than the tokenizer"),
+        ({"max_seq_length": 512}, "64 positions, fewer than --max_seq_length 512"),
+        ({"extend_vocabulary": 0}, "--extend_vocabulary is 0: it must be at least 1"),
+        ({"extend_vocabulary": 9}, "--extend_vocabulary 9: the text supports 3 "),
+        ({"extend_vocabulary": 1, "train_files": "{run}/blocks/train.blocks"}, "chooses words from text"),
+        ({"extend_vocabulary": 1, "old_held_out_files": "{run}/blocks/held_out.blocks"}, "Name text"),
+        (
+            {"continue_from": None, "size": "tiny", "extend_vocabulary": 1},
+            "--extend_vocabulary is for --continue_from",
+        ),
+        ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator is for --continue_from"),
+        ({"continue_from": None, "size": "tiny", "old_held_out_files": "x.txt"}, "--old_held_out_files is for"),
+    ],
+)
+def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finished_run, monkeypatch, flags, message):
+    monkeypatch.setattr(
+        "hf_electra_rtd.training.pretrain.get_sequences", lambda *_, **__: pytest.fail("work was done")
+    )
+    (tmp_path / "other.txt").write_text("\n".join([*VOCABULARY[:20], "other", *VOCABULARY[21:]]) + "\n")
+    shutil.copytree(finished_run / "discriminator", tmp_path / "mine")
+    here = {"tmp": tmp_path, "run": finished_run}
+    flags = {name: value.format(**here) if isinstance(value, str) else value for name, value in flags.items()}
+    with pytest.raises(ValueError, match=message):
+        go_on(**flags)
+    assert not (tmp_path / "run" / "model.safetensors").exists()

@@ -89,11 +89,11 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
     return losses.mean() if attention_mask_BL is None else losses[attention_mask_BL.bool()].mean()
 
 
-def choose_masked_groups(candidates_L, word_starts_L, grouping, uniforms_L, more_M, count: int) -> list[list[int]]:
+def choose_masked_groups(candidates_L, word_starts_L, run_lengths, uniforms_L, more_M, count: int) -> list[list[int]]:
     """Of one sequence, place by place, the masked places of each group; more_M are Python's numbers."""
     length = len(candidates_L)
-    phase, anywhere, kind, direction = more_M[length:]
-    limits = [sum(grouping.run_lengths[: place + 1]) for place in range(len(grouping.run_lengths) - 1)]
+    phase, beginning = more_M[length:]
+    limits = [sum(run_lengths[: place + 1]) for place in range(len(run_lengths) - 1)]
     first_words, next_run, groups, word = set(), 0, [], -1
     for place in range(length):
         words = 1 + sum(more_M[place] >= limit for limit in limits)
@@ -110,9 +110,6 @@ def choose_masked_groups(candidates_L, word_starts_L, grouping, uniforms_L, more
     ring = [place for group in groups for place in group]
     if not ring:
         return []
-    begin, step = int(anywhere * len(ring)), 1
-    if grouping.is_aligned:
-        group = next(group for group in groups if ring[begin] in group) if kind < 0.5 else groups[0]
-        begin, step = (ring.index(group[0]), 1) if direction < 0.5 else (ring.index(group[-1]), -1)
-    arc = {ring[(begin + step * place) % len(ring)] for place in range(min(count, len(ring)))}
+    begin = int(beginning * len(ring))
+    arc = {ring[(begin + place) % len(ring)] for place in range(min(count, len(ring)))}
     return [chosen for group in groups if (chosen := [place for place in group if place in arc])]

@@ -5,6 +5,7 @@ import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.measures import GENERATOR_ENTROPY
+from hf_electra_rtd.ops import masked_slots, original_ids
 from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
 from tests.conftest import pad_batch, tiny_config
 
@@ -86,6 +87,31 @@ def test_the_loss_of_a_sample_is_the_formula(pair):
         torch.testing.assert_close(output.loss, expected + 50 * output.discriminator_loss, **EXACT)
 
 
+def test_each_slot_learns_from_its_own_reward_and_the_pass_that_it_was_drawn_from(batch):
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    model = ElectraForRTDPretraining(tiny_config(generator_objective="adversarial", **dropout)).double().train()
+    torch.nn.init.zeros_(model.generator_head.weight)  # it expects log 2
+    output, places = model(**batch, output_generator_logits=True), batch["masked_positions"]
+    drawn = output.corrupted_input_ids.gather(1, places)
+    log_p = output.generator_logits.log_softmax(dim=-1).gather(-1, drawn[..., None]).squeeze(-1)
+    logits = output.logits.gather(1, places)
+    rewards = torch.nn.functional.softplus(logits.where(drawn.eq(batch["labels"]), -logits))
+    expected = torch.full_like(rewards, 2.0).log() - (rewards - torch.tensor(2.0).double().log()) * log_p
+    torch.testing.assert_close(output.generator_token_losses, expected.detach(), **EXACT)
+    # The verbs one by one give the same, from the same random numbers.
+    slots = masked_slots(batch["input_ids"], places, batch["labels"])
+    torch.manual_seed(7)
+    whole = model(**batch)
+    torch.manual_seed(7)
+    inputs = {name: batch.get(name) for name in ("attention_mask", "token_type_ids")}
+    sampling = model.sampling(slots, batch["sampling_uniforms"])
+    generated = model.generate(batch["input_ids"], slots, sampling, **inputs)
+    assert not generated.loss.total.requires_grad
+    corrupted = model.corrupt(batch["input_ids"], slots, generated.sampled)
+    main = model.discriminate(corrupted, original_ids(batch["input_ids"], slots), slots, **inputs)
+    torch.testing.assert_close(model.judge(generated, main, slots).loss.mean(), whole.generator_loss, **EXACT)
+
+
 def test_a_reward_that_is_the_same_for_every_sample_moves_nothing(pair):
     with torch.no_grad():
         for parameter in pair.discriminator.discriminator_predictions.dense_prediction.parameters():
@@ -136,6 +162,8 @@ def test_accuracy_and_entropy_are_measured_in_training_and_held_out_and_the_head
     assert again(**batch).loss == output.loss
     with pytest.raises(ValueError, match="learns from its own samples: leave corrupted_input_ids out"):
         model(**batch, corrupted_input_ids=output.corrupted_input_ids)
+    with pytest.raises(ValueError, match="sampling_temperature is for a temperature_schedule"):
+        model(**batch, sampling_temperature=torch.full((8,), 2.0))
 
 
 @pytest.mark.parametrize(
@@ -147,6 +175,7 @@ def test_accuracy_and_entropy_are_measured_in_training_and_held_out_and_the_head
         ({"sampling_dropout": False}, "sampling_dropout=False does not go with"),
         ({"freeze_generator": True, "sharing": "none"}, "freeze_generator=True does not go with"),
         ({"generator": "bigram"}, "needs a generator network, and generator='bigram' has none"),
+        ({"objective": "electric"}, "generator='two_tower', and .*='adversarial' generator='masked_lm': leave one"),
         ({"generator": "two_tower"}, "generator='two_tower' does not go with .*Take 'masked_lm'"),
         ({"generator_objective": "gan"}, "no generator_objective='gan'. Known are: 'mle', 'adversarial'"),
     ],

@@ -9,9 +9,10 @@ import torch
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer, RTDTrainingArguments
 from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.ops import masked_slots
+from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
 from tests import reference
-from tests.conftest import VOCABULARY, pad_batch, tiny_config
+from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
 
 
 ELECTRIC = {"objective": "electric", "generator": "two_tower", "special_token_ids": [2, 3, 4]}
@@ -163,6 +164,17 @@ def test_a_trainer_needs_the_mask_probability_of_an_electric_pair_and_tells_it_t
     )
 
 
+def test_a_command_goes_on_with_the_mask_probability_of_a_saved_pair_alone(tmp_path, corpus, tokenizer):
+    saved, run = tmp_path / "saved", tmp_path / "run"
+    ElectraForRTDPretraining(tiny_config(**ELECTRIC, mask_probability=0.3)).save_pretrained(saved)
+    tokenizer.save_pretrained(saved)
+    flags = pretraining_flags(tmp_path, corpus, run, "--continue_from", str(saved), "--dry_run", model_config=None)
+    for more in ([], ["--new_generator", "True"]):
+        with pytest.raises(ValueError, match=r"made with mask_probability=0\.3, but the run masks 0\.15"):
+            pretrain.main([*flags, *more])
+        assert pretrain.main([*flags, *more, "--mask_probability", "0.3"]) == 0
+
+
 def test_exact_normalization_gives_the_same_losses_for_any_batches(tmp_path, blocks, tokenizer):
     found = []
     for size, parts in ((8, 1), (2, 4)):
@@ -187,6 +199,12 @@ def test_a_trained_discriminator_gets_a_new_generator_of_two_encoders(tmp_path, 
     source, electric = str(tmp_path / "discriminator"), {"objective": "electric", "generator_type": "two_tower"}
     flags = ModelArguments(discriminator=source, generator_hidden_size=0.5, **electric)
     by_flags = build_model(flags, tokenizer, 32)
+    for attention in ("flash_attention_2", "flex_attention"):
+        flags.attn_implementation = attention
+        with pytest.raises(ValueError, match=f"{attention} does not go with .* two_tower: take sdpa or eager"):
+            build_model(flags, tokenizer, 32)
+        with pytest.raises(ValueError, match="TwoTowerForCloze does not support"):
+            by_flags.generator.set_attn_implementation(attention)
     assert by_flags.config.generator_config.hidden_size == 16
     joined = ElectraForRTDPretraining.from_generator_discriminator_pretrained(None, source, **electric)
     for pair in (by_flags, joined):

@@ -1,5 +1,6 @@
 """Fast-ELECTRA: a frozen generator of any family, a falling temperature, and samples drawn before the run."""
 
+import pickle
 import shutil
 import sys
 from functools import partial
@@ -333,7 +334,13 @@ def assert_equal_weights(one, other):
 
 
 @pytest.mark.parametrize("loop", [pretrain.main, pytest.param(pretrain_no_trainer.main, marks=pytest.mark.slow)])
-def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(command, tmp_path, loop, capsys):
+def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(
+    command, tmp_path, tokenizer, loop, capsys
+):
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    network = ElectraForRTDPretraining(tiny_config(generator="uniform", **dropout))
+    network.save_towers(tmp_path, tokenizer)
+    command = partial(command, discriminator=tmp_path / "discriminator")
     online = command(loop, "online", *frozen(tmp_path))
     files = command(corrupt.main, "files", *frozen(tmp_path))
     offline = command(loop, "offline", "--corrupted", str(files), tokenizer=None)
@@ -351,6 +358,8 @@ def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_gener
         other = ["--temperature_decay", "0.2"] if run == online else ["--corrupted", str(others)]
         with pytest.raises(ValueError, match=r"cannot be resumed by another run: .*(corrupted|temperature_decay) was"):
             command(loop, run.name, *flags, *other, "--resume_from_checkpoint", "latest")
+        with pytest.raises(ValueError, match=r"num_sequences was 16, now 20|it has 16 sequences, and this one 20"):
+            command(loop, run.name, *flags, "--resume_from_checkpoint", "latest", max_steps=5)
         command(loop, run.name, *flags, "--resume_from_checkpoint", "latest")
         assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(run).items())
 
@@ -367,7 +376,7 @@ def test_samples_of_another_run_are_refused_before_any_work(command, tmp_path):
         ("--seed", "1"): "is of another run: .*seed was 42, now 1",
         ("--mask_probability", "0.2"): "mask_probability was 0.15, now 0.2",
         ("--masking", "span"): "is of another run: masking was token, now span",
-        ("--held_out_share", "0.2"): "is of another run: sequences was",
+        ("--held_out_share", "0.2"): "is of another run: it has other text, tokenizer, packing or split",
         ("--max_steps", "5"): "it has 16 sequences, and this one 20",
         ("--max_steps", "3"): "its temperature falls over 16 sequences, not 12",
         ("--freeze_generator", "True"): "freeze_generator=True needs a generator network",
@@ -396,6 +405,49 @@ def test_samples_of_another_run_are_refused_before_any_work(command, tmp_path):
         command(pretrain.main, "run", "--generator_type", "offline")
     with pytest.raises(ValueError, match="Only a frozen generator can"):
         command(corrupt.main, "more", "--freeze_generator", "False")
+
+
+def test_nothing_is_replaced_before_every_file_is_checked(command, tmp_path, tokenizer, monkeypatch):
+    files = command(corrupt.main, "files", *frozen(tmp_path))
+    kept = {path: path.read_bytes() for path in (*files.glob("tokenizer/*"), *files.glob("*.corrupted"))}
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    river, mill = tokens.index("river"), tokens.index("mill")
+    tokens[river], tokens[mill] = tokens[mill], tokens[river]
+    other = BertTokenizer(vocab={token: index for index, token in enumerate(tokens)}, do_lower_case=True)
+    save_tokenizer(other, tmp_path / "bert")
+    with pytest.raises(ValueError, match=r"train\.corrupted has the samples of another run"):
+        command(corrupt.main, "files", *frozen(tmp_path), tokenizer=tmp_path / "bert")
+    assert len(kept) > 3
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"works in one process\. .*--gradient_accumulation_steps by n"):
+        corrupt.main([])
+
+
+def test_files_of_different_generators_are_refused(command, tmp_path, tokenizer):
+    files = command(corrupt.main, "files", *frozen(tmp_path))
+    others = command(corrupt.main, "others", *frozen(tmp_path), "--disallow_correct", "True")
+    shutil.copy(others / "held_out.corrupted", files)
+    with pytest.raises(ValueError, match=r"train\.corrupted and .*held_out\.corrupted have the samples of different"):
+        command(pretrain.main, "run", "--corrupted", str(files), tokenizer=None)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_dry_run_of_a_short_run_times_no_step_beyond_its_end(command, tmp_path, steps, capsys):
+    flags = frozen(tmp_path, "linear")
+    files = command(corrupt.main, "files", *flags, max_steps=steps)
+    for more in (["--corrupted", str(files)], flags):
+        command(pretrain.main, "dry", *more, "--dry_run", max_steps=steps)
+    assert capsys.readouterr().out.count("Nothing was trained") == 2
+
+
+def test_a_worker_opens_no_other_file_than_its_process(command, tmp_path):
+    files = command(corrupt.main, "files", *frozen(tmp_path))
+    pickled = pickle.dumps(CorruptedFile(files / "train.corrupted"))
+    assert pickle.loads(pickled).header == CorruptedFile(files / "train.corrupted").header
+    shutil.copy(files / "held_out.corrupted", files / "train.corrupted")
+    with pytest.raises(ValueError, match=r"train\.corrupted cannot be read: it was altered"):
+        pickle.loads(pickled)
 
 
 def test_a_generator_of_other_tokens_is_refused(command, tmp_path, tokenizer):

@@ -1,5 +1,8 @@
 """The original's training, step by step: its recorded masks and samples through our model and our optimizer."""
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -96,8 +99,10 @@ def test_the_trainer_takes_the_same_steps(recording, tmp_path):
     rows = []
     for batch in map(recording.batch, range(NUM_STEPS)):
         rows += [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
-    callbacks = [StopAfterRecording()]
-    trainer = RTDTrainer(model, args, rows, data_collator=default_collate, callbacks=callbacks)
+    callbacks, collate = [StopAfterRecording()], partial(default_collate)
+    special = zip(("cls_token_id", "sep_token_id", "mask_token_id"), model.config.special_token_ids, strict=True)
+    collate.tokenizer = SimpleNamespace(**dict(special))
+    trainer = RTDTrainer(model, args, rows, data_collator=collate, callbacks=callbacks)
     trainer.train()
 
     comparison = Comparison()

@@ -1,5 +1,6 @@
 """Pseudo-log-likelihoods: token by token with the obvious code, and the command."""
 
+import copy
 import io
 import json
 import math
@@ -20,10 +21,10 @@ TEXTS = ["the old mills were not here .", "she saw a river", "a [MASK] and the n
 TWO = {"generator": "two_tower", "special_token_ids": [2, 3, 4]}
 PAIRS = {
     "electric": {"objective": "electric", **TWO},
-    "rtd": {"mask_probability": 0.3},
+    "rtd": {"mask_probability": 0.3, "keep_probability": 0.4},
     "rtd, two towers": TWO,
     "rtd, gdes": {"sharing": "gdes"},
-    "rtd_masked_only": {"objective": "rtd_masked_only"},
+    "rtd_masked_only": {"objective": "rtd_masked_only", **TWO},
     "mlm": {"objective": "mlm"},
 }
 MASK = 4
@@ -31,7 +32,8 @@ MASK = 4
 
 def make(name):
     torch.manual_seed(2)
-    return ElectraForRTDPretraining(tiny_config(**PAIRS[name])).eval().double()
+    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+    return ElectraForRTDPretraining(tiny_config(**PAIRS[name], **dropout)).eval().double()
 
 
 def one_by_one(name, pair, ids):
@@ -52,7 +54,8 @@ def one_by_one(name, pair, ids):
         logits = pair.generator.cloze_lm_head(pair.generator(ids)) if two else pair.generator(masked).logits
         share = logits[0, place].softmax(-1)[token].item()
         original = 1 - energy.sigmoid().item()
-        odds = 0.0 if name == "rtd_masked_only" else (1 - pair.config.mask_probability) / pair.config.mask_probability
+        drawn = pair.config.mask_probability * (1 if two else 1 - pair.config.keep_probability)
+        odds = 0.0 if name == "rtd_masked_only" else (1 - drawn) / drawn
         found.append(math.log(original * share / (odds * (1 - original) + share)))
     return found
 
@@ -72,23 +75,34 @@ def test_each_token_has_its_probability_in_its_context_whatever_stands_in_the_ba
         assert total == pytest.approx(sum(expected), rel=1e-9)
 
 
+@pytest.mark.parametrize("visible", [0.0, 0.15, 0.7])
+@pytest.mark.parametrize("is_blind", [True, False])
 @pytest.mark.parametrize(("objective", "mask_probability"), [("rtd", 0.15), ("rtd", 0.6), ("rtd_masked_only", 0.15)])
-def test_a_perfect_discriminator_gives_the_probability_of_the_text_back(objective, mask_probability):
-    """Every token of the vocabulary in turn, with p_data and p_G drawn at random."""
+def test_a_perfect_discriminator_gives_the_probability_of_the_text_back(
+    objective, mask_probability, is_blind, visible
+):
+    """Every token of the vocabulary in turn, with p_data and p_G drawn at random. A generator that sees the masked
+    tokens which stay visible gives them back."""
     random = np.random.default_rng(3)
     of_data, of_generator = (torch.from_numpy(random.dirichlet(np.ones(30)))[None] for _ in range(2))
-    # A token stands there as it was: not masked, or drawn as it was. Masked alone: drawn as it was.
-    kept = 0.0 if objective == "rtd_masked_only" else 1 - mask_probability
-    as_it_was = of_data * (kept + mask_probability * of_generator)
-    drawn = mask_probability * of_generator * (1 - of_data)
+    # A token stands there as it was: not masked, given back, or drawn as it was. Of the masked ones: the last two.
+    given_back = 0.0 if is_blind else mask_probability * visible
+    kept = given_back + (0.0 if objective == "rtd_masked_only" else 1 - mask_probability)
+    as_it_was = of_data * (kept + (mask_probability - given_back) * of_generator)
+    drawn = (mask_probability - given_back) * of_generator * (1 - of_data)
     logits = torch.logit(drawn / (drawn + as_it_was))
     pair = SimpleNamespace(
         generator=None,
-        proposals=SimpleNamespace(log_likelihoods=lambda *_: of_generator.log()),
+        proposals=SimpleNamespace(log_likelihoods=lambda *_: of_generator.log(), is_blind=is_blind),
         discriminate=lambda *_: SimpleNamespace(logits=logits),
     )
-    config = tiny_config(objective=objective, mask_probability=mask_probability)
-    found = OBJECTIVES[objective](config).log_likelihoods(pair, torch.arange(30)[None], MASK)
+    config = tiny_config(objective=objective, mask_probability=mask_probability, keep_probability=visible)
+    score = OBJECTIVES[objective](config).log_likelihoods
+    if objective == "rtd_masked_only" and not is_blind:
+        with pytest.raises(ValueError, match="'masked_lm' sees the masked tokens that stay visible"):
+            score(pair, torch.arange(30)[None], MASK)
+        return
+    found = score(pair, torch.arange(30)[None], MASK)
     torch.testing.assert_close(found.exp(), of_data)
 
 
@@ -119,13 +133,31 @@ def test_the_energies_of_the_least_loss_are_those_of_normalized_probabilities():
     [
         ({"generator": "uniform"}, TEXTS, "generator='uniform' gives no probability of a token in its context"),
         ({"objective": "replace_mlm"}, TEXTS, "objective='replace_mlm' gives no probability"),
+        (
+            {"objective": "rtd_masked_only"},
+            TEXTS,
+            "'rtd_masked_only' gives no probability where generator='masked_lm' sees",
+        ),
+        ({"temperature": 0.5}, TEXTS, r"temperature=0\.5 draws from another distribution than .*'rtd' reckons"),
+        ({"disallow_correct": True}, TEXTS, "disallow_correct=True draws from another distribution"),
+        ({"temperature_schedule": "linear"}, TEXTS, "temperature_schedule='linear' draws from another"),
+        ({"keep_probability": 1.0}, TEXTS, "keep_probability=1 hid no token from the generator"),
+        ({"objective": "mlm"}, "a text", "is one text: give a list of texts"),
         ({}, ["a the", ""], "The text '' has no token"),
         ({}, ["the " * 63], "has 65 tokens with .CLS. and .SEP., and the model 64 positions"),
     ],
 )
 def test_what_has_no_score_is_refused(options, texts, message, tokenizer):
+    pair = ElectraForRTDPretraining(tiny_config(**options)).train()
     with pytest.raises(ValueError, match=message):
-        ElectraForRTDPretraining(tiny_config(**options)).pseudo_log_likelihood(texts, tokenizer)
+        pair.pseudo_log_likelihood(texts, tokenizer)
+    assert pair.training
+
+
+def test_padding_on_the_left_changes_no_score(tokenizer):
+    pair, left = make("electric"), copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    assert pair.pseudo_log_likelihood(TEXTS, left) == pytest.approx(pair.pseudo_log_likelihood(TEXTS, tokenizer))
 
 
 def test_without_a_tokenizer_it_is_that_of_the_models_directory(tokenizer, tmp_path):

@@ -24,13 +24,15 @@ _DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
 
 def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
     """Has a counted generator of a pair (`unigram`, `bigram`) count a text; other pairs stay as they are. `sequences`
-    are a [`BlockFile`], or a stream of one; anything else is a ValueError."""
+    are a [`BlockFile`], or a stream of one. Anything else, and no tokenizer, is a ValueError."""
     sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
     if not isinstance(model.proposals, CountedGenerator):
         return
     if not isinstance(sequences, BlockFile):
         what = f"generator={model.config.generator!r} counts prepared sequences"
         raise ValueError(f"{what}, a BlockFile (hf-electra-rtd prepare), not a {type(sequences).__name__}.")
+    if tokenizer is None:
+        raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
     model.proposals.counts = CountedBigram(sequences, model.config.discriminator_config.vocab_size).as_tensors(never)
 

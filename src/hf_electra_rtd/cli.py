@@ -105,11 +105,11 @@ def parse_arguments(
     description: str | None = None,
     defaults: Mapping[str, Any] | None = None,
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
-    more_defaults: Callable[[Callable[[str], str | None]], Mapping[str, Any]] = lambda value_of: {},
+    more_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
-    `more_defaults` gives others, from a function that says what a flag was given (None: it was not).
+    `more_defaults` gives others, from the values of all flags (None: not given).
     Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
     from transformers import HfArgumentParser
 
@@ -131,7 +131,9 @@ def parse_arguments(
         size = _value_of("--size", everything) or parser.get_default("size")
         if size not in recipes:
             parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
-        recipe = {**recipes[size], **more_defaults(lambda name: _value_of(f"--{name}", everything))}
+        nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
+        flags = [word for word in everything if word not in ("-h", "--help")]  # which shows the defaults
+        recipe = {**recipes[size], **more_defaults(vars(parser.parse_known_args(flags, nothing)[0]))}
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)

@@ -50,7 +50,6 @@ GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram", "of
 # it gives the probability of every token without having seen it.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
 
-# Options that a configuration without a generator, or without a network for it, must leave at their defaults.
 # The options of each schedule of the temperature (`ops.sampling.TEMPERATURES`), with their defaults.
 _SCHEDULES: dict[str, dict[str, float]] = {
     "constant": {},
@@ -59,6 +58,7 @@ _SCHEDULES: dict[str, dict[str, float]] = {
 }
 assert _SCHEDULES.keys() == TEMPERATURES.keys()
 _OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay")
+# Options that a configuration without a generator, or without a network for it, must leave at their defaults.
 _OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator", "generator_objective")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # Those that a kind without a network must leave at their defaults, too.
@@ -175,6 +175,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     freeze_generator: bool = False  # it learns nothing: the second stage of two-stage training (paper, section 3.2)
     # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
     mask_probability: float = 0.15
+    keep_probability: float | int = 0.15  # of these, the share that stays visible; `rtd`'s need to know it
     # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict. The trainer sets those of its
     # tokenizer; by default those of the vocabularies of google-research.
     special_token_ids: Any = (101, 102, 103)
@@ -240,7 +241,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     def changed(self, **options: Any) -> ElectraRTDConfig:
         """A configuration of the same discriminator with other options. The discriminator's weight gets its default
         again with another objective, and everything about the generator where its network is added or removed."""
-        kept = ["objective", "initializer_range", "mask_probability", "special_token_ids"]
+        kept = ["objective", "initializer_range", "mask_probability", "keep_probability", "special_token_ids"]
         if options.get("objective", self.objective) == self.objective:
             kept.append("discriminator_weight")
         names = {name: options.get(name, getattr(self, name)) for name in ("objective", "generator")}
@@ -277,6 +278,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     def check(self) -> None:
         """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
+        self._check_pairs()
         generator, discriminator = self.generator_config, self.discriminator_config
         if discriminator.model_type != ElectraConfig.model_type:
             raise ValueError(f"The discriminator is of the family {discriminator.model_type!r}: it must be 'electra'.")
@@ -314,6 +316,15 @@ class ElectraRTDConfig(PreTrainedConfig):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
 
+    def _check_pairs(self) -> None:
+        """Raises ValueError for two options that nothing else reconciles."""
+        if self.freeze_generator and self.num_generator_encoders == 2:
+            rule = "shares the embeddings that the discriminator learns, so it cannot be frozen"
+            raise ValueError(f"generator={self.generator!r} {rule}: leave freeze_generator out.")
+        if self.traits.needs_noise and self.generator_objective == "adversarial":
+            rule = "generator='two_tower', and generator_objective='adversarial' generator='masked_lm'"
+            raise ValueError(f"objective={self.objective!r} needs {rule}: leave one of them out.")
+
     def _check_adversarial(self) -> None:
         if self.generator_objective != "adversarial":
             return
@@ -330,7 +341,9 @@ class ElectraRTDConfig(PreTrainedConfig):
     def _check_noise(self) -> None:
         if not 0 < self.mask_probability < 1:
             raise ValueError(f"mask_probability is {self.mask_probability}: it must be above 0 and below 1.")
-        is_double = GENERATOR_ENCODERS.get(self.generator) == 2
+        if not 0 <= self.keep_probability <= 1:
+            raise ValueError(f"keep_probability is {self.keep_probability}: it must be at least 0 and at most 1.")
+        is_double = self.num_generator_encoders == 2
         if self.traits.needs_noise and not is_double:
             raise ValueError(
                 f"objective={self.objective!r} needs the probability of every token, masked or not, which "
@@ -343,10 +356,15 @@ class ElectraRTDConfig(PreTrainedConfig):
             wrong = "sampling_dropout=False" if self.sharing == "embeddings" else f"sharing={self.sharing!r}"
             rule = "shares the embeddings of the discriminator and samples from the pass that trains"
             raise ValueError(f"{wrong} does not go with generator={self.generator!r}, which {rule}: leave it out.")
+        if self.traits.needs_noise:
+            self.refuse_altered_draws()
+
+    def refuse_altered_draws(self) -> None:
+        """Raises ValueError for an option by which samples are not of the generator's softmax."""
         for name in ("temperature", "temperature_schedule", "disallow_correct"):
-            if self.traits.needs_noise and (value := getattr(self, name)) != getattr(type(self), name):
+            if (value := getattr(self, name)) != getattr(type(self), name):
                 rule = f"draws from another distribution than the one that objective={self.objective!r} reckons with"
-                raise ValueError(f"{name}={value!r} {rule}: leave it out.")
+                raise ValueError(f"{name}={value!r} {rule} for probabilities: train without it.")
 
     def _check_schedule(self) -> None:
         """Raises ValueError for a temperature that rises, or an option that its schedule does not have."""

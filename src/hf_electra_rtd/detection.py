@@ -30,12 +30,13 @@ from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokeniz
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
-from hf_electra_rtd.towers import load_masked_lm, load_tower
+from hf_electra_rtd.towers import CONFIG_FILE, load_masked_lm, load_tower, read_config
 from hf_electra_rtd.training.console import (
     SCORES,
     ScoredToken,
@@ -96,6 +97,12 @@ def load_for_detection(
         discriminator = f"{model}/discriminator"
         generator = f"{model}/generator" if Path(model, "generator").is_dir() else None
     source = discriminator or str(model)
+    home = source if discriminator is None else str(Path(discriminator).parent)
+    if discriminator is None or Path(home, CONFIG_FILE).is_file():
+        objective = read_config(home).get("objective")
+        if objective in OBJECTIVE_TRAITS and OBJECTIVE_TRAITS[objective].needs_noise:
+            what = f"--objective {objective}: its discriminator gives energies, not probabilities of being replaced"
+            raise ValueError(f"{home} was trained with {what}. Use `hf-electra-rtd score --model {home}`.")
     fills: Any = None
     if discriminator is not None:
         detector = load_tower(ElectraForPreTraining, discriminator)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from hf_electra_rtd.measures import (
 )
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
 from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
+from hf_electra_rtd.ops.sampling import most_likely
 from hf_electra_rtd.two_tower import TwoTowerForCloze
 
 
@@ -41,6 +42,8 @@ class Generator:
     """A kind of generator; this one leaves masked tokens masked."""
 
     measures: tuple[Measure, ...] = ()
+    is_blind: ClassVar[bool] = False  # it proposes without seeing a masked token, also one that stays visible
+    needs_samples: ClassVar[bool] = False  # they come with each batch
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.config = config
@@ -63,8 +66,8 @@ class Generator:
         return None
 
     def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> Any:
-        """What was generated, when the discriminator's losses at the slots (B, K), without gradient, are known. `head`
-        is that of `make_head`."""
+        """Adds the generator's loss, now that the discriminator's losses at the slots (B, K), without gradient, are
+        known. `head` is that of `make_head`."""
         return generated
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
@@ -120,8 +123,8 @@ class AdversarialGenerator(MaskedLMGenerator):
         L_G = mean over m of  -(R_t - b_t) log p_G(sample_t) + L_b        R_t = the discriminator's loss at t
         b_t = -log sigmoid(w . h_t)        L_b = BCE(w . h_t, exp(-R_t))
 
-    with h_t the encoder's output, and no gradient through R_t, b_t (in the first term) and h_t (in the others): the
-    baseline learns the reward to expect, and moves nothing else. R_t is not weighted. Each slot is taken by itself:
+    with h_t the encoder's output, and no gradient through R_t and b_t (in the first term), nor from the baseline into
+    h_t: it learns the reward to expect, and moves nothing else. R_t is not weighted. Each slot is taken by itself:
     that a sample changes what the discriminator says elsewhere is left out.
 
     The logits of all slots are kept for the gradient: more memory than likelihood needs.
@@ -140,13 +143,14 @@ class AdversarialGenerator(MaskedLMGenerator):
             raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
         hidden_BKH = _at(tower.base_model(**inputs).last_hidden_state, slots)
         logits_BKV = tower.get_output_embeddings()(MASKED_LMS[tower.config.model_type].transform(tower, hidden_BKH))
-        predicted = predict_from_logits(logits_BKV.detach(), slots.labels, sampling)
-        assert predicted.sampled is not None
-        log_p_BKV = F.log_softmax(logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float(), dim=-1)
-        log_p_BK = log_p_BKV.gather(-1, predicted.sampled[..., None]).squeeze(-1)
-        known_BKV = log_p_BKV.detach()
+        logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
+        log_p_BKV, used_BK = F.log_softmax(logits_BKV, dim=-1), slots.labels.ne(IGNORED)
+        sampled_BK, known_BKV = sampling.draw(logits_BKV, slots.labels), log_p_BKV.detach()
+        log_p_BK = log_p_BKV.gather(-1, sampled_BK[..., None]).squeeze(-1)
         policy = Policy(log_p_BK, -(known_BKV.exp() * known_BKV).sum(dim=-1), hidden_BKH.detach())
-        return predicted._replace(policy=policy, logits=logits_BKV if output_logits else None)
+        losses_BK = -known_BKV.gather(-1, slots.labels.clamp(min=0)[..., None]).squeeze(-1).where(used_BK, 0.0)
+        loss, best_BK = LossSum(losses_BK.sum(), losses_BK, used_BK.sum()), most_likely(logits_BKV.detach())
+        return MaskedPrediction(loss, best_BK, sampled_BK, logits_BKV if output_logits else None, policy)
 
     def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> MaskedPrediction:
         log_p_BK, _, hidden_BKH = generated.policy
@@ -164,6 +168,8 @@ class TwoTowerGenerator(Generator):
 
         L_G = mean over these t of  -log q(x_t | x without t)
     """
+
+    is_blind = True
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         super().__init__(config)
@@ -185,7 +191,7 @@ class TwoTowerGenerator(Generator):
             hidden_BKE = _at(hidden_BLE, slots)
             proposed = _predict(layer, hidden_BKE, slots.labels, sampling)
             logits_BKV = layer(hidden_BKE) if output_logits else None
-        log_prob_of = partial(_log_prob_of, layer, hidden_BLE.detach(), learnt.log_normalizers)
+        log_prob_of = partial(_log_prob_of, layer, hidden_BLE, learnt.log_normalizers)
         return proposed._replace(loss=learnt.loss, logits=logits_BKV, log_prob_of=log_prob_of)
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
@@ -210,6 +216,7 @@ class OfflineGenerator(Generator):
     There is no network, and no loss."""
 
     measures = (SAMPLED_ACCURACY, REPLACED_SHARE)
+    needs_samples = True
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
@@ -223,6 +230,7 @@ class UniformGenerator(Generator):
     learn. L_G = ln V, a constant."""
 
     measures = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
+    is_blind = True
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
@@ -256,6 +264,7 @@ class CountedGenerator(Generator):
     """
 
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
+    is_blind = True
     counts: Counts | None = None
 
     def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:

@@ -207,45 +207,52 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     @torch.no_grad()
     def token_log_likelihoods(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[Tensor]:
-        """log p(x_t | x without t) of the tokens of each text but [CLS] and [SEP]: float64 (n,), on the CPU. In one
-        pass a text where the objective gives it so, else in one pass a token. The tokenizer is by default that of the
-        directory that the model was loaded from. Raises ValueError for an objective or a generator that gives no such
-        probability, and a text without a token or with more than the model has positions."""
+        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU. Some
+        pairs need one forward pass for a text, others one for each token (docs/objectives.md). The tokenizer is by
+        default that of the directory that the model was loaded from. Raises ValueError for a pair that gives no such
+        probability, and for a text without tokens or with more of them than the model has positions."""
+        if isinstance(texts, str):
+            raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
         if tokenizer is None and not self.name_or_path:
             raise ValueError("The model was not loaded from a directory or the Hub: pass the tokenizer.")
         tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
         longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
+        options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
         self.eval()
-        for start in range(0, len(texts), batch_size):
-            some = list(texts[start : start + batch_size])
-            options = {"padding": True, "return_special_tokens_mask": True, "verbose": False}
-            batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)  # `[MASK]` is text
-            counted_BL, lengths = ~batch["special_tokens_mask"].bool(), batch["attention_mask"].sum(dim=1).tolist()
-            for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
-                if not count or length > longest:
-                    many = f"{length} tokens with [CLS] and [SEP], and the model {longest} positions"
-                    raise ValueError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
-            input_ids, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
-            inputs = {"attention_mask": None if min(lengths) == mask.shape[1] else mask}
-            log_p_BL = self.objective.log_likelihoods(self, input_ids, tokenizer.mask_token_id, **inputs)
-            found += [row[counted] for row, counted in zip(log_p_BL.cpu().double(), counted_BL, strict=True)]
-        self.train(training)
+        try:
+            for start in range(0, len(texts), batch_size):
+                some = list(texts[start : start + batch_size])
+                batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)  # `[MASK]` is text
+                counted_BL, lengths = ~batch["special_tokens_mask"].bool(), batch["attention_mask"].sum(dim=1).tolist()
+                for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
+                    if not count or length > longest:
+                        many = f"{length} tokens with [CLS] and [SEP], and the model {longest} positions"
+                        raise ValueError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
+                input_ids, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
+                inputs = {"attention_mask": None if min(lengths) == mask.shape[1] else mask}
+                log_p_BL = self.objective.log_likelihoods(self, input_ids, tokenizer.mask_token_id, **inputs)
+                found += [row[counted] for row, counted in zip(log_p_BL.cpu().double(), counted_BL, strict=True)]
+        finally:
+            self.train(training)
         return found
 
-    # ---- The three verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None ----
+    # ---- The four verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None ----
 
     def sampling(
         self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
     ) -> Sampling:
         """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
         (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
-        without its temperatures."""
+        without its temperatures, and for temperatures without a schedule."""
         config, labels = self.config, slots.labels
         if uniforms is None:
             uniforms = torch.rand(*labels.shape, 2, device=labels.device)
         if temperature is None and self.training and config.temperature_schedule != "constant":
             what = f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature"
             raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args, config).")
+        if temperature is not None and config.temperature_schedule == "constant":
+            what = "sampling_temperature is for a temperature_schedule, and this pair has none"
+            raise ValueError(f"{what}: leave it out, or set the temperature of the configuration.")
         of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
         return Sampling(uniforms, of_slots, config.disallow_correct)
 
@@ -258,7 +265,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         **inputs: Tensor | None,
     ) -> MaskedPrediction | None:
         """Runs the generator on the masked `input_ids` (B, L): loss at the masked slots, most likely ids, and ids
-        sampled as `sampling` says. None without a generator."""
+        sampled as `sampling` says. None without a generator. The loss of an adversarial one here is its likelihood,
+        without gradient: `judge` gives the one that it learns from."""
         return self.proposals(self.generator, slots, sampling, output_logits, input_ids=input_ids, **inputs)
 
     def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
@@ -280,6 +288,15 @@ class ElectraForRTDPretraining(PreTrainedModel):
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, inputs.get("position_ids"))
         batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots, noise_log_probs)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
+
+    def judge(self, generated: MaskedPrediction, main: MainOutput, slots: MaskedSlots) -> MaskedPrediction:
+        """What was generated with the loss that the generator learns from, when the discriminator has read it. Only
+        that of an adversarial one changes."""
+        if main.loss is None:
+            return generated
+        rewards_BK = self.objective.losses_at(main.loss, slots)
+        judged: MaskedPrediction = self.proposals.judged(generated, self.generator_head, rewards_BK, slots)
+        return judged
 
     def forward(
         self,
@@ -340,10 +357,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "discriminator_token_losses": main.loss.losses,
                 "replaced_labels": (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long(),
             }
-        if generated is not None:
-            if main.loss is not None and slots is not None:
-                rewards = self.objective.losses_at(main.loss, slots)
-                generated = self.proposals.judged(generated, self.generator_head, rewards, slots)
+        if generated is not None and slots is not None:
+            generated = self.judge(generated, main, slots)
             loss = generated.loss.mean()
             losses |= {
                 "loss": config.generator_weight * loss + losses["loss"],

@@ -116,15 +116,21 @@ class ReplacedTokenDetection(Objective):
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p and p the mask probability,
+        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p and p the share of the tokens that are
+        drawn,
 
             D = p_data (a + p_G) / (a p_data + p_G),  and so  p_data = D p_G / (a (1 - D) + p_G)
 
-        (as in appendix G of the paper).
+        (as in appendix G of the paper). p is the mask probability, for a generator that sees masked tokens which stay
+        visible, and gives them back, times the share that is hidden.
         """
-        log_p = pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
+        self.config.refuse_altered_draws()
+        config, log_p = self.config, pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
+        drawn = config.mask_probability * (1.0 if pair.proposals.is_blind else 1 - config.keep_probability)
+        if not drawn:
+            raise ValueError("keep_probability=1 hid no token from the generator: the pair gives no probability.")
         logits = pair.discriminate(input_ids, **inputs).logits.to(log_p.dtype)
-        log_odds = math.log(1 / self.config.mask_probability - 1)
+        log_odds = math.log(1 / drawn - 1)
         return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
 
 
@@ -135,7 +141,12 @@ class MaskedOnlyDetection(ReplacedTokenDetection):
     measures = (LOSS_AT_MASKED, Detection(masked_only=True), Detection(masked_only=False, suffix="_all"))
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """As for [`ReplacedTokenDetection`] with a = 0, for none of its tokens was not drawn: p_data = D."""
+        """As for [`ReplacedTokenDetection`] with a = 0, where all of its tokens were drawn: p_data = D. A generator
+        that sees masked tokens which stay visible gives those back."""
+        self.config.refuse_altered_draws()
+        if not pair.proposals.is_blind:
+            what = f"generator={self.config.generator!r} sees the masked tokens that stay visible"
+            raise ValueError(f"objective='rtd_masked_only' gives no probability where {what}. Train with 'two_tower'.")
         return F.logsigmoid(-pair.discriminate(input_ids, **inputs).logits)
 
 

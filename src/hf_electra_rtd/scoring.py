@@ -6,7 +6,7 @@
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
 [SEP], in nats, and `num_tokens`. Without texts and --file, each line of the standard input is a text; empty lines are
 left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of the
-objective `electric` or `rtd_masked_only` (one pass a text), `rtd` or `mlm` (one pass a token; docs/objectives.md).
+objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token); docs/objectives.md has the others.
 """
 
 from __future__ import annotations

@@ -51,14 +51,19 @@ def load_towers(
     fills_config = options.pop("generator_config", None) if fills is None else fills.config
     config = ElectraRTDConfig(generator_config=fills_config, discriminator_config=main.config, **options)
     if fills is not None:
-        sharing, mine, other = SHARING[config.sharing](), main.base_model, fills.base_model
-        names = sharing.shared_parameters(mine)
-        differing = [name for name in names if not torch.equal(mine.get_parameter(name), other.get_parameter(name))]
-        if differing:
-            what = f"tensors of the generator by the discriminator's, although they differ: {_listed(differing)}"
-            logger.warning(f"sharing={config.sharing!r} replaces {what}. Use sharing='none' to keep both.")
-        sharing.join(fills, main)
+        share(config.sharing, fills, main)
     return config, fills, main
+
+
+def share(name: str, generator: Any, discriminator: Any) -> None:
+    """Prepares towers that were trained on their own for a mode of sharing; warns of tensors that will be lost."""
+    sharing, mine, other = SHARING[name](), discriminator.base_model, generator.base_model
+    names = sharing.shared_parameters(mine)
+    differing = [each for each in names if not torch.equal(mine.get_parameter(each), other.get_parameter(each))]
+    if differing:
+        what = f"tensors of the generator by the discriminator's, although they differ: {_listed(differing)}"
+        logger.warning(f"sharing={name!r} replaces {what}. Use sharing='none' to keep both.")
+    sharing.join(generator, discriminator)
 
 
 def load_tower(

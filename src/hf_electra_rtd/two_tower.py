@@ -1,5 +1,6 @@
-"""The network of Electric's noise (arXiv 2012.08561, section 2.4; google-research/electra run_pretraining.py,
-`TwoTowerClozeTransformer`): what does a token's context say of it, in one pass for all tokens?
+"""The network of Electric's noise: for every token, what its context says of it, in one pass.
+
+arXiv 2012.08561, section 2.4; google-research/electra run_pretraining.py, `TwoTowerClozeTransformer`.
 
 Two encoders read the whole sequence. One sees what stands to the left of a place, the other what stands to its right.
 The state of position t joins that of the first at t - 1 and that of the second at t + 1, so it has not seen token t.
@@ -25,6 +26,8 @@ class TwoTowerForCloze(ElectraPreTrainedModel):
     """Two stock encoders and a head on both. Their embeddings are the discriminator's (`hf_electra_rtd.sharing`)."""
 
     base_model_prefix = "ltr"
+    attentions = ("sdpa", "eager")  # those that add numbers to scores
+    _supports_flash_attn = _supports_flex_attn = False
     encoder_names = ("ltr", "rtl")  # left to right, right to left
     _tied_weights_keys = {"cloze_lm_head.weight": "ltr.embeddings.word_embeddings.weight"}  # noqa: RUF012
 

@@ -27,6 +27,12 @@ def features(lengths, seed=0):
     return sequences
 
 
+def test_masks_of_single_tokens_are_those_of_earlier_versions(tokenizer):
+    batch = DataCollatorForRTD(tokenizer, seed=3)(features([12, 34]))
+    assert batch["masked_positions"].tolist() == [[2, 3, 0, 0, 0], [7, 10, 13, 22, 31]]
+    assert batch["labels"].tolist() == [[25, 18, -100, -100, -100], [38, 30, 35, 10, 13]]
+
+
 @settings(deadline=None)
 @given(
     st.lists(st.integers(3, 60), min_size=1, max_size=6),

@@ -22,20 +22,29 @@ def small():
 
 
 def test_the_words_that_save_the_most_tokens_are_chosen_and_ties_have_an_order(small):
-    assert choose_words(TEXT, small, 2) == ["stomata", "pulmonary"]  # 4 * 6 and 6 * 2
+    assert choose_words([(TEXT, 1)], small, 2) == ["stomata", "pulmonary"]  # 4 * 6 and 6 * 2
     equal = [*TEXT, *4 * ["mint"], *4 * ["gulf"]]  # 4 * 3 each, as much as the second
-    assert choose_words(equal, small, 4) == ["stomata", "gulf", "mint", "pulmonary"]
+    assert choose_words([(equal, 1)], small, 4) == ["stomata", "gulf", "mint", "pulmonary"]
     before, after = (sum(len(tokens.tokenize(line)) for line in TEXT) for tokens in (small, extended_by(small, 2)))
     assert before - after == 4 * 6 + 6 * 2
 
 
 def extended_by(tokenizer, count):
-    return extend_tokenizer(tokenizer, choose_words(TEXT, tokenizer, count))
+    return extend_tokenizer(tokenizer, choose_words([(TEXT, 1)], tokenizer, count))
+
+
+def test_a_text_that_is_read_less_often_counts_less(small):
+    equal = 8 * ["gulf"]
+    assert choose_words([(equal, 1), (10 * ["mint"], 1)], small, 1) == ["mint"]
+    assert choose_words([(equal, 1), (10 * ["mint"], 0.5)], small, 1) == ["gulf"]
+    assert choose_words([(6 * ["gulf"], 2), (10 * ["mint"], 1)], small, 1) == ["gulf"]
+    with pytest.raises(ValueError, match="supports 1 "):  # of which one is seen 2.5 times
+        choose_words([(equal, 1), (10 * ["mint"], 0.25)], small, 2)
 
 
 def test_text_that_supports_fewer_words_says_how_many(small):
     with pytest.raises(ValueError, match=r"--extend_vocabulary 3: the text supports 2 \(seen 4 times, 3 pieces"):
-        choose_words(TEXT, small, 3)
+        choose_words([(TEXT, 1)], small, 3)
 
 
 def test_a_word_that_would_make_a_longer_one_unknown_is_left_out():
@@ -43,10 +52,10 @@ def test_a_word_that_would_make_a_longer_one_unknown_is_left_out():
     vocabulary = [*SPECIAL_TOKENS, "t", "tr", "##r", "##a", "##am", "##b"]
     tokenizer = BertTokenizer(vocab={token: index for index, token in enumerate(vocabulary)})
     text = 9 * ["trra"] + 5 * ["trab"]
-    assert choose_words(text, tokenizer, 1) == ["trra"]
-    assert choose_words([*text, "trram"], tokenizer, 1) == ["trab"]
+    assert choose_words([(text, 1)], tokenizer, 1) == ["trra"]
+    assert choose_words([([*text, "trram"], 1)], tokenizer, 1) == ["trab"]
     with pytest.raises(ValueError, match="supports 1 "):
-        choose_words([*text, "trram"], tokenizer, 2)
+        choose_words([([*text, "trram"], 1)], tokenizer, 2)
 
 
 def test_old_ids_stay_and_new_words_are_whole_entries_behind_them(small, tmp_path):
@@ -75,7 +84,7 @@ def test_words_are_counted_as_the_tokenizer_splits_them(small, monkeypatch):
     normal = small.backend_tokenizer.normalizer.normalize_str
     counts = Counter(word for line in lines for word, _ in split(normal(line)))
     assert (counts["pulmonary"], counts["stomata"]) == (6, 4)
-    assert choose_words(lines, small, 2) == ["stomata", "pulmonary"]
+    assert choose_words([(lines, 1)], small, 2) == ["stomata", "pulmonary"]
 
 
 def test_other_tokenizers_are_refused_with_the_reason(small):

@@ -2,11 +2,13 @@ import copy
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
@@ -155,6 +157,41 @@ def test_masks_by_words_are_a_function_of_the_position(tmp_path, tokenizers, kin
     for features in (unknown, [{"input_ids": [2, 9, 3], "stream_position": 0}]):
         with pytest.raises(ValueError, match=rf"--masking {kind} needs .* \(hf-electra-rtd prepare\)"):
             collator(features)
+    with pytest.raises(ValueError, match=r"\(hf-electra-rtd prepare\)"):
+        collator.check_words(False)
+    for fine in (collator, DataCollatorForRTD(tokenizers["WordPiece"], masking=kind), DataCollatorForRTD(tokenizer)):
+        fine.check_words(fine is collator)
+
+
+def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
+    tokenizer = chinese()
+    file = prepare(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter=lambda line: re.findall(r"\S\S?\S?", line))
+    collator, batches = DataCollatorForRTD(tokenizer, masking="word", max_seq_length=10), []
+    for features in ([file[0], file[1]], file.__getitems__([0, 1])):
+        torch.manual_seed(0)
+        batches.append(collator(features))
+    assert all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
+    assert not file[0]["word_starts"].all()
+    assert "word_starts" not in file.__getitems__([0])[0]  # which collators of others would pass on
+
+
+def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_path):
+    halves, quarters = (partial(re.findall, pattern) for pattern in ("..", "...."))
+    made = [prepare(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each) for each in (halves, quarters, halves)]
+    assert made[0].header.word_segmenter == made[1].header.word_segmenter
+    assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
+
+
+def test_held_out_words_are_found_as_the_training_words_are(tmp_path):
+    tokenizer, arguments = chinese(), PreparationArguments(max_seq_length=10)
+    train = prepare(tmp_path / "train", CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
+    held_out = prepare(tmp_path / "held_out", CHINESE[:11] * 30, tokenizer, 10)
+    data = DataArguments(train_files=[train.path], held_out_files=[str(tmp_path / "held_out" / "text.txt")])
+    _, made = get_sequences(data, arguments, tmp_path, tokenizer)
+    assert made.header.word_segmenter == train.header.word_segmenter
+    data.held_out_files = [held_out.path]
+    with pytest.raises(ValueError, match=r"found by jieba .*, those of .* by tokenizer\. Prepare both with the same"):
+        get_sequences(data, arguments, tmp_path, tokenizer)
 
 
 def test_a_word_is_hidden_or_kept_as_a_whole_and_plain_wordpiece_shows_its_words(tokenizer):

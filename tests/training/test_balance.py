@@ -9,12 +9,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from hf_electra_rtd import (
     ElectraForRTDPretraining,
+    ElectraRTDConfig,
     PretrainingRecord,
     RTDTrainer,
     RTDTrainingArguments,
     get_parameter_groups,
 )
-from hf_electra_rtd.ops import Sampling, masked_slots, original_ids
+from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.ops import Sampling, masked_slots, num_masked, original_ids
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule, split_parameters
 from tests.conftest import pretraining_flags, tiny_config
@@ -143,6 +145,7 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
             ("--clip_separately", "True", "--max_grad_norm", "0"),
             "--clip_separately with --max_grad_norm 0 clips nothing",
         ),
+        (("--generator_type", "two_tower", "--freeze_generator", "True"), "it cannot be frozen: leave freeze_gen"),
         (("--generator_learning_rate", "1", "--optim", "adafactor"), "is for --optim adamw_torch, not adafactor"),
         (("--generator_learning_rate", "-1"), "--generator_learning_rate is -1: it must be at least 0"),
         (("--generator_objective", "adversarial", "--temperature", "0"), "temperature=0.0 does not go with"),
@@ -154,10 +157,30 @@ def test_flags_without_sense_are_refused_before_any_work(tmp_path, corpus, monke
         pretrain.main([*pretraining_flags(tmp_path, corpus, tmp_path / "run", model_config=None), *flags])
 
 
-def test_the_trainer_refuses_what_needs_a_generator_that_learns(tmp_path, blocks, tokenizer):
+def test_both_loops_refuse_what_needs_a_generator_that_learns(tmp_path, corpus, blocks, tokenizer):
     model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
-    with pytest.raises(ValueError, match="--clip_separately needs a generator that learns"):
+    needs = pytest.raises(ValueError, match="--clip_separately needs a generator that learns")
+    with needs:
         RTDTrainer(model, arguments(tmp_path, clip_separately=True), *blocks, processing_class=tokenizer)
+    tiny_config(generator="uniform").save_pretrained(tmp_path / "uniform")
+    flags = pretraining_flags(tmp_path, corpus, tmp_path / "run", model_config=tmp_path / "uniform")
+    with needs:
+        pretrain_no_trainer.main([*flags, "--clip_separately", "True"])
+
+
+def test_what_an_optimizer_or_a_collator_of_ones_own_would_undo_is_refused(tmp_path, blocks, tokenizer):
+    pair, args = ElectraForRTDPretraining(tiny_config()), arguments(tmp_path, generator_learning_rate=1e-3)
+    optimizers = (torch.optim.SGD(pair.parameters()), None)
+    for own in ({"optimizers": optimizers}, {"optimizer_cls_and_kwargs": (torch.optim.SGD, {})}):
+        with pytest.raises(ValueError, match="generator_learning_rate is for the optimizer that RTDTrainer makes"):
+            RTDTrainer(pair, args, *blocks, processing_class=tokenizer, **own)
+    RTDTrainer(pair, args, *blocks, processing_class=tokenizer, optimizers=(None, None))
+    with pytest.raises(ValueError, match="clips nothing"):
+        arguments(tmp_path, clip_separately=True, max_grad_norm=None)
+    for kind in ("unigram", "two_tower"):
+        pair = ElectraForRTDPretraining(tiny_config(generator=kind))
+        with pytest.raises(ValueError, match=f"generator='{kind}' .* special tokens.*: pass processing_class"):
+            RTDTrainer(pair, arguments(tmp_path), blocks[0], data_collator=lambda rows: {})
 
 
 @pytest.mark.parametrize(
@@ -192,10 +215,10 @@ def test_both_loops_and_a_resumed_run_are_equal_bit_for_bit(tmp_path, corpus, mo
         assert (tmp_path / f"{name}2" / "model.safetensors").read_bytes() == results[-1][0]
     assert results[0] == results[1]
     adversarial = "adversarial" in flags
-    assert ("flops" in vars(record), record.model["generator_objective"]) == (
-        True,
-        "adversarial" if adversarial else "mle",
-    )
+    assert record.model["generator_objective"] == ("adversarial" if adversarial else "mle")
+    config = ElectraRTDConfig.from_dict(record.model)
+    alone = model_flops(config.changed(generator="uniform"), record.sequences, 32, num_masked(0.15, 32))
+    assert (record.flops["model"] > alone) if adversarial else (record.flops["model"] == alone)
     assert record.parameters["generator"] > 0 if adversarial else record.parameters["generator"] == 0
     assert (results[0][1][0]["generator_grad_norm"] is not None) == adversarial
     assert (record.metrics.get("eval_generator_entropy") is not None) == adversarial

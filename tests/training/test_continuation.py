@@ -3,6 +3,7 @@
 import runpy
 import shutil
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.training.continuation import continued_defaults, find_pair
+from hf_electra_rtd.training.continuation import find_pair
 from hf_electra_rtd.training.meters import before_and_after
-from hf_electra_rtd.training.model import ModelArguments, build_model
+from hf_electra_rtd.training.model import ModelArguments, build_model, continued_defaults
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
 
@@ -28,6 +29,11 @@ def logits(pair):
     pair.eval()
     with torch.no_grad():
         return pair(IDS).logits, None if pair.generator is None else pair.generator(IDS).logits
+
+
+def given(**flags):
+    """The values of all flags: None for those that are not given."""
+    return {field.name: None for field in fields(ModelArguments)} | flags
 
 
 # ---- Where the towers are ----
@@ -64,7 +70,7 @@ def test_both_towers_are_found_and_go_on_as_they_were(places, tokenizer, form, c
 
 @pytest.mark.parametrize("before", ["none", "embeddings", "gdes"])
 @pytest.mark.parametrize("now", [None, "none", "embeddings", "gdes"])
-def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokenizer, before, now):
+def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokenizer, caplog, before, now):
     pair = ElectraForRTDPretraining(tiny_config(sharing=before, temperature=0.5))
     with torch.no_grad():  # that of 'gdes' began at zero
         pair.get_input_embeddings().weight.add_(0.1 * torch.randn(55, 16))
@@ -76,16 +82,32 @@ def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokeniz
         assert torch.equal(logits(built)[1], logits(pair)[1])
     tables = {id(tower.get_input_embeddings().weight) for tower in built.towers.values()}
     assert len(tables) == (1 if (now or before) == "embeddings" else 2)
+    assert ("replaces tensors of the generator" in caplog.text) == (now == "embeddings" != before)
 
 
-def test_the_head_of_an_objective_goes_on_too_and_an_objective_without_generator_needs_none(tmp_path, tokenizer):
-    for objective in ("all_tokens_mlm", "mlm"):
-        pair = ElectraForRTDPretraining(tiny_config(objective=objective))
-        pair.save_pretrained(tmp_path / objective)
-        built = build_model(ModelArguments(continue_from=str(tmp_path / objective)), tokenizer, 32)
-        assert built.config.objective == objective
-        for name, parameter in pair.named_parameters():
-            assert torch.equal(built.get_parameter(name), parameter), name
+@pytest.mark.parametrize("before", ["none", "gdes"])
+@pytest.mark.parametrize("kind", ["uniform", "bigram"])
+def test_a_discriminator_goes_on_without_the_generator_as_it_was(tmp_path, tokenizer, before, kind):
+    pair = ElectraForRTDPretraining(tiny_config(sharing=before))
+    with torch.no_grad():  # deltas began at zero
+        pair.get_input_embeddings().weight.add_(0.1 * torch.randn(55, 16))
+    pair.save_pretrained(tmp_path)
+    built = build_model(ModelArguments(continue_from=str(tmp_path), generator_type=kind), tokenizer, 32)
+    assert (built.generator, built.config.sharing) == (None, "none")
+    torch.testing.assert_close(logits(built)[0], logits(pair)[0])
+
+
+@pytest.mark.parametrize(
+    "options", [{"objective": "all_tokens_mlm"}, {"objective": "mlm"}, {"generator_objective": "adversarial"}], ids=str
+)
+def test_heads_go_on_too_and_an_objective_without_generator_needs_none(tmp_path, tokenizer, options):
+    pair = ElectraForRTDPretraining(tiny_config(**options))
+    pair.save_pretrained(tmp_path)
+    built = build_model(ModelArguments(continue_from=str(tmp_path)), tokenizer, 32)
+    assert vars(built.config).items() >= options.items()
+    assert dict(built.named_parameters()).keys() == dict(pair.named_parameters()).keys()
+    for name, parameter in pair.named_parameters():
+        assert torch.equal(built.get_parameter(name), parameter), name
 
 
 @pytest.mark.parametrize("form", ["run", "towers", "named"])
@@ -117,8 +139,11 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
     pair.describe()
     assert "as wide as the discriminator (256)" in caplog.text
     assert find_pair(name, {}, new_generator=True).towers == {"discriminator": name}
-    defaults = continued_defaults({"continue_from": name}.get)
+    defaults = continued_defaults(given(continue_from=name))
     assert (defaults["size"], defaults["learning_rate"], defaults["max_steps"]) == ("small++", 5e-5, 400_000)
+    for fractions, size in (({}, "small"), ({"generator_hidden_size": 1.0}, "small++")):
+        flags = {"continue_from": name, "new_generator": True, **fractions}
+        assert continued_defaults(given(**flags))["size"] == ModelArguments(**flags).continued.size == size
     with pytest.raises(ValueError, match="in the discriminator's place is an ElectraForMaskedLM"):
         find_pair("google/electra-small-generator", {}, new_generator=True)
 
@@ -130,7 +155,7 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
     for tower, share in (("generator", SIZES[name].generator_hidden_size), ("discriminator", 1)):
         tiny.hidden_size, tiny.num_attention_heads = round(share * shape["hidden_size"]), 1
         tiny.save_pretrained(tmp_path / tower)
-    defaults, recipe = continued_defaults({"continue_from": str(tmp_path)}.get), SIZES[name].pretraining
+    defaults, recipe = continued_defaults(given(continue_from=str(tmp_path))), SIZES[name].pretraining
     assert defaults["size"] == name
     assert (defaults["learning_rate"], defaults["max_steps"]) == (
         recipe["learning_rate"] / 10,
@@ -261,6 +286,30 @@ def test_the_own_loop_goes_on_to_the_same_numbers(go_on, tmp_path):
             assert own[text][when] == pytest.approx(metrics, abs=1e-5), (text, when)
 
 
+def test_an_mlm_goes_on_from_its_network_alone(go_on, tmp_path, tokenizer):
+    ElectraForRTDPretraining(tiny_config(objective="mlm")).save_towers(tmp_path / "mlm", tokenizer)
+    run = go_on("--objective", "mlm", continue_from=tmp_path / "mlm" / "discriminator")
+    assert PretrainingRecord.load(run).arguments["model"]["size"] == "tiny"
+
+
+def test_another_vocabulary_is_refused_before_the_sequences_of_a_run_are_replaced(go_on):
+    more = {"extend_vocabulary": 2}
+    for before, now, message in ((2, {}, "has 57 tokens, the tokenizer 55"), (None, more, "Leave the flag out")):
+        run = go_on(output_dir=str(before), extend_vocabulary=before)
+        (run / "run_record.json").unlink()
+        shutil.rmtree(run / "checkpoint-4")
+        blocks = (run / "blocks" / "train.blocks").read_bytes()
+        with pytest.raises(ValueError, match=message):
+            go_on("--resume_from_checkpoint", "latest", output_dir=str(before), **now)
+        assert (run / "blocks" / "train.blocks").read_bytes() == blocks
+
+
+def test_old_text_that_is_trained_on_is_refused(go_on, tmp_path):
+    old = {"train_files": tmp_path / "old.txt", "old_held_out_files": tmp_path / "old.txt", "held_out_share": 0.3}
+    with pytest.raises(ValueError, match=r"old\.txt, which is held out, holds the same text as old\.txt"):
+        go_on(**old)
+
+
 def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
     log = [{"step": step, f"eval_{text}loss": loss} for step, text, loss in ((0, "", 3), (4, "", 2), (4, "old_", 5))]
     assert before_and_after(4, log) == {"new": {"before": {"loss": 3}, "after": {"loss": 2}}}
@@ -302,6 +351,10 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ),
         ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator is for --continue_from"),
         ({"continue_from": None, "size": "tiny", "old_held_out_files": "x.txt"}, "--old_held_out_files is for"),
+        ({"held_out_share": 0, "old_held_out_files": "{tmp}/old.txt"}, "beside held-out text"),
+        ({"train_files": "{run}/blocks/train.blocks", "old_held_out_files": "{tmp}/old.txt"}, "beside held-out text"),
+        ({"continue_from": "{tmp}/offline"}, "trained on samples from files.* --generator_type masked_lm"),
+        ({"continue_from": None, "model_config": "{tmp}/offline", "tokenizer": "{tmp}/vocab.txt"}, r"\(--corrupted\)"),
     ],
 )
 def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finished_run, monkeypatch, flags, message):
@@ -310,6 +363,9 @@ def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finishe
     )
     (tmp_path / "other.txt").write_text("\n".join([*VOCABULARY[:20], "other", *VOCABULARY[21:]]) + "\n")
     shutil.copytree(finished_run / "discriminator", tmp_path / "mine")
+    offline = ElectraForRTDPretraining(tiny_config(generator="offline"))
+    offline.save_pretrained(tmp_path / "offline")
+    load_tokenizer(str(finished_run)).save_pretrained(tmp_path / "offline")
     here = {"tmp": tmp_path, "run": finished_run}
     flags = {name: value.format(**here) if isinstance(value, str) else value for name, value in flags.items()}
     with pytest.raises(ValueError, match=message):

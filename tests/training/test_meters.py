@@ -15,6 +15,7 @@ from hf_electra_rtd import (
     get_parameter_groups,
     layers,
 )
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.generators import MaskedLMGenerator
 from hf_electra_rtd.objectives import ReplacedTokenDetection
 from hf_electra_rtd.training.meters import (
@@ -169,10 +170,15 @@ def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, s
 # ---- Exact normalization ----
 
 
-@pytest.mark.parametrize("objective", ["rtd", "rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm"])
-def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, objective):
+TWO_TOWER = {"generator": "two_tower", "special_token_ids": [2, 3, 4]}
+ADVERSARIAL = {"generator_objective": "adversarial"}
+PAIRS = [{"objective": name, **(TWO_TOWER if each.needs_noise else {})} for name, each in OBJECTIVE_TRAITS.items()]
+
+
+@pytest.mark.parametrize("options", [*PAIRS, TWO_TOWER, ADVERSARIAL], ids=str)
+def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, options):
     """Of every objective: what its losses are means over is what is counted."""
-    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
+    model = ElectraForRTDPretraining(tiny_config(**options)).eval()
     whole = pad_batch(batch, 4)
     whole["attention_mask"][2:5, 20:] = 0  # three shorter sequences
     whole["labels"] = whole["labels"].masked_fill(whole["masked_positions"] >= 20, -100)
@@ -192,7 +198,7 @@ def fake_batch():
     return {**batch, "masked_positions": torch.randint(1, 32, (4, 5)), "sampling_uniforms": torch.rand(4, 5, 2)}
 
 
-@pytest.mark.parametrize("options", [{}, {"objective": "replace_mlm"}, {"objective": "mlm"}, {"sharing": "gdes"}])
+@pytest.mark.parametrize("options", [*PAIRS, {"sharing": "gdes"}, TWO_TOWER, ADVERSARIAL], ids=str)
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_no_number_is_read_in_a_step(options, exchanged, monkeypatch):
     if not exchanged:

@@ -1,6 +1,7 @@
 """The loop in bare `accelerate` gives what `RTDTrainer` gives, and ignores no flag."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train, flags, capsy
         (directory / "run_record.json").unlink()
         train(main, name, *flags, "--resume_from_checkpoint", "latest")
         assert [(directory / part).read_bytes() for part in names] == weights
-    load_for_detection(str(one.parent / "loop" / "checkpoint-6"), as_is=bool(flags))
+    for place in ({"model": "loop/checkpoint-6"}, {"model": "loop"}, {"discriminator": "loop/discriminator"}):
+        with pytest.raises(ValueError, match="Use `hf-electra-rtd score") if flags else nullcontext():
+            load_for_detection(**{name: str(one.parent / each) for name, each in place.items()}, as_is=True)
     with pytest.raises(ValueError, match=r"written by RTDTrainer, so pretrain_no_trainer\.py cannot resume"):
         train(pretrain_no_trainer.main, "trainer", "--resume_from_checkpoint", "latest")
 

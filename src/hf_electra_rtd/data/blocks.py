@@ -154,7 +154,8 @@ def writing_blocks(path: str | os.PathLike[str], max_seq_length: int, vocab_size
 
 
 class BlockFile(Dataset):
-    """A block file as a map-style dataset of `{"input_ids", "token_type_ids"}`; `read` gives a whole batch.
+    """A block file as a map-style dataset of `{"input_ids", "token_type_ids", "word_starts"}`; `read` gives a whole
+    batch, whose items have no `word_starts`, which collators of others would pass on to the model.
 
     All comes from one mapping of the file, which lives on when another file takes its name. `verify` reads all of it,
     and compares its hash and its ids; the hash of the header is always compared. Raises ValueError for a file that is
@@ -191,7 +192,9 @@ class BlockFile(Dataset):
         return self.header.num_sequences
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.read(np.array([range(len(self))[index]]))[0]
+        batch = self.read(np.array([range(len(self))[index]]))
+        words = {} if batch.word_starts is None else {"word_starts": batch.word_starts[0, : batch.lengths[0]]}
+        return batch[0] | words
 
     def __getitems__(self, indices: Sequence[int]) -> SequenceBatch:
         return self.read(np.asarray(indices, dtype=np.int64))

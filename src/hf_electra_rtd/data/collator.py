@@ -19,7 +19,6 @@ from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops import (
     IGNORED,
     MORE_UNIFORMS,
-    Grouping,
     choose_masked_groups,
     choose_masked_positions,
     counter_uniforms,
@@ -29,14 +28,14 @@ from hf_electra_rtd.ops import (
 from hf_electra_rtd.ops.sampling import TEMPERATURES
 
 
-# What is masked together: single tokens (None), or groups of words. Lengths of MacBERT (arXiv:2004.13922, section 4)
-# and of SpanBERT (arXiv:1907.10529, section 3.1): geometric with p = 0.2, at most 10.
+# What is masked together: single tokens (None), or groups of 1, 2, ... words with these probabilities: of MacBERT
+# (arXiv:2004.13922, section 4), and of SpanBERT (arXiv:1907.10529, section 3.1), geometric with p = 0.2, at most 10.
 _GEOMETRIC = [0.8**length for length in range(10)]
-MASKING: dict[str, Grouping | None] = {
+MASKING: dict[str, tuple[float, ...] | None] = {
     "token": None,
-    "word": Grouping((1.0,), is_aligned=False),
-    "ngram": Grouping((0.4, 0.3, 0.2, 0.1), is_aligned=False),
-    "span": Grouping(tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC), is_aligned=True),
+    "word": (1.0,),
+    "ngram": (0.4, 0.3, 0.2, 0.1),
+    "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
 
 
@@ -50,9 +49,9 @@ class DataCollatorForRTD:
     in L.
 
     `masking` is `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on average): what is masked
-    together, and becomes [MASK] or stays together. The number of masked tokens is the same: the last group is cut. The
-    others need the beginnings of words, which block files hold; of plain features they are a column `word_starts`, or
-    those of WordPiece.
+    together, and becomes [MASK] or stays together. The number of masked tokens is the same: at most two groups of a
+    sequence are cut. All but `token` need the beginnings of words, which block files hold. Plain features give them in
+    a column `word_starts` (a plain Trainer keeps it with remove_unused_columns=False); else they are WordPiece's.
 
     With a seed, masks and samples are a function of it, of each sequence's `stream_position`, which
     [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
@@ -82,7 +81,7 @@ class DataCollatorForRTD:
             raise ValueError(f"There is no masking {masking!r}. {known_names(masking, MASKING, 'kinds')}")
         self.tokenizer, self.masking = tokenizer, masking
         self.seed, self.max_seq_length, self.temperature = seed, max_seq_length, temperature
-        self._grouping, self._continues = MASKING[masking], tokens_that_continue(tokenizer)
+        self._run_lengths, self._continues = MASKING[masking], tokens_that_continue(tokenizer)
         self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
 
     def __call__(self, features: SequenceBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -107,12 +106,12 @@ class DataCollatorForRTD:
         choosing_BL, keeping_BK = uniforms[:, :length], uniforms[:, length : length + num_slots]
         sampling_B2K = uniforms[:, length + num_slots :]
         counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
-        if self._grouping is None:
+        if self._run_lengths is None:
             candidates, choosing, counts = map(torch.from_numpy, (candidates_BL, choosing_BL, counts_B))
             positions_BK = choose_masked_positions(candidates, choosing, counts, num_slots).numpy()
         else:
             more_BM = self._uniforms(batch, length + MORE_UNIFORMS, randomness.GROUPING)
-            words = (candidates_BL, self._word_starts(batch), self._grouping)
+            words = (candidates_BL, self._word_starts(batch), self._run_lengths)
             positions_BK, groups_BK = choose_masked_groups(*words, choosing_BL, more_BM, counts_B, num_slots)
             is_new_BK = np.diff(groups_BK, prepend=-1) != 0
             firsts_BK = np.maximum.accumulate(np.where(is_new_BK, np.arange(num_slots), 0), axis=1)
@@ -141,15 +140,17 @@ class DataCollatorForRTD:
                 arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def _word_starts(self, batch: SequenceBatch) -> np.ndarray:
-        if batch.word_starts is not None:
-            return batch.word_starts
-        if self._continues is None:
+    def check_words(self, are_known: bool) -> None:
+        """Raises ValueError for sequences without the beginnings of words that this masking needs."""
+        if not are_known and self._continues is None and self._run_lengths is not None:
             raise ValueError(
                 f"--masking {self.masking} needs to know where words begin, and these sequences do not say it. "
                 "Prepare the text again (hf-electra-rtd prepare), or give plain features a column word_starts."
             )
-        return ~self._continues[batch.ids]
+
+    def _word_starts(self, batch: SequenceBatch) -> np.ndarray:
+        self.check_words(batch.word_starts is not None)
+        return ~self._continues[batch.ids] if batch.word_starts is None else batch.word_starts  # type: ignore[index]
 
     def _uniforms(self, batch: SequenceBatch, count: int, purpose: int) -> np.ndarray:
         if self.seed is None:

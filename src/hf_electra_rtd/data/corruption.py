@@ -69,9 +69,9 @@ def write_samples(
 
 class CorruptedFile:
     """A memory-mapped file of samples. `verify` reads all of it, and compares its hash. Raises ValueError for a file
-    that is none, was cut off, or was altered."""
+    that is none, was cut off, or was altered, or whose content does not have the hash `sha256`."""
 
-    def __init__(self, path: str | os.PathLike[str], verify: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
         with reading(self.path, _REMEDY):
             content, values = map_file(self.path, _MAGIC, _KIND)
@@ -79,12 +79,13 @@ class CorruptedFile:
             row = _row(header.num_slots, header.vocab_size)
             if len(content) != len(_MAGIC) + header.num_sequences * row.itemsize:
                 raise ValueError("its header does not fit its content")
-            if verify and hashlib.sha256(content.data).hexdigest() != header.sha256:
+            found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
+            if found != header.sha256 or found != (sha256 or found):
                 raise ValueError("it was altered after it was written")
         self._rows = content[len(_MAGIC) :].view(row)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CorruptedFile, (self.path,)
+        return CorruptedFile, (self.path, False, self.header.sha256)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The rows, with `positions` and `samples`, at int64 places (B,) of the stream."""
@@ -93,7 +94,10 @@ class CorruptedFile:
     def check(self, stream: SequenceStream, collator: Any) -> None:
         """Raises ValueError for a stream or masks that are not those of the file."""
         known, now = self.header.stream, describe_stream(stream, collator)
-        wrong = [f"{name} was {known.get(name)}, now {now[name]}" for name in now if known.get(name) != now[name]]
+        changed = [name for name in now if known.get(name) != now[name]]
+        wrong = [f"{name} was {known.get(name)}, now {now[name]}" for name in changed if name != "sequences"]
+        if "sequences" in changed:  # which are hashes
+            wrong.append("it has other text, tokenizer, packing or split")
         if len(stream) > self.header.num_sequences:
             wrong.append(f"it has {self.header.num_sequences} sequences, and this one {len(stream)}")
         elif self.header.num_positions not in (None, len(stream)):
@@ -104,11 +108,16 @@ class CorruptedFile:
 
 def attach(directory: str, streams: dict[str, SequenceStream | None], collator: Any, verify: bool) -> None:
     """Gives each stream, `train` and `held_out`, its file in a directory. Raises ValueError for one that is missing,
-    damaged (`verify` reads all of it), or of another run."""
+    damaged (`verify` reads all of it), or of another run, and for files of different generators."""
+    first: Any = None
     for name, stream in streams.items():
         if stream is not None:
             file = CorruptedFile(Path(directory, NAMES[name]), verify)
             file.check(stream, collator)
+            first = first or file
+            if file.header.generator != first.header.generator:
+                what = f"{first.path} and {file.path} have the samples of different generators"
+                raise ValueError(f"{what}, or were sampled in different ways. {_REMEDY}")
             stream.corrupted = file
 
 

@@ -70,6 +70,7 @@ def prepare_blocks(
     weights, without reading them. `num_proc`, the threads that tokenize (by default one a core), changes no result.
 
     `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words.
+    With a function, which has no version, the text is always prepared anew.
 
     Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
     OSError if the files cannot be written.
@@ -88,7 +89,7 @@ def prepare_blocks(
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
     described["word_segmenter"] = segmenter_name
-    found = _find(paths, described | {"max_seq_length": max_seq_length})
+    found = None if callable(word_segmenter) else _find(paths, described | {"max_seq_length": max_seq_length})
     if found and found[0].header.sha256 == sha256:
         before = [(source["name"], source["weight"]) for source in found[0].header.sources]
         if [(source.name, source.weight) for source in wanted] == before:

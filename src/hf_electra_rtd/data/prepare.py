@@ -26,7 +26,7 @@ from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
-from hf_electra_rtd.data.words import get_segmenter
+from hf_electra_rtd.data.words import get_segmenter, segmenter_flag
 
 
 logger = logging.getLogger(__name__)
@@ -147,7 +147,9 @@ def get_sequences(
     """
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
-    def get(sources: list[Source], name: str, share: float) -> tuple[BlockFile, BlockFile | None]:
+    def get(
+        sources: list[Source], name: str, share: float, segmenter: str | None = data.word_segmenter
+    ) -> tuple[BlockFile, BlockFile | None]:
         length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
@@ -165,24 +167,18 @@ def get_sequences(
                 raise ValueError(f"{file.path} has sequences of {found} tokens, not {length}. {remedy}")
             return file, None
         if is_main:
-            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
+            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
-            options |= {"name": name, "sha256": trained_on if name == "train" else None}
+            options |= {"name": name, "sha256": trained_on if name == "train" else None, "word_segmenter": segmenter}
             return prepare_blocks(sources, tokenizer, directory, length, **options)
         files = (BlockFile(directory / f"{part}{BLOCK_SUFFIX}") for part in (name, "held_out"))
         return next(files), next(files) if share else None
 
     train, held_out = get(data.sources(), "train", share)
     if data.held_out_files:
-        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
-        of_both = [(file.header.sources, file.header.recipe) for file in (train, held_out)]
-        names = {source["sha256"]: source["name"] for source in train.header.sources}
-        for source in held_out.header.sources:
-            if source["sha256"] in names and (of_both[0] != of_both[1] or not train.header.recipe["held_out_share"]):
-                raise ValueError(  # it is not that one preparation split the text
-                    f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
-                    "trained on. Take it out of --train_files or --held_out_files."
-                )
+        segmenter = data.word_segmenter or segmenter_flag(train.header.word_segmenter)
+        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0, segmenter)
+        check_held_out(train, held_out)
     elif is_main and not share:
         (directory / f"held_out{BLOCK_SUFFIX}").unlink(missing_ok=True)  # its text is trained on now
     for what, file in ((called, train), ("Held out", held_out)):
@@ -192,6 +188,22 @@ def get_sequences(
             told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in file.header.statistics.items())
             logger.info(f"{what}: {num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
     return train, held_out
+
+
+def check_held_out(train: BlockFile, held_out: BlockFile) -> None:
+    """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
+    of_both = [(file.header.sources, file.header.recipe) for file in (train, held_out)]
+    names = {source["sha256"]: source["name"] for source in train.header.sources}
+    for source in held_out.header.sources:
+        if source["sha256"] in names and (of_both[0] != of_both[1] or not train.header.recipe["held_out_share"]):
+            raise ValueError(  # it is not that one preparation split the text
+                f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
+                "trained on. Take it out of the one or the other (--train_files, --held_out_files, "
+                "--old_held_out_files)."
+            )
+    if (found := held_out.header.word_segmenter) != train.header.word_segmenter:
+        what = f"The words of {train.path} were found by {train.header.word_segmenter}, those of {held_out.path} by"
+        raise ValueError(f"{what} {found}. Prepare both with the same --word_segmenter.")
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,15 @@ def get_extended_tokenizer(
     if checkpoint or arguments.process_index:
         extended = load_tokenizer(checkpoint or str(directory / TOKENIZER_DIRECTORY))
         if (found := len(extended) - len(tokenizer)) != count:
-            raise ValueError(f"--extend_vocabulary {count}, but {checkpoint} has {found} new tokens. Give {found}.")
+            remedy = f"Give {found}." if found else "Leave the flag out."
+            raise ValueError(f"--extend_vocabulary {count}, but {checkpoint} has {found} new tokens. {remedy}")
         return extended
     check_extensible(tokenizer)
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("--extend_vocabulary chooses words from text, and --train_files are prepared blocks.")
     with open_texts(sources, directory, arguments.disable_tqdm) as texts:
-        lines = chain.from_iterable(text.read("Counting words") for text in texts)
-        words = choose_words(lines, tokenizer, count)
+        words = choose_words([(text.read("Counting words"), text.source.weight) for text in texts], tokenizer, count)
     shown = ", ".join(words[:_SHOWN])
     logger.info(f"The vocabulary gets {count:,} new words, those that save the most tokens first: {shown}, ...")
     extended = extend_tokenizer(tokenizer, words)
@@ -68,17 +67,21 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
         raise ValueError(f"--extend_vocabulary: the tokenizer has {added} added tokens, and {reason}.")
 
 
-def choose_words(lines: Iterable[str], tokenizer: PreTrainedTokenizerBase, count: int) -> list[str]:
-    """The words of a text that save the most tokens, `times seen * (pieces - 1)`, as whole entries, best first.
+def choose_words(
+    texts: Iterable[tuple[Iterable[str], float]], tokenizer: PreTrainedTokenizerBase, count: int
+) -> list[str]:
+    """The words of texts (their lines, and their weight) that save the most tokens, `times seen * (pieces - 1)`, as
+    whole entries, best first.
 
     Words are those of the tokenizer's own splitting, seen at least 4 times, of at least 3 pieces. A word behind which
     the rest of a longer word of the text would have no pieces is left out. Raises ValueError for text with fewer.
     """
-    backend, words = get_backend(tokenizer), Counter[str]()
-    for text, times in _count_parts(lines):
-        normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
-        for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
-            words[word] += times
+    backend, words = get_backend(tokenizer), defaultdict[str, float](float)
+    for lines, weight in texts:
+        for part, times in _count_parts(lines):
+            normal = backend.normalizer.normalize_str(part) if backend.normalizer else part
+            for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
+                words[word] += weight * times
     pieces = {word: _pieces(backend.model, word) for word in words}
     gains = {
         word: times * (len(pieces[word]) - 1)

@@ -53,6 +53,11 @@ def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, 
     return SEGMENTERS[segmenter]()
 
 
+def segmenter_flag(found_by: str | None) -> str | None:
+    """The name under which `get_segmenter` knows what a block file names; None for the tokenizer and functions."""
+    return next((name for name in SEGMENTERS if (found_by or "").startswith(f"{name} ")), None)
+
+
 def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
     """Which tokens go on with a word, bool (V,): those with the ## of WordPiece. None where tokens do not show it: in
     the others, a full stop looks like the rest of the word before it."""

@@ -10,7 +10,6 @@ from hf_electra_rtd.ops.dropout import attention_with_dropout, draw_dropout_bits
 from hf_electra_rtd.ops.masking import (
     IGNORED,
     MORE_UNIFORMS,
-    Grouping,
     MaskedSlots,
     choose_masked_groups,
     choose_masked_positions,

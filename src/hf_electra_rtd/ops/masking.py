@@ -6,6 +6,7 @@ the label `IGNORED`, as `torch.nn.functional.cross_entropy` expects; their posit
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,16 +15,9 @@ from torch import Tensor
 
 
 IGNORED = -100
-MORE_UNIFORMS = 4  # a sequence, beyond one a token, for `choose_masked_groups`
+MORE_UNIFORMS = 2  # a sequence, beyond one a token, for `choose_masked_groups`
 _NO_CANDIDATE = 2.0  # a score above all uniforms
 _NO_CANDIDATE_BITS = int(np.float32(_NO_CANDIDATE).view(np.int32))
-
-
-class Grouping(NamedTuple):
-    """How candidates are divided into groups that are masked together, and how groups are selected."""
-
-    run_lengths: tuple[float, ...]  # how likely a group has 1, 2, ... words
-    is_aligned: bool  # the selection begins where a group begins, so that it cuts one group at most and not two
 
 
 class MaskedSlots(NamedTuple):
@@ -65,21 +59,19 @@ def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B
 def choose_masked_groups(
     candidates_BL: np.ndarray,
     word_starts_BL: np.ndarray,
-    grouping: Grouping,
+    run_lengths: Sequence[float],
     uniforms_BL: np.ndarray,
     more_BM: np.ndarray,
     counts_B: np.ndarray,
     num_slots: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draws distinct positions as `choose_masked_positions` does, but whole groups of neighbouring words, as far as
-    the count allows: where it is reached, a group is cut.
+    """Draws as many distinct positions as `choose_masked_positions`, but in groups of neighbouring words. At most two
+    groups of a sequence are cut, and every candidate of a sequence is equally likely.
 
-    A group is a run of words; a token that is no candidate ([SEP]) divides a run into two groups. The first run of a
-    sequence is shortened by a random number of words, so that none depends on where the sequence begins. The groups of
-    a sequence lie in random order on a ring, of which one arc of `counts_B[i]` tokens is masked. It begins anywhere,
-    so that every candidate is as likely for any groups; or, for groups that are long (`is_aligned`), at either end of
-    a group: of any group or, as often, of the group of any token. The first favours short groups and the second long
-    ones, by as much where groups are shorter than the arc.
+    A group is a run of words: of 1, 2, ... with the probabilities `run_lengths`. A token that is no candidate ([SEP])
+    divides a run into two groups. The first run of a sequence is shortened by a random number of words, so that groups
+    do not depend on where the sequence begins. The groups lie in random order on a ring, and an arc of `counts_B[i]`
+    tokens, which begins at a random token, is masked.
 
     `word_starts_BL` is True where a word begins; `uniforms_BL` give the order of the groups, and `more_BM` their
     lengths and the arc: M = L + `MORE_UNIFORMS`, all in [0, 1). The result is int64 (B, K), ascending, then -1 in
@@ -87,14 +79,14 @@ def choose_masked_groups(
     """
     _check_num_slots(num_slots, candidates_BL.shape[1])
     batch_size, length = candidates_BL.shape
-    places_L, rows_B = np.arange(length), np.arange(batch_size)
-    phases_B, anywhere_B, kind_B, direction_B = more_BM[:, length:].astype(np.float64).T
+    places_L = np.arange(length)
+    phases_B, beginnings_B = more_BM[:, length:].astype(np.float64).T
 
     opens_BL = candidates_BL.copy()  # what follows a token that is no candidate
     opens_BL[:, 1:] &= ~candidates_BL[:, :-1]
     words_BL = opens_BL | (candidates_BL & word_starts_BL)
     numbers_BL = np.maximum(words_BL.cumsum(axis=1) - 1, 0)
-    limits = np.cumsum(grouping.run_lengths)[:-1]
+    limits = np.cumsum(run_lengths)[:-1]
     runs_BL = 1 + np.searchsorted(limits, more_BM[:, :length], side="right")
     runs_BL[:, 0] = 1 + (phases_B * runs_BL[:, 0]).astype(np.int64)
     begins_run = np.zeros((batch_size, length + 1), dtype=bool)  # of each word
@@ -108,14 +100,7 @@ def choose_masked_groups(
     ranks_BL = np.empty_like(ring_BL)
     np.put_along_axis(ranks_BL, ring_BL, np.broadcast_to(places_L, ring_BL.shape), axis=1)
     sizes_B = np.maximum(candidates_BL.sum(axis=1), 1)
-    begin_B = (anywhere_B * sizes_B).astype(np.int64)
-    distances_BL = ranks_BL - begin_B[:, None]
-    if grouping.is_aligned:
-        start_B = starts_BL[rows_B, ring_BL[rows_B, np.where(kind_B < 0.5, begin_B, 0)]]
-        begin_B = ranks_BL[rows_B, start_B]
-        end_B = begin_B + ((starts_BL == start_B[:, None]) & candidates_BL).sum(axis=1) - 1
-        backwards_BL = end_B[:, None] - ranks_BL
-        distances_BL = np.where(direction_B[:, None] < 0.5, ranks_BL - begin_B[:, None], backwards_BL)
+    distances_BL = ranks_BL - (beginnings_B * sizes_B).astype(np.int64)[:, None]
     chosen_BL = candidates_BL & (distances_BL % sizes_B[:, None] < np.minimum(counts_B, num_slots)[:, None])
     positions_BK = _slots(chosen_BL, num_slots)
     return positions_BK, np.take_along_axis(starts_BL, np.maximum(positions_BK, 0), axis=1)

@@ -89,7 +89,7 @@ class RTDTrainingArguments(TrainingArguments):
         if self.masking not in MASKING:
             raise ValueError(f"--masking: there is no {self.masking!r}. {known_names(self.masking, MASKING, 'kinds')}")
         check_hub_options(self)
-        if self.clip_separately and self.max_grad_norm == 0:
+        if self.clip_separately and not self.max_grad_norm:
             raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
         if self.generator_learning_rate is not None and self.optim not in ("adamw_torch", "adamw_torch_fused"):
             raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
@@ -181,12 +181,15 @@ def keep_freed_memory() -> None:
 
 
 def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:
-    """Writes the mask probability of a run, and the special tokens of its tokenizer, into the configuration of its
-    pair. Raises ValueError for a pair that learns from another mask probability."""
+    """Writes the mask and keep probability of a run, and the special tokens of its tokenizer, into the configuration
+    of its pair. Raises ValueError for a pair that learns from another mask probability, or leaves out special tokens
+    of a tokenizer that is not given."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
         what = f"mask_probability={config.mask_probability:g}, but the run masks {args.mask_probability:g}"
         raise ValueError(f"The pair was made with {what}: its loss needs the same in both (--mask_probability).")
-    config.mask_probability = args.mask_probability
+    config.mask_probability, config.keep_probability = args.mask_probability, args.keep_probability
+    if tokenizer is None and config.num_generator_encoders == 2:
+        raise ValueError(f"generator={config.generator!r} leaves special tokens out: pass processing_class.")
     if tokenizer is not None:
         config.take_special_tokens(tokenizer)
 

@@ -158,6 +158,8 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
         "mask_probability": args.mask_probability,
         "masking": args.masking,
         "keep_probability": args.keep_probability,
+        # Of the run along which the temperature falls.
+        "num_sequences": None if model.config.temperature_schedule == "constant" else len(stream),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
-from hf_electra_rtd.recipes import SIZES, continued_recipe
-from hf_electra_rtd.sharing import SHARING
-from hf_electra_rtd.towers import CONFIG_FILE, read_config
+from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.towers import CONFIG_FILE, read_config, share
 
 
 logger = logging.getLogger(__name__)
@@ -56,11 +54,12 @@ class SavedPair:
         """The joint model, as `config` changes it."""
         saved, config = self._load(), self.config
         generator, discriminator = saved.generator, saved.discriminator
+        if saved.config.sharing != config.sharing:  # what was one tensor in both need not be one any more
+            generator, discriminator = copy.deepcopy(generator), copy.deepcopy(saved.native_discriminator())
+            if config.generator_config is not None:
+                share(config.sharing, generator, discriminator)
         if config.generator_config is None:
             generator = None
-        elif saved.config.sharing != config.sharing:  # what was one tensor in both need not be one any more
-            generator, discriminator = copy.deepcopy(generator), copy.deepcopy(saved.native_discriminator())
-            SHARING[config.sharing]().join(generator, discriminator)
         pair = ElectraForRTDPretraining(config, generator, discriminator)
         for mine, other in ((pair.main_head, saved.main_head), (pair.generator_head, saved.generator_head)):
             if mine is not None and type(mine) is type(other):
@@ -88,19 +87,6 @@ class SavedPair:
             )
 
 
-def continued_defaults(value_of: Callable[[str], str | None]) -> dict[str, Any]:
-    """The defaults that `--continue_from` brings, for `cli.parse_arguments`: the size of the pair, and its recipe."""
-    if (name := value_of("continue_from")) is None:
-        return {}
-    if value_of("size") is not None:
-        raise ValueError("--continue_from decides which networks there are. Leave --size out.")
-    try:
-        pair = find_pair(name, {}, new_generator=False)
-    except ValueError:  # which the other flags may remedy
-        pair = find_pair(name, {}, new_generator=True)
-    return {"size": pair.size, **continued_recipe(pair.size)}
-
-
 def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedPair:
     """The pair that `--continue_from` names, as the other options of `ElectraRTDConfig` change it. Only configurations
     are read. With `new_generator`, no other is looked for.
@@ -108,33 +94,29 @@ def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedP
     Raises ValueError for a place without towers, for towers that do not fit each other or the options, and for a
     discriminator whose generator cannot be found.
     """
-    directory = Path(name)
+    directory, wanted = Path(name), exports_generator(**options) and not new_generator
     if directory.is_dir() and not (directory / CONFIG_FILE).is_file():
-        towers = {each: str(directory / each) for each in ("generator", "discriminator")}
-        towers = {each: place for each, place in towers.items() if (Path(place) / CONFIG_FILE).is_file()}
-        if "discriminator" not in towers:
+        towers = {each: str(directory / each) for each in ("generator", "discriminator")[not wanted :]}
+        if not (Path(towers["discriminator"]) / CONFIG_FILE).is_file():
             raise ValueError(f"--continue_from {name}: there are no towers. Name {_KINDS}.")
+        if wanted and not (Path(towers["generator"]) / CONFIG_FILE).is_file():
+            raise ValueError(f"--continue_from {name} has no generator. Add --new_generator.")
     elif (found := read_config(name)).get("model_type") == ElectraRTDConfig.model_type:
         saved = ElectraRTDConfig.from_dict(found)
         config = saved.changed(**options)
-        _check_objective(name, OBJECTIVES[saved.objective].main_tower_class.__name__, config)
+        _check_objective(name, OBJECTIVES[saved.objective].main_tower_class.__name__, config.objective)
         is_there = saved.generator_config is not None and saved.generator == config.generator
         if config.generator_config is not None and not (is_there or new_generator):
             raise ValueError(f"--continue_from {name} has no {config.generator} generator. Add --new_generator.")
         return SavedPair(name, config, {})
     else:
         towers = {"discriminator": name}
-        if not new_generator and exports_generator(**options):
-            towers["generator"] = _beside(name)
-    if new_generator or not exports_generator(**options):
-        towers.pop("generator", None)
-    elif "generator" not in towers:
-        raise ValueError(f"--continue_from {name} has no generator. Add --new_generator.")
+    for architecture in read_config(towers["discriminator"]).get("architectures") or ():
+        _check_objective(name, architecture, options.get("objective", ElectraRTDConfig.objective))
+    if wanted and "generator" not in towers:
+        towers["generator"] = _beside(name)
     configs: dict[str, Any] = {f"{each}_config": read_config(place) for each, place in towers.items()}
-    config = ElectraRTDConfig(**configs, **options)
-    for architecture in config.discriminator_config.architectures or ():
-        _check_objective(name, architecture, config)
-    return SavedPair(name, config, towers)
+    return SavedPair(name, ElectraRTDConfig(**configs, **options), towers)
 
 
 def _beside(name: str) -> str:
@@ -149,9 +131,9 @@ def _beside(name: str) -> str:
     return generator
 
 
-def _check_objective(name: str, architecture: str, config: ElectraRTDConfig) -> None:
-    if architecture != (needed := OBJECTIVES[config.objective].main_tower_class.__name__):
+def _check_objective(name: str, architecture: str, objective: str) -> None:
+    if architecture != (needed := OBJECTIVES[objective].main_tower_class.__name__):
         raise ValueError(
             f"--continue_from {name}: in the discriminator's place is an {architecture}, and the objective "
-            f"{config.objective!r} goes on with an {needed}."
+            f"{objective!r} goes on with an {needed}."
         )

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,9 @@ _SAMPLING = ("disallow_correct", "temperature", "temperature_schedule", "tempera
 
 def main(argv: list[str]) -> None:
     """The command `corrupt`."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        remedy = "Run it without a launcher; for a run of n processes, multiply --gradient_accumulation_steps by n."
+        raise ValueError(f"corrupt works in one process. {remedy}")
     with pretrain.start(argv, __doc__, {"output_dir": "runs/corrupted", "freeze_generator": True}) as run:
         args, config = run.args, run.model.config
         if not (config.has_generator_network and config.freeze_generator):
@@ -49,8 +53,8 @@ def main(argv: list[str]) -> None:
             raise ValueError("corrupt runs in one process, from the start: leave --dry_run and --resume_from_* out.")
         how = {"sha256": _hash(run.model.generator), "precision": args.mixed_precision}
         how |= {name: getattr(config, name) for name in _SAMPLING}
-        keep_tokenizer(run.tokenizer, run.directory / TOKENIZER_DIRECTORY)
         batch_sizes = {"train": args.train_batch_size, "held_out": args.eval_batch_size}
+        wanted = []
         for name, stream in {"train": run.stream, "held_out": run.held_out}.items():
             path = run.directory / NAMES[name]
             if stream is None:
@@ -69,8 +73,11 @@ def main(argv: list[str]) -> None:
                     raise ValueError(f"{path} has the samples of another run. {remedy}")
                 logger.info(f"{path} is done.")
                 continue
+            wanted.append((path, stream, batch_sizes[name], header))
+        keep_tokenizer(run.tokenizer, run.directory / TOKENIZER_DIRECTORY)
+        for path, stream, batch_size, header in wanted:
             num_slots = min(num_masked(args.mask_probability, args.max_seq_length), args.max_seq_length)
-            write_samples(path, _samples(run, stream, batch_sizes[name]), num_slots, **header)
+            write_samples(path, _samples(run, stream, batch_size), num_slots, **header)
             logger.info(f"{path}: the samples of {len(stream):,} sequences, {path.stat().st_size / 1e6:,.1f} MB.")
 
 

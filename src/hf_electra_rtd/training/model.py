@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.ops.sampling import TEMPERATURES
-from hf_electra_rtd.recipes import get_size
+from hf_electra_rtd.recipes import continued_recipe, get_size
 from hf_electra_rtd.sharing import SHARING
 from hf_electra_rtd.towers import load_masked_lm, load_tower, read_config
 from hf_electra_rtd.training.continuation import SavedPair, find_pair
@@ -178,7 +178,10 @@ class ModelArguments:
         """The pair of `--continue_from`."""
         if self.continue_from is None:
             return None
-        return find_pair(self.continue_from, self.options, bool(self.new_generator))
+        pair = find_pair(self.continue_from, self.options, bool(self.new_generator))
+        if self.new_generator and pair.config.has_generator_network and pair.config.sharing != "all":
+            pair.config.generator_config = _smaller(pair.config.discriminator_config, self)
+        return pair
 
     @property
     def tokenizer_source(self) -> str | None:
@@ -190,6 +193,19 @@ class ModelArguments:
         if self.corrupted is not None:
             return str(Path(self.corrupted) / TOKENIZER_DIRECTORY)
         return self.discriminator or self.generator
+
+
+def continued_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that `--continue_from` brings, from the values of all flags (None: not given), for
+    `cli.parse_arguments`: the size that the pair will have, and its recipe."""
+    if given["continue_from"] is None:
+        return {}
+    if given["size"] is not None:
+        raise ValueError("--continue_from decides which networks there are. Leave --size out.")
+    names = (field.name for field in fields(ModelArguments))
+    pair = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).continued
+    assert pair is not None
+    return {"size": pair.size, **continued_recipe(pair.size)}
 
 
 def build_model(
@@ -208,6 +224,9 @@ def build_model(
         model = _from_pretrained(arguments, tokenizer, max_seq_length)
     if model.config.freeze_generator:
         arguments.refuse_untrained()
+    if model.proposals.needs_samples and arguments.corrupted is None:
+        remedy = "Name their directory (--corrupted), or --generator_type masked_lm (to go on, with --new_generator)"
+        raise ValueError(f"The pair was trained on samples from files, and has no generator. {remedy}.")
     for name, config in model.config.towers.items():
         if (tokens := config.vocab_size) != len(tokenizer):
             remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
@@ -217,6 +236,10 @@ def build_model(
     for name, source in arguments.given(("generator", "discriminator")).items():
         refuse_other_tokens(source, tokenizer, f"The {name} {source}")
     if arguments.attn_implementation is not None:
+        known = getattr(model.generator, "attentions", (arguments.attn_implementation,))
+        if arguments.attn_implementation not in known:
+            what = f"does not go with --generator_type {model.config.generator}: take {' or '.join(known)}"
+            raise ValueError(f"--attn_implementation {arguments.attn_implementation} {what}.")
         try:
             model.set_attn_implementation(arguments.attn_implementation)
         except ImportError as error:

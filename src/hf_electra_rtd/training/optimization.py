@@ -88,12 +88,11 @@ def get_parameter_groups(
 def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
     """The parameters of a pair, each once: those that only the `generator` has, and the `discriminator`'s, which owns
     what is shared."""
-    own = {id(parameter) for name, parameter in pair.named_parameters() if name.startswith("generator")}
-    for part in (pair.discriminator, pair.main_head):
-        own -= set() if part is None else set(map(id, part.parameters()))
+    shared = set(map(id, pair.discriminator.parameters()))
     parts: dict[str, list[nn.Parameter]] = {"generator": [], "discriminator": []}
-    for parameter in pair.parameters():
-        parts["generator" if id(parameter) in own else "discriminator"].append(parameter)
+    for name, parameter in pair.named_parameters():
+        is_own = name.startswith("generator") and id(parameter) not in shared
+        parts["generator" if is_own else "discriminator"].append(parameter)
     return parts
 
 

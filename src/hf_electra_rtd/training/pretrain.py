@@ -42,7 +42,8 @@ from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.corruption import attach
-from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
+from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import lock_directory, naming, remove_directory
 from hf_electra_rtd.initialization import begin_on_neighbours
@@ -54,9 +55,8 @@ from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_products
-from hf_electra_rtd.training.continuation import continued_defaults
-from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_masking, settle_products
+from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model, continued_defaults
 from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -168,6 +168,9 @@ def start(
         raise ValueError("--old_held_out_files: blocks hold ids of words before --extend_vocabulary. Name text.")
     check_balance(args, **model_args.options)
     data_args.set_default_text(default_text)
+    is_prepared = bool(old) and any(source.is_prepared for source in data_args.sources())
+    if old and not data_args.held_out_files and (is_prepared or not data_args.held_out_share):
+        raise ValueError("--old_held_out_files is evaluated beside held-out text. Name some (--held_out_files).")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # It warns at every checkpoint that tied tensors are stored once; loading checks them.
@@ -185,21 +188,32 @@ def start(
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
             model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
-            model.config.mask_probability = args.mask_probability
+            check_balance(args, **vars(model.config))
+            saved = model_args.continued
+            known: Any = args if saved is None or saved.towers else saved.config  # of single towers it is not known
+            model.config.mask_probability = known.mask_probability
+            settle_masking(model.config, args, tokenizer)
             if model_args.extend_vocabulary is not None:
                 extending = (model_args.extend_vocabulary, data_args, args, blocks, checkpoint)
                 extended = get_extended_tokenizer(tokenizer, *extending)
                 model.append_tokens(old_pieces(tokenizer, extended))
                 tokenizer = extended
+            if checkpoint is not None and (found := len(load_tokenizer(checkpoint))) != len(tokenizer):
+                what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
+                raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences)
             old_held_out = _get_old_sequences(run_args, data_args, args, blocks, tokenizer)
+            if old_held_out is not None:
+                check_held_out(train, old_held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, train, tokenizer, args.seed)
         stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
         collator = make_collator(tokenizer, args, model.config)
+        for file in filter(None, (train, held_out, old_held_out)):
+            collator.check_words(file.header.word_segmenter is not None)
         if model_args.corrupted is not None:
             streams = {"train": stream, "held_out": held_out_positions}
             attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
@@ -401,7 +415,8 @@ def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> t
 def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
-    args.max_steps, args.warmup_steps, args.learning_rate = 1 + _TIMED_STEPS, 0, 0.0
+    # No more steps than the run has: samples and a falling temperature end with it.
+    args.max_steps, args.warmup_steps, args.learning_rate = min(1 + _TIMED_STEPS, run.args.max_steps), 0, 0.0
     args.generator_learning_rate = None
     args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
     args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
@@ -411,8 +426,8 @@ def _time_steps(run: Run) -> float:
     trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
     trainer.remove_callback(console.RTDPrinterCallback)
     trainer.train()
-    first, last = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
-    return (last - first) / _TIMED_STEPS
+    first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
+    return float((others[-1] - first) / (args.max_steps - 1) if others else first)
 
 
 if __name__ == "__main__":

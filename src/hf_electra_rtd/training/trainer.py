@@ -123,7 +123,7 @@ class RTDTrainer(Trainer):
         card, publication: what cards say beside the record, and which parts are published.
 
     Raises:
-        ValueError: if the sequences do not fill one step, or the Hub refuses the publication.
+        ValueError: if the sequences do not fill one step, options contradict each other, or the Hub refuses the run.
         DivergedError: by `train`, when the loss or a weight is no longer finite; checkpoints stay as they were.
     """
 
@@ -147,6 +147,9 @@ class RTDTrainer(Trainer):
                 f"One process drives {args.n_gpu} GPUs. Use `accelerate launch`, or CUDA_VISIBLE_DEVICES=0."
             )
         check_balance(args, **vars(model.config))
+        given = *(kwargs.get("optimizers") or ()), kwargs.get("optimizer_cls_and_kwargs")
+        if args.generator_learning_rate is not None and (given[0] or given[-1]) is not None:
+            raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")

@@ -146,6 +146,7 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
     [`SequenceStream`])."""
     described = {name: getattr(model.config, name) for name in _OF_MODEL}
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
+    described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):
         return described

@@ -43,7 +43,6 @@ from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.corruption import attach
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
-from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import lock_directory, naming, remove_directory
 from hf_electra_rtd.initialization import begin_on_neighbours
@@ -198,7 +197,7 @@ def start(
                 extended = get_extended_tokenizer(tokenizer, *extending)
                 model.append_tokens(old_pieces(tokenizer, extended))
                 tokenizer = extended
-            if checkpoint is not None and (found := len(load_tokenizer(checkpoint))) != len(tokenizer):
+            if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
                 what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             sequences = None if before is None else before["run"].get("sequences")

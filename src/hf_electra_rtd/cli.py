@@ -83,7 +83,12 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             if not word or word.encode(errors="replace") != word.encode(errors="surrogatepass"):
                 what = "not UTF-8" if word else "empty"
                 raise ValueError(f"{word!r} (after {before}) is {what}. Give another name.")
-        sys.exit(command(sys.argv[1:]))
+        status = command(sys.argv[1:])
+        # Its threads would outlive the interpreter, which may abort a process that has done all its work.
+        distributed: Any = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+        sys.exit(status)
     except (ValueError, OSError, FloatingPointError) as error:
         told = str(error)
         if isinstance(error, OSError) and error.strerror:  # without its number

@@ -35,6 +35,7 @@ def shard_on_cpus() -> None:
 
 if __name__ == "__main__":
     import pretrain_no_trainer
+    from torch import distributed
 
     from hf_electra_rtd.training import pretrain
 
@@ -43,3 +44,4 @@ if __name__ == "__main__":
     mains = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
     for script, *flags in json.loads(Path(sys.argv[1]).read_text()):
         assert mains[script](flags) == 0
+    distributed.destroy_process_group()  # as `cli.run` does

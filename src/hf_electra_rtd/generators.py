@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -257,19 +258,19 @@ class Counts(NamedTuple):
     proposed: Tensor  # (V,) bool; tokens that can be masked
 
 
-class CountedGenerator(Generator):
+class CountedGenerator(Generator, ABC):
     """Proposes what was counted in the training text: no network, nothing to learn. [CLS], [SEP], [PAD] and [MASK],
-    which are never masked, are never proposed. L_G = mean over m of  -log p(x_t). The counts are those of
-    the sequences of a run and are not saved: each run counts them anew.
+    which are never masked, are never proposed. L_G = mean over m of  -log p(x_t). The counts are those of the
+    sequences of a run and are not saved: each run counts them anew.
     """
 
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
     is_blind = True
     counts: Counts | None = None
 
+    @abstractmethod
     def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
         """In proportion to the probabilities of all tokens, (R, V), between two tokens; -1 stands for none."""
-        raise NotImplementedError
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None

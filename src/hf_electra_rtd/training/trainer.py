@@ -163,7 +163,8 @@ class RTDTrainer(Trainer):
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
-        settle_masking(model.config, args, processing_class or getattr(data_collator, "tokenizer", None))
+        tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
+        settle_masking(model.config, args, tokenizer)
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
@@ -178,7 +179,7 @@ class RTDTrainer(Trainer):
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         if train_dataset is not None:
-            count_text(model, train_dataset, processing_class or getattr(data_collator, "tokenizer", None))
+            count_text(model, train_dataset, tokenizer)
         self._own_metrics = self.compute_metrics is None
         if self._own_metrics:
             meters.set_yardstick(model, self.train_dataset, self.eval_dataset)

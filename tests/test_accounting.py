@@ -1,9 +1,12 @@
 import pytest
 import torch
+from transformers import CONFIG_MAPPING
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, accounting
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
-from tests.conftest import tiny_config
+from hf_electra_rtd.training.console import format_flops
+from tests.conftest import VOCABULARY, tiny_config
+from tests.families_for_tests import tiny_family_config
 
 
 # What google-research/electra flops_computation.py prints for `electra_small`, `electra_base` and `electra_400k`.
@@ -56,10 +59,20 @@ def counted_products(model, batch):
         ({"sharing": "none", "freeze_generator": True}, 1),
         ({"sampling_dropout": False, "hidden_dropout_prob": 0.1}, 4),  # a second pass, for the samples
         ({"sampling_dropout": False}, 3),  # without dropout both passes would be the same
+        *[
+            ({"family": name, **more}, 3)
+            for name in ("bert", "modernbert")
+            for more in ({}, {"objective": "all_tokens_mlm"})
+        ],
     ],
 )
 def test_model_flops_are_three_forward_passes_of_matrix_products_counted_from_the_modules(batch, options, passes):
-    model = ElectraForRTDPretraining(tiny_config(**options)).eval()
+    if family := options.get("family"):
+        main = tiny_family_config(family, vocab_size=len(VOCABULARY))
+        config = ElectraRTDConfig(discriminator_config=main, objective=options.get("objective", "rtd"))
+    else:
+        config = tiny_config(**options)
+    model = ElectraForRTDPretraining(config).eval()
     counts = counted_products(model, batch)
     rows, length = batch["input_ids"].shape
     flops = model_flops(model.config, rows, length, batch["labels"].shape[1])
@@ -80,3 +93,64 @@ def test_shared_parameters_are_counted_once(options, shared):
     assert counts["total"] == counts["generator"] + counts["discriminator"] + counts["head"] - shared
     assert (counts["generator"] > 0) == (options.get("objective") != "mlm")
     assert counts["head"] == (32 * 32 + 32 + 32 + 1 if options.get("objective") == "all_tokens_mlm" else 0)
+
+
+# ---- Other families: width 32, 64 inside the feed-forward networks, 2 layers, 120 tokens ----
+
+
+@pytest.mark.parametrize("name", accounting.COUNTED)
+def test_counting_the_stock_model_gives_the_products_of_the_formulas(name):
+    config = tiny_family_config(name)
+    encoder, head = accounting._count(config, "MaskedLM", 20)
+    assert encoder == 20 * accounting._encoder_products(config, 20)
+    assert head == 20 * accounting._masked_lm_products(config, config.hidden_size)
+
+
+MODERNBERT = 2 * 20 * (8 * 32**2 + 6 * 32 * 64 + 4 * 20 * 32)  # gate, value, and back
+BUCKETS = 2 * (2 * 2 * 8) * 32  # every query with 2 * 8 relative positions, and every key
+DEBERTA = 2 * 20 * (8 * 32**2 + 4 * 32 * 64 + 4 * 20 * 32 + BUCKETS)
+PREDICTED = 2 * 32 * (32 + 120)  # a token
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "encoder", "binary"),
+    [
+        ("modernbert", {}, MODERNBERT, 2 * 32 * 32 + 2 * 2 * 32),
+        ("deberta-v2", {"conv_kernel_size": 0}, DEBERTA, 2 * 2 * 32),
+        ("xlm", {}, 2 * 20 * (8 * 32**2 + 4 * 32 * 128 + 4 * 20 * 32), 2 * 2 * 32),  # its code looks at numbers
+    ],
+)
+def test_other_families_are_counted_product_by_product(name, options, encoder, binary):
+    made = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 120}
+    config = CONFIG_MAPPING[name](**made) if name == "xlm" else tiny_family_config(name, **options)
+    state = torch.get_rng_state()
+    counted, head = accounting._count(config, "MaskedLM", 20)
+    assert (counted, head) == (encoder, 20 * (2 * 32 * 120 if name == "xlm" else PREDICTED))
+    assert accounting._binary_products(config, is_stock=True) == binary
+    assert torch.equal(torch.get_rng_state(), state)  # counting draws no random numbers
+
+
+def test_a_discriminator_of_a_family_without_a_masked_language_model_is_counted():
+    def flops(layers):
+        main = CONFIG_MAPPING["xlnet"](vocab_size=120, d_model=32, d_inner=64, n_head=2, n_layer=layers)
+        both = {"discriminator_config": main, "generator_config": tiny_family_config("electra")}
+        return model_flops(ElectraRTDConfig(**both, sharing="none", freeze_generator=True), 4, 20, 5)
+
+    places = 40 * 2 * 32**2 + 20 * 4 * 20 * 32  # 2 * 20 of them are projected, and each query looks at all
+    layer = 20 * (8 * 32**2 + 4 * 32 * 64 + 4 * 20 * 32) + places
+    assert flops(2) - flops(1) == 3 * 4 * layer
+
+
+def test_a_frozen_generator_of_another_family_costs_its_forward_pass_and_has_no_count_in_the_papers_convention():
+    both = {
+        "generator_config": tiny_family_config("modernbert"),
+        "discriminator_config": tiny_family_config("electra"),
+    }
+    config = ElectraRTDConfig(**both, sharing="none", freeze_generator=True)
+    alone = config.changed(generator="uniform", freeze_generator=False)
+    assert model_flops(config, 4, 20, 5) == model_flops(alone, 4, 20, 5) + 4 * (MODERNBERT + 5 * PREDICTED)
+    assert paper_flops(config, 4, 20) is None
+    assert (
+        format_flops({"model": 1234.0, "paper": None})
+        == "1.23e+03 (matrix products), not counted (as the paper counts)"
+    )

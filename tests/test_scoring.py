@@ -118,9 +118,14 @@ def test_the_energies_of_the_least_loss_are_those_of_normalized_probabilities():
     objective = OBJECTIVES["electric"](tiny_config(**PAIRS["electric"], mask_probability=mask_probability))
     optimizer = torch.optim.LBFGS([table], max_iter=100, tolerance_grad=1e-12, line_search_fn="strong_wolfe")
 
+    def tower(**_):
+        return SimpleNamespace(logits=table[ids])
+
+    tower.config = objective.config.discriminator_config
+
     def loss():
         optimizer.zero_grad()
-        found = objective(lambda **_: SimpleNamespace(logits=table[ids]), None, batch).loss.mean()
+        found = objective(tower, None, batch).loss.mean()
         found.backward()
         return found
 

@@ -78,7 +78,7 @@ def test_towers_that_do_not_fit_together_or_the_options_are_refused():
     main = ElectraForMaskedLM(mlm.discriminator_config)
     join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
     for pair, options, message in (
-        ((generator, generator), {}, "must be an ElectraForPreTraining"),
+        ((generator, generator), {}, "must be ElectraForPreTraining"),
         ((generator, wider), {}, "generator has 55 tokens and the discriminator 60"),
         ((generator, discriminator), {"temprature": 0.2}, "no option temprature"),
         ((None, discriminator), {}, r"objective='rtd' .* needs a generator: give one"),

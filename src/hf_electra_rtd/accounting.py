@@ -1,11 +1,12 @@
 """What a model and a run cost: parameters, and floating-point operations in two conventions.
 
 `model_flops`: matrix products only, embeddings are look-ups, a backward pass costs two forward passes; divided by time
-and the peak of the device, it gives the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B).
+and the peak of the device, it gives the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B). For
+families with BERT's layers by formulas, for others counted in a forward pass of the stock model without data.
 
 `paper_flops`: google-research/electra flops_computation.py, for comparison with the paper's Table 1: a backward pass
 costs one forward pass, embedding look-ups count as dense products, and dropout, LayerNorm, softmax and activations
-count too.
+count too. Only for families with BERT's layers.
 
 The two must not be mixed. Both count what is computed: towers that share tensors run one after the other all the
 same, a frozen generator has no backward pass, and one that samples without dropout runs forward once more.
@@ -13,11 +14,13 @@ same, a frozen generator has no backward pass, and one that samples without drop
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 
-# Families of encoders with layers as BERT has them. Generators of others are not counted.
+# Families of encoders with layers as BERT has them: what the formulas here hold for.
 COUNTED = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
 
 
@@ -49,29 +52,34 @@ def model_flops(config: Any, num_sequences: int, max_seq_length: int, num_masked
     return num_sequences * int(_of_sequence(config, max_seq_length, num_masked, _PRODUCTS))
 
 
-def paper_flops(config: Any, num_sequences: int, max_seq_length: int, masked_share: float = 0.15625) -> float:
-    """The same as the paper counts. `masked_share`: of the tokens; the paper's script takes 20 of 128."""
+def paper_flops(config: Any, num_sequences: int, max_seq_length: int, masked_share: float = 0.15625) -> float | None:
+    """The same as the paper counts; None where a tower's layers are not BERT's. `masked_share`: of the tokens; the
+    paper's script takes 20 of 128."""
+    if any(tower.model_type not in COUNTED for tower in config.towers.values()):
+        return None
     return num_sequences * _of_sequence(config, max_seq_length, masked_share * max_seq_length, _PAPER)
 
 
 class _Convention(NamedTuple):
     """Operations of the parts of a tower for one token, from its configuration."""
 
-    encoder: Callable[[Any, int], float]  # in a sequence of that length
-    masked_lm_head: Callable[[Any, int], float]  # from states of that width
-    binary_head: Callable[[Any], float]
+    encoder: Callable[[Any, int], Any]  # in a sequence of that length
+    masked_lm_head: Callable[[Any, int], Any]  # from states of that width
+    binary_head: Callable[[Any, bool], Any]  # ELECTRA's, or a stock one with two labels
     backward: int  # what a backward pass costs, in forward passes
 
 
-def _of_sequence(config: Any, length: int, num_masked: float, convention: _Convention) -> float:
+def _of_sequence(config: Any, length: int, num_masked: float, convention: _Convention) -> Any:
     """Operations of training on one sequence."""
     main, generator = config.discriminator_config, config.generator_config
     predicting = {"masked": num_masked, "all": length, "replaced": 0}[config.traits.predicts]
     judging = 0 if config.traits.predicts == "masked" else length
     forward = length * convention.encoder(main, length)
-    forward += predicting * convention.masked_lm_head(main, main.hidden_size)
-    total = (1 + convention.backward) * (forward + judging * convention.binary_head(main))
-    if config.has_generator_network and generator.model_type in COUNTED:
+    if predicting:  # else its family may have no such head
+        forward += predicting * convention.masked_lm_head(main, main.hidden_size)
+    is_stock = config.traits.predicts == "replaced" and main.model_type != "electra"
+    total = (1 + convention.backward) * (forward + judging * convention.binary_head(main, is_stock))
+    if config.has_generator_network:
         passes = (1 if config.freeze_generator else 1 + convention.backward) + config.samples_in_second_pass
         encoders, head = config.num_generator_encoders, convention.masked_lm_head
         predicted = num_masked if encoders == 1 else length
@@ -92,19 +100,73 @@ def _widths(config: Any) -> tuple[int, int, int]:
 # ---- Matrix products only ----
 
 
-def _encoder_products(config: Any, length: int) -> int:
+def _encoder_products(config: Any, length: int) -> Fraction:
+    if config.model_type not in COUNTED:
+        from transformers import MODEL_FOR_MASKED_LM_MAPPING
+
+        task = "MaskedLM" if type(config) in MODEL_FOR_MASKED_LM_MAPPING else "TokenClassification"
+        return Fraction(_count(config, task, length)[0], length)
     hidden, inner, embedding = _widths(config)
     layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden
     projection = 2 * embedding * hidden if embedding != hidden else 0
-    return int(config.num_hidden_layers * layer + projection)
+    return Fraction(config.num_hidden_layers * layer + projection)
 
 
-_PRODUCTS = _Convention(
-    encoder=_encoder_products,
-    masked_lm_head=lambda config, width: 2 * _widths(config)[2] * (width + config.vocab_size),
-    binary_head=lambda config: 2 * config.hidden_size**2 + 2 * config.hidden_size,
-    backward=2,
-)
+def _masked_lm_products(config: Any, width: int) -> Fraction:
+    if config.model_type not in COUNTED:
+        return Fraction(_count(config, "MaskedLM", _HEAD_LENGTH)[1], _HEAD_LENGTH)
+    return Fraction(2 * _widths(config)[2] * (width + config.vocab_size))
+
+
+def _binary_products(config: Any, is_stock: bool) -> Fraction:
+    if is_stock:
+        return Fraction(_count(config, "TokenClassification", _HEAD_LENGTH)[1], _HEAD_LENGTH)
+    return Fraction(2 * config.hidden_size**2 + 2 * config.hidden_size)
+
+
+_PRODUCTS = _Convention(_encoder_products, _masked_lm_products, _binary_products, backward=2)
+_HEAD_LENGTH = 8  # of sequences in which heads, that see each token alone, are counted
+
+
+_COUNTS: dict[tuple[str, int, type[Any], str], tuple[int, int]] = {}
+
+
+def _count(config: Any, task: str, length: int) -> tuple[int, int]:
+    """Matrix products for one sequence of that length: of the encoder of the stock model `AutoModelFor...` with that
+    configuration, attention between all places included, and of its head with two labels."""
+    key = (task, length, type(config), repr(vars(config)))
+    if key not in _COUNTS:
+        _COUNTS[key] = _count_anew(copy.deepcopy(config), task, length)
+    return _COUNTS[key]
+
+
+def _count_anew(config: Any, task: str, length: int) -> tuple[int, int]:
+    import torch
+    import transformers
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers.initialization import no_init_weights
+
+    def products(module: Any, num_sequences: int) -> int:
+        ids = torch.zeros(num_sequences, length, dtype=torch.long)
+        with FlopCounterMode(display=False) as counter:
+            module(input_ids=ids, attention_mask=torch.ones_like(ids))
+        return int(counter.get_total_flops())
+
+    def count() -> tuple[int, int]:
+        kind = getattr(transformers, f"AutoModelFor{task}")
+        model = kind.from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+        # What one sequence more costs: DeBERTa projects its relative positions once for a whole batch.
+        whole, encoder = (products(module, 2) - products(module, 1) for module in (model, model.base_model))
+        return encoder, whole - encoder
+
+    config.num_labels = 2
+    with torch.no_grad(), no_init_weights():
+        try:
+            with FakeTensorMode():  # shapes without numbers: no memory, no time
+                return count()
+        except DataDependentOutputException:  # Longformer and XLM look at numbers
+            return count()
 
 
 # ---- The paper's convention ----
@@ -138,7 +200,9 @@ def _paper_masked_lm_head(config: Any, width: int) -> float:
     return dense + 2 * embedding * vocabulary + (_SOFTMAX + 2) * vocabulary
 
 
-def _paper_binary_head(config: Any) -> float:
+def _paper_binary_head(config: Any, is_stock: bool) -> float:
+    if is_stock:
+        return 2 * 2 * config.hidden_size
     return 2 * config.hidden_size**2 + (1 + _ACTIVATION + 2) * config.hidden_size
 
 

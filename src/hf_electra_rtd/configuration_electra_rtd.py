@@ -9,6 +9,15 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
+from hf_electra_rtd.detectors import label
+from hf_electra_rtd.families import (
+    DROPOUTS,
+    FAMILIES,
+    detector_class,
+    feed_forward_name,
+    refuse_other_networks,
+    size_of,
+)
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.recipes import get_size
@@ -64,6 +73,9 @@ _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # Those that a kind without a network must leave at their defaults, too.
 _UNUSED = {"offline": ("generator_weight", "disallow_correct")}
 
+# What needs to know where a family keeps its positions, or what its output layer reads.
+_OF_KNOWN = {"sharing": "gdes", "objective": "all_tokens_mlm", "generator_objective": "adversarial"}
+
 # What learning from the reward of samples needs, beside a discriminator that detects.
 _ADVERSARIAL: dict[str, Any] = {"generator": "masked_lm", "temperature": 1.0, "temperature_schedule": "constant"}
 _ADVERSARIAL |= {"disallow_correct": False, "sampling_dropout": True, "freeze_generator": False}
@@ -78,24 +90,51 @@ _FRAMEWORK_KEYS = (
 )
 
 
+def default_fractions(model_type: str) -> dict[str, float]:
+    """Width and depth of a generator as fractions of the discriminator's. Families whose embeddings are as wide as
+    their layers share them only with a generator of the same width: half of the layers, as DeBERTaV3 (arXiv
+    2111.09543)."""
+    is_electra = model_type == ElectraConfig.model_type
+    return {"generator_hidden_size": 0.25 if is_electra else 1.0, "generator_layers": 1.0 if is_electra else 0.5}
+
+
 def derive_generator_config(
-    discriminator_config: ElectraConfig, hidden_size_fraction: float = 0.25, layers_fraction: float = 1.0
-) -> ElectraConfig:
-    """The generator's configuration as fractions of the discriminator's.
+    discriminator_config: PreTrainedConfig,
+    hidden_size_fraction: float | None = None,
+    layers_fraction: float | None = None,
+) -> Any:
+    """The generator's configuration as fractions of the discriminator's, by default those of its family.
 
     google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
     fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units. The rest
-    is copied (vocabulary, embedding size, dropout, ...). Raises ValueError for what cannot be built.
+    is copied (vocabulary, embedding size, dropout, ...). In other families, the feed-forward size and the number of
+    heads are the same fraction as the width. Raises ValueError for what cannot be built.
     """
-    hidden_size = round(discriminator_config.hidden_size * hidden_size_fraction)
-    num_layers = round(discriminator_config.num_hidden_layers * layers_fraction)
-    num_heads = max(1, hidden_size // 64)
+    config, family = discriminator_config, discriminator_config.model_type
+    refuse_other_networks(config)
+    defaults, inner_name = default_fractions(family).values(), feed_forward_name(config)
+    width, depth = (
+        default if given is None else given
+        for given, default in zip((hidden_size_fraction, layers_fraction), defaults, strict=True)
+    )
+    hidden_size, num_layers = round(config.hidden_size * width), round(config.num_hidden_layers * depth)
+    num_heads, inner = max(1, hidden_size // 64), 4 * hidden_size
+    if family != ElectraConfig.model_type:
+        num_heads = max(1, round(config.num_attention_heads * width))
+        inner = round(getattr(config, inner_name) * width)
+    given = f"generator_hidden_size={width:g} and generator_layers={depth:g}"
     if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads:
         shape = f"{num_layers} layers of {hidden_size} with {num_heads} attention heads, which cannot be built"
-        given = f"generator_hidden_size={hidden_size_fraction:g} and generator_layers={layers_fraction:g}"
         raise ValueError(f"{given} give {shape}: choose other fractions.")
+    if width > 1 or depth > 1:
+        raise ValueError(f"{given} make the generator larger than the discriminator: take at most 1.")
+    values = _copyable(config)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
-    return ElectraConfig(**{**_copyable(discriminator_config), **sizes, "intermediate_size": 4 * hidden_size})
+    sizes = {config.attribute_map.get(name, name): size for name, size in sizes.items()} | {inner_name: inner}
+    for name, value in values.items():  # what each layer has of its own
+        if isinstance(value, list) and len(value) == config.num_hidden_layers:
+            values[name] = value[:num_layers]
+    return CONFIG_MAPPING[family](**{**values, **sizes})
 
 
 def _native(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig:
@@ -154,7 +193,7 @@ class ElectraRTDConfig(PreTrainedConfig):
     ]
 
     # Native configurations once `__post_init__` has run; a dict may be given, ELECTRA's unless it has a `model_type`.
-    # None: a quarter of the discriminator's width, and ELECTRA-small. A frozen generator may be of any family.
+    # None: a smaller one of the discriminator's family (`default_fractions`), and ELECTRA-small.
     generator_config: Any = None
     discriminator_config: Any = None
     objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.objectives`
@@ -196,6 +235,8 @@ class ElectraRTDConfig(PreTrainedConfig):
             self.generator_config = derive_generator_config(self.discriminator_config)
         else:
             self.generator_config = _native(self.generator_config or self.discriminator_config)
+        if self.traits.predicts == "replaced" and self.discriminator_config.model_type != ElectraConfig.model_type:
+            label(self.discriminator_config)
         for tower in self.towers.values():
             if hasattr(tower, "use_cache"):
                 tower.use_cache = False  # encoders have no cache, and asking for one breaks the graph
@@ -258,7 +299,7 @@ class ElectraRTDConfig(PreTrainedConfig):
         tower = self.generator_config
         if tower is None or self.freeze_generator:  # a frozen one never has dropout
             return False
-        return (tower.hidden_dropout_prob > 0 or tower.attention_probs_dropout_prob > 0) and not self.sampling_dropout
+        return any(getattr(tower, name, 0) > 0 for name in DROPOUTS) and not self.sampling_dropout
 
     def _do_without_generator(self) -> None:
         """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
@@ -280,12 +321,8 @@ class ElectraRTDConfig(PreTrainedConfig):
         refuse_unknown_names(vars(self))
         self._check_pairs()
         generator, discriminator = self.generator_config, self.discriminator_config
-        if discriminator.model_type != ElectraConfig.model_type:
-            raise ValueError(f"The discriminator is of the family {discriminator.model_type!r}: it must be 'electra'.")
+        self._check_families()
         if self.has_generator_network:
-            if generator.model_type != discriminator.model_type and not self.freeze_generator:
-                what = f"The generator is of the family {generator.model_type!r}, the discriminator 'electra'"
-                raise ValueError(f"{what}: such a generator must be frozen (freeze_generator=True, sharing='none').")
             if generator.vocab_size != discriminator.vocab_size:
                 raise ValueError(
                     f"The generator has {generator.vocab_size} tokens and the discriminator "
@@ -293,12 +330,19 @@ class ElectraRTDConfig(PreTrainedConfig):
                     "tokenizer, or resize one of them first."
                 )
             for size in SHARED_SIZES[self.sharing]:
-                mine, other = getattr(generator, size), getattr(discriminator, size)
+                mine, other = size_of(generator, size), size_of(discriminator, size)
                 if mine != other:
+                    name = size if hasattr(discriminator, size) else "hidden_size"
                     raise ValueError(
-                        f"sharing={self.sharing!r} needs the same {size} in both towers, but the generator has "
+                        f"sharing={self.sharing!r} needs the same {name} in both towers, but the generator has "
                         f"{mine} and the discriminator {other}. Take matching towers, or sharing='none'."
                     )
+            if generator.hidden_size > (width := discriminator.hidden_size) and not self.freeze_generator:
+                raise ValueError(
+                    f"The generator has a hidden_size of {generator.hidden_size} and the discriminator {width}: one "
+                    f"that learns may be as wide as the discriminator at most. Take at most {width}, or freeze it "
+                    "(freeze_generator=True, sharing='none')."
+                )
             self._check_schedule()
         self._check_noise()
         self._check_adversarial()
@@ -315,6 +359,31 @@ class ElectraRTDConfig(PreTrainedConfig):
         for name in ("temperature", "generator_weight", "discriminator_weight"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
+
+    def _check_families(self) -> None:
+        """Raises ValueError for families of encoders that cannot do what the other options say."""
+        detects = self.traits.predicts == "replaced"
+        for name, config in self.towers.items():
+            family, classifies = config.model_type, detects and name == "discriminator"
+            refuse_other_networks(config)
+            if classifies and detector_class(family) is None:
+                known = ", ".join(FAMILIES)
+                raise ValueError(
+                    f"transformers has no model of the family {family!r} that classifies tokens. Take {known}."
+                )
+            for option, value in _OF_KNOWN.items():
+                if family not in FAMILIES and getattr(self, option) == value:
+                    wanted = f"{option}={value!r} is for the families {', '.join(FAMILIES)}"
+                    raise ValueError(f"{wanted}, and the {name} is {family!r}.")
+            if self.num_generator_encoders == 2 and family != ElectraConfig.model_type:
+                raise ValueError(
+                    f"generator={self.generator!r} is for towers of ELECTRA, and the {name} is {family!r}."
+                )
+        families = {config.model_type for config in self.towers.values()}
+        if len(families) > 1 and self.sharing not in ("none", "word"):
+            these = " and ".join(sorted(families))
+            what = f"sharing={self.sharing!r} needs towers of one family, and these are {these}"
+            raise ValueError(f"{what}. Take sharing='word' or 'none'.")
 
     def _check_pairs(self) -> None:
         """Raises ValueError for two options that nothing else reconciles."""

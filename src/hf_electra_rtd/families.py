@@ -1,66 +1,44 @@
 """What differs between families of encoders: one row for each. No other module of the core names their attributes.
 
-What `transformers` has for all of them is not repeated here: `tower.base_model`, `tower.base_model_prefix`,
-`get_input_embeddings()` (the word table), `get_output_embeddings()` (the output layer of a masked language model).
+What `transformers` has for all of them is not repeated here: `tower.base_model`, `tower.base_model_prefix`, and
+`get_input_embeddings()`, the word table, whose place in the encoder also tells where the embedding block is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import CONFIG_MAPPING, ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING
-from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
+from transformers import CONFIG_MAPPING, ElectraForPreTraining, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+
+class OutputLayer(NamedTuple):
+    """A linear layer of two tensors that lie in different modules."""
+
+    weight: Tensor  # (V, E)
+    bias: Tensor  # (V,)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders. Names are those of modules in the base model, except where another is named."""
+    """A family of encoders. One without a row works, too: its masked language model computes the logits of all tokens,
+    which is right, and slow."""
 
-    masked_lm: type[PreTrainedModel]  # stock model that predicts tokens
-    detector: type[PreTrainedModel]  # stock model with one logit a token; positive means replaced
-    detection_head: type[nn.Module]  # gives these logits (B, L) from the hidden states (B, L, H)
-    embeddings: str  # the embedding block
-    tables: tuple[str, str]  # the look-up tables of words and positions
-    projection: str  # from the width of the embeddings to that of the layers, where they differ
-    first_attention: str  # of the first layer, with linear layers `query` and `key`
-    layers: tuple[str, ...]  # classes that must stay in one piece when a model is sharded
-
-
-FAMILIES: dict[str, Family] = {
-    "electra": Family(
-        masked_lm=ElectraForMaskedLM,
-        detector=ElectraForPreTraining,
-        detection_head=ElectraDiscriminatorPredictions,
-        embeddings="embeddings",
-        tables=("embeddings.word_embeddings", "embeddings.position_embeddings"),
-        projection="embeddings_project",
-        first_attention="encoder.layer.0.attention.self",
-        layers=("ElectraEmbeddings", "ElectraLayer"),
-    ),
-}
-
-
-def family_of(tower: Any) -> Family:
-    """The family of a model or of its configuration."""
-    return FAMILIES[getattr(tower, "config", tower).model_type]
-
-
-# ---- Masked language models, of any family ----
-
-
-@dataclass(frozen=True)
-class MaskedLMFamily:
-    """What differs between stock masked language models. One of a family without a row computes the logits of all
-    tokens, which is right, and slow."""
-
-    transform: Callable[[Any, Tensor], Tensor]  # of a model: hidden states (..., H) to what its output layer reads
+    transform: Callable[[Any, Tensor], Tensor]  # of a masked LM: hidden states (..., H) to what its output layer reads
+    output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # of a masked LM
     first_position: Callable[[Any], int] = lambda config: 0  # of a configuration: the position id of the first token
+    # Stock model with one logit a token, positive where it was replaced; else the one for token classification.
+    detector: type[PreTrainedModel] | None = None
+    resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
+    layers: tuple[str, ...] = ()  # classes that stay in one piece when a model is sharded; by default the stock ones
 
 
 def _roberta_transform(model: Any, hidden: Tensor) -> Tensor:
@@ -68,28 +46,111 @@ def _roberta_transform(model: Any, hidden: Tensor) -> Tensor:
     return head.layer_norm(F.gelu(head.dense(hidden)))
 
 
-_ELECTRA = MaskedLMFamily(lambda model, hidden: model.generator_predictions(hidden))
-_ROBERTA = MaskedLMFamily(_roberta_transform, lambda config: config.pad_token_id + 1)
-MASKED_LMS: dict[str, MaskedLMFamily] = {
-    "bert": MaskedLMFamily(lambda model, hidden: model.cls.predictions.transform(hidden)),
+def _deberta_transform(model: Any, hidden: Tensor) -> Tensor:
+    if model.legacy:
+        return model.cls.predictions.transform(hidden)
+    head = model.lm_predictions.lm_head
+    return head.LayerNorm(head.transform_act_fn(head.dense(hidden)))
+
+
+def _deberta_output(model: Any) -> Any:
+    """`legacy=False`, as in the released generators of DeBERTaV3: the word table, and a bias in the head."""
+    if getattr(model, "legacy", True):  # also models without such a head
+        return model.get_output_embeddings()
+    return OutputLayer(model.get_input_embeddings().weight, model.lm_predictions.lm_head.bias)
+
+
+def _resize_deberta(model: Any, *sizes: Any) -> None:
+    if getattr(model, "legacy", True):
+        model.resize_token_embeddings(*sizes)
+        return
+    words, head = model.base_model.resize_token_embeddings(*sizes), model.lm_predictions.lm_head
+    bias = head.bias.detach()[: words.num_embeddings]
+    head.bias = nn.Parameter(F.pad(bias, (0, words.num_embeddings - len(bias))))
+
+
+_ROBERTA = Family(_roberta_transform, first_position=lambda config: config.pad_token_id + 1)
+FAMILIES: dict[str, Family] = {
+    "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden)),
     "camembert": _ROBERTA,
-    "convbert": _ELECTRA,
-    "distilbert": MaskedLMFamily(
-        lambda model, hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden)))
+    "convbert": Family(lambda model, hidden: model.generator_predictions(hidden), layers=("ConvBertLayer",)),
+    "deberta-v2": Family(_deberta_transform, _deberta_output, resize=_resize_deberta, layers=("DebertaV2Layer",)),
+    "distilbert": Family(
+        lambda model, hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))),
+        layers=("TransformerBlock",),
     ),
-    "electra": _ELECTRA,
-    "modernbert": MaskedLMFamily(lambda model, hidden: model.head(hidden)),
+    "electra": Family(
+        lambda model, hidden: model.generator_predictions(hidden),
+        detector=ElectraForPreTraining,
+        layers=("ElectraLayer",),
+    ),
+    "modernbert": Family(lambda model, hidden: model.head(hidden)),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
 
 
+# Every dropout of an encoder, without those of heads.
+DROPOUTS = (
+    *("hidden_dropout_prob", "attention_probs_dropout_prob"),  # BERT and most others
+    *("dropout", "attention_dropout"),  # DistilBERT
+    *("embedding_dropout", "mlp_dropout"),  # ModernBERT, with attention_dropout
+)
+
+
 def masked_lm_class(model_type: str) -> type[PreTrainedModel] | None:
     """The stock masked language model of a family; None where there is none."""
-    found: Any = None
-    if model_type in CONFIG_MAPPING:
-        found = MODEL_FOR_MASKED_LM_MAPPING.get(CONFIG_MAPPING[model_type], None)
-    return found
+    return _stock_class(MODEL_FOR_MASKED_LM_MAPPING, model_type)
+
+
+def detector_class(model_type: str) -> type[PreTrainedModel] | None:
+    """The stock model that tells replaced tokens (`hf_electra_rtd.detectors`); None where there is none."""
+    row = FAMILIES.get(model_type)
+    return (row and row.detector) or token_classifier_class(model_type)
+
+
+def token_classifier_class(model_type: str) -> type[PreTrainedModel] | None:
+    """The stock model for token classification of a family; None where there is none."""
+    return _stock_class(MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING, model_type)
+
+
+def _stock_class(mapping: Any, model_type: str) -> Any:
+    known = model_type in CONFIG_MAPPING
+    config_class: Any = CONFIG_MAPPING[model_type] if known else None  # `get` does not import it
+    if getattr(config_class, "is_encoder_decoder", False):
+        return None  # it predicts by a decoder
+    return mapping.get(config_class, None)
+
+
+def refuse_other_networks(config: Any) -> None:
+    """Raises ValueError for a configuration that is not of an encoder that predicts masked tokens."""
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", feed_forward_name(config))
+    if masked_lm_class(config.model_type) is None or not all(hasattr(config, name) for name in sizes):
+        what = f"transformers has no encoder of the family {config.model_type!r} that predicts masked tokens"
+        raise ValueError(f"{what}. Take {', '.join(FAMILIES)}.")
+
+
+def output_layer(tower: Any) -> Any:
+    """The layer of a masked language model that gives the logits; with its `weight` (V, E) and `bias`."""
+    row = FAMILIES.get(tower.config.model_type)
+    return tower.get_output_embeddings() if row is None else row.output_layer(tower)
+
+
+def unsplit_layers(tower: Any) -> tuple[str, ...]:
+    """Names of the classes of layers that stay in one piece when a model is sharded. Not embeddings, whose tensors
+    several modules share."""
+    row = FAMILIES.get(tower.config.model_type)
+    stock = (name for name in tower._no_split_modules or () if not name.endswith("Embeddings"))
+    return (row and row.layers) or tuple(sorted(stock))
+
+
+def resize_vocabulary(tower: Any, *sizes: Any) -> None:
+    """`resize_token_embeddings` of a tower, with the same arguments, for every family."""
+    row = FAMILIES.get(tower.config.model_type)
+    (Family.resize if row is None else row.resize)(tower, *sizes)
+
+
+# ---- Inputs ----
 
 
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
@@ -99,8 +160,8 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Ten
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
     if first := _first_position(config):
-        length, device = kept["input_ids"].shape[1], kept["input_ids"].device
-        kept["position_ids"] = first + kept.get("position_ids", torch.arange(length, device=device)[None])
+        read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
+        kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
     return kept
 
 
@@ -110,5 +171,52 @@ def max_length(config: Any) -> int:
 
 
 def _first_position(config: Any) -> int:
-    row = MASKED_LMS.get(config.model_type)
+    row = FAMILIES.get(config.model_type)
     return 0 if row is None else row.first_position(config)
+
+
+# ---- Embeddings. `encoder` is the base model of a tower ----
+
+
+def size_of(config: Any, name: str) -> Any:
+    """A size of a configuration by its name in `ElectraConfig`; None where the family has no such size. Embeddings
+    without a width of their own are as wide as the layers."""
+    if name == "embedding_size":
+        return getattr(config, name, config.hidden_size)
+    if name == "max_position_embeddings" and not _has_position_table(config):
+        return None
+    return getattr(config, name, None)
+
+
+def _has_position_table(config: Any) -> bool:
+    return config.model_type != "modernbert" and getattr(config, "position_biased_input", True)
+
+
+def feed_forward_name(config: Any) -> str:
+    """The name of the width inside the feed-forward networks."""
+    return "intermediate_size" if hasattr(config, "intermediate_size") else "hidden_dim"
+
+
+def word_table(encoder: Any) -> str:
+    """The name of the word table."""
+    words = encoder.get_input_embeddings()
+    return next(name for name, module in encoder.named_modules() if module is words)
+
+
+def look_up_tables(encoder: Any) -> tuple[str, ...]:
+    """The names of the tables of words and, where they are learned, of positions."""
+    words = word_table(encoder)
+    positions = f"{words.rpartition('.')[0]}.position_embeddings"
+    there = isinstance(dict(encoder.named_modules()).get(positions), nn.Embedding)
+    return (words, positions) if there else (words,)
+
+
+def embedding_parameters(encoder: Any) -> tuple[str, ...]:
+    """The names of the parameters of the embedding block. Where it ends with a projection to the width of the layers
+    (DeBERTa's `embed_proj`), only its tables, which come before."""
+    block = word_table(encoder).rpartition(".")[0]
+    module = encoder.get_submodule(block)
+    tables = {name for name, each in module.named_modules() if isinstance(each, nn.Embedding)}
+    is_projected = any(isinstance(each, nn.Linear) for each in module.modules())
+    names = [name for name, _ in module.named_parameters()]
+    return tuple(f"{block}.{each}" for each in names if not is_projected or each.rpartition(".")[0] in tables)

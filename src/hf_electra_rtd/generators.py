@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd import accounting
 from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, GENERATOR_OBJECTIVES, ElectraRTDConfig
-from hf_electra_rtd.families import MASKED_LMS, inputs_of, masked_lm_class
+from hf_electra_rtd.families import FAMILIES, OutputLayer, inputs_of, masked_lm_class, output_layer
 from hf_electra_rtd.measures import (
     GENERATOR_ACCURACY,
     GENERATOR_ENTROPY,
@@ -92,10 +91,8 @@ class MaskedLMGenerator(Generator):
     def __init__(self, config: ElectraRTDConfig) -> None:
         super().__init__(config)
         family = config.generator_config.model_type
-        if family not in MASKED_LMS:
+        if family not in FAMILIES:
             logger.warning(f"A generator of the family {family!r} computes the logits of all tokens, which is slow.")
-        if family not in accounting.COUNTED:
-            logger.warning(f"The FLOPs of a generator of the family {family!r} are not counted.")
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
@@ -142,8 +139,8 @@ class AdversarialGenerator(MaskedLMGenerator):
         if sampling is None:
             what = "generator_objective='adversarial' learns from its own samples"
             raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
-        hidden_BKH = _at(tower.base_model(**inputs).last_hidden_state, slots)
-        logits_BKV = tower.get_output_embeddings()(MASKED_LMS[tower.config.model_type].transform(tower, hidden_BKH))
+        hidden_BKH = _at(tower.base_model(**inputs_of(tower.config, inputs)).last_hidden_state, slots)
+        logits_BKV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BKH))
         logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
         log_p_BKV, used_BK = F.log_softmax(logits_BKV, dim=-1), slots.labels.ne(IGNORED)
         sampled_BK, known_BKV = sampling.draw(logits_BKV, slots.labels), log_p_BKV.detach()
@@ -336,15 +333,14 @@ def predict_slots(
     reach the vocabulary: B*K rows of logits instead of B*L, and of those only a few at a time. Of a family that we do
     not know, all tokens do."""
     known = inputs_of(tower.config, inputs)
-    if tower.config.model_type not in MASKED_LMS:
+    if tower.config.model_type not in FAMILIES:
         logits_BKV = _at(tower(**known).logits, slots)
         predicted = predict_from_logits(logits_BKV, slots.labels, sampling)
         return predicted._replace(logits=logits_BKV) if output_logits else predicted
     hidden_BKH = _at(tower.base_model(**known).last_hidden_state, slots)
-    hidden_BKE = MASKED_LMS[tower.config.model_type].transform(tower, hidden_BKH)
-    output_layer = tower.get_output_embeddings()
-    predicted = _predict(output_layer, hidden_BKE, slots.labels, sampling)
-    return predicted._replace(logits=output_layer(hidden_BKE)) if output_logits else predicted
+    hidden_BKE, layer = FAMILIES[tower.config.model_type].transform(tower, hidden_BKH), output_layer(tower)
+    predicted = _predict(layer, hidden_BKE, slots.labels, sampling)
+    return predicted._replace(logits=layer(hidden_BKE)) if output_logits else predicted
 
 
 def masked_log_likelihoods(tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
@@ -378,8 +374,10 @@ def _at(values_BLX: Tensor, slots: MaskedSlots) -> Tensor:
     return values_BLX.gather(1, slots.positions[..., None].expand(-1, -1, values_BLX.shape[-1]))
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def _is_plain(layer: Any) -> bool:
     """Whether a layer does nothing but multiply and add: no adapter, no hook that wants to be called."""
+    if isinstance(layer, OutputLayer):
+        return True
     called = layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer)
     return type(layer) is nn.Linear and layer.bias is not None and not called
 

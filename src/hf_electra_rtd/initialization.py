@@ -24,7 +24,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.families import family_of
+from hf_electra_rtd.families import look_up_tables
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 
 
@@ -53,7 +53,10 @@ def begin_on_neighbours(
     Raises:
         ValueError: for networks that have no room: embeddings or attention heads of too few dimensions.
     """
-    tables = model.towers
+    tables, families = model.towers, {each.model_type for each in model.config.towers.values()}
+    if families != {"electra"}:
+        what = f"--initialization neighbours is for networks of ELECTRA, and these are {', '.join(sorted(families))}"
+        raise ValueError(f"{what}. Use --initialization stock.")
     if model.config.sharing == "gdes" and model.generator is not None:
         tables = {"generator": model.generator}  # those of the discriminator hold differences, which begin at zero
     config = model.config.discriminator_config
@@ -123,7 +126,8 @@ def count_tokens(sequences: BlockFile) -> np.ndarray:
 
 def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) -> None:
     """Words: the positions' dimensions zero, then the fitted vectors, then random numbers. Positions: sines alone."""
-    words, positions = (tower.base_model.get_submodule(name).weight for name in family_of(tower).tables)
+    encoder = tower.base_model
+    words, positions = (encoder.get_submodule(name).weight for name in look_up_tables(encoder))
     fitted = slice(_POSITION_SIZE, _POSITION_SIZE + vectors.shape[1])
     words.copy_(torch.randn(words.shape, generator=random) * _WORD_SCALE)
     words[:, :_POSITION_SIZE] = 0
@@ -136,10 +140,9 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 
 def _set_heads(encoder: Any, config: Any) -> None:
     """One head of the first layer for each offset: its queries are its keys, turned by that many places."""
-    family, size = family_of(encoder), config.hidden_size
-    project: Any = dict(encoder.named_children()).get(family.projection)
+    size, project = config.hidden_size, getattr(encoder, "embeddings_project", None)
     select = (torch.eye(size) if project is None else torch.linalg.pinv(project.weight))[:_POSITION_SIZE]
-    attention, head_size = encoder.get_submodule(family.first_attention), size // config.num_attention_heads
+    attention, head_size = encoder.encoder.layer[0].attention.self, size // config.num_attention_heads
     for head, offset in enumerate(_OFFSETS[: config.num_attention_heads]):
         cosines, sines = ((offset * _FREQUENCIES).cos().diag(), (offset * _FREQUENCIES).sin().diag())
         turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])

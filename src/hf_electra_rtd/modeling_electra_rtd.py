@@ -15,13 +15,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
+from transformers import ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.families import FAMILIES, max_length
+from hf_electra_rtd.detectors import as_two_labels, without_head, without_head_dropout
+from hf_electra_rtd.families import max_length, output_layer, resize_vocabulary, unsplit_layers
 from hf_electra_rtd.generators import LEARNERS, Generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
@@ -55,9 +56,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
     """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds the replaced
     ones.
 
-    Both towers are stock models: `model.generator` is an `ElectraForMaskedLM` (None where there is no network, and of
-    our own with two encoders), `model.discriminator` an `ElectraForPreTraining`, or the model that `config.objective`
-    trains in its place. Towers that are given are used as they are; by default new ones are made.
+    Both towers are stock models, of any family of encoders: `model.generator` is a masked language model (None where
+    there is no network, and of our own with two encoders), `model.discriminator` an `ElectraForPreTraining`, in other
+    families a model for token classification with two labels, or the model that `config.objective` trains in its
+    place. Towers that are given are used as they are; by default new ones are made.
     """
 
     config: ElectraRTDConfig
@@ -74,13 +76,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    _no_split_modules = list(FAMILIES["electra"].layers)  # noqa: RUF012
 
     def __init__(
         self,
         config: ElectraRTDConfig,
-        generator: ElectraForMaskedLM | None = None,
-        discriminator: ElectraForPreTraining | None = None,
+        generator: PreTrainedModel | None = None,
+        discriminator: PreTrainedModel | None = None,
     ) -> None:
         super().__init__(config)
         config.check()
@@ -91,7 +92,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         if config.has_generator_network:
             self.generator = generator or self.proposals.make_network(config.generator_config)
             _adopt_config(self.generator, config.generator_config)
-        self.discriminator = discriminator or self.objective.main_tower_class(config.discriminator_config)
+        main_class: Any = self.objective.tower_class(config.discriminator_config.model_type)
+        self.discriminator = discriminator or main_class(config.discriminator_config)
+        without_head_dropout(self.discriminator)
         _adopt_config(self.discriminator, config.discriminator_config)
         self.main_head = self.objective.make_head(config.discriminator_config)
         self.generator_head = self.proposals.make_head(config.generator_config)
@@ -99,7 +102,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
             exchange_layers(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
         self._tied_weights_keys = self.sharing.tied_weights(self.generator, self.discriminator)
-        self.post_init()
+        self.post_init()  # which sets the stock ones
+        self._no_split_modules = {name for tower in self.towers.values() for name in unsplit_layers(tower)}
         if discriminator is None:
             self.sharing.begin(self.generator, self.discriminator)
         self._settle_learning()
@@ -128,7 +132,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     @classmethod
     def from_generator_discriminator_pretrained(
         cls,
-        generator: str | os.PathLike[str] | ElectraForMaskedLM | None,
+        generator: str | os.PathLike[str] | PreTrainedModel | None,
         discriminator: str | os.PathLike[str] | PreTrainedModel,
         **kwargs: Any,
     ) -> ElectraForRTDPretraining:
@@ -145,8 +149,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return cls(*towers.load_towers(generator, discriminator, **kwargs))
 
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
-        """Writes `directory/discriminator` and, where there is one, `directory/generator`: native checkpoints, each
-        with the tokenizer and its `vocab.txt`."""
+        """Writes the [`native_towers`], each into a directory of its name: native checkpoints, with the tokenizer."""
         towers.save_towers(self.native_towers(), directory, tokenizer)
 
     def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
@@ -185,9 +188,17 @@ class ElectraForRTDPretraining(PreTrainedModel):
         return (*self.measures, *self.yardsticks)
 
     def native_towers(self) -> dict[str, Any]:
-        """The towers that stock transformers loads, by name: not a generator with two encoders."""
-        generator = {"generator": self.generator} if self.config.exports_generator else {}
-        return {**generator, "discriminator": self.native_discriminator()}
+        """The models that stock transformers loads, by name: the `generator`, but for one with two encoders; the
+        `discriminator`, ELECTRA's with its head, of other families the encoder alone, as fine-tuning wants it; and
+        where it detects, the `detector`: the discriminator as a model for token classification with two labels."""
+        found = {"generator": self.generator} if self.config.exports_generator else {}
+        found["discriminator"] = main = self.native_discriminator()
+        if self.config.traits.predicts == "replaced":
+            if not isinstance(main, ElectraForPreTraining):
+                found["discriminator"] = without_head(main)
+            if not self.config.traits.needs_noise and (detector := as_two_labels(main)) is not None:
+                found["detector"] = detector
+        return found
 
     def native_discriminator(self) -> Any:
         """The discriminator as a model of its own: the one that is trained, or, with `sharing="gdes"`, a copy with the
@@ -396,7 +407,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             embedding = tower.get_input_embeddings()
             embedding.weight = nn.Parameter(embedding.weight.detach().clone())
             tower.tie_weights()
-            tower.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            resize_vocabulary(tower, new_num_tokens, pad_to_multiple_of, mean_resizing)
         self.sharing.resized(self.discriminator, before)
         self.tie_weights()
         self._settle_learning()
@@ -418,7 +429,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         before = self.get_input_embeddings().num_embeddings
         self.resize_token_embeddings(before + len(pieces), mean_resizing=False)
         for tower in self.towers.values():
-            layers = [tower.get_input_embeddings(), tower.get_output_embeddings()]
+            layers = [tower.get_input_embeddings(), output_layer(tower)]
             for layer in filter(None, layers):
                 for index, ids in enumerate(pieces, before):
                     layer.weight[index] = layer.weight[list(ids)].mean(dim=0)
@@ -430,9 +441,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
             self.generator.requires_grad_(False).eval()
         # `padding_idx` of the stock towers would keep a [PAD] that the generator sampled from being learnt.
         for tower in self.towers.values():
-            words = tower.get_input_embeddings()
             for module in tower.modules():
-                if isinstance(module, nn.Embedding) and module.weight is words.weight:
+                if isinstance(module, nn.Embedding):
                     module.padding_idx = None
 
 

@@ -16,10 +16,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import PreTrainedModel
+from transformers import ElectraConfig, PreTrainedModel
+from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
-from hf_electra_rtd.families import FAMILIES, MASKED_LMS, family_of
+from hf_electra_rtd.detectors import detection_logits
+from hf_electra_rtd.families import FAMILIES, detector_class, inputs_of, masked_lm_class, output_layer
 from hf_electra_rtd.generators import masked_log_likelihoods, predict_slots
 from hf_electra_rtd.measures import (
     COPY_ORIGINAL,
@@ -61,12 +63,16 @@ class MainOutput(NamedTuple):
 class Objective(ABC):
     """What all objectives have."""
 
-    main_tower_class: ClassVar[type[PreTrainedModel]]  # the stock model of the discriminator
     masked_only: ClassVar[bool] = False  # the loss is a mean over the masked tokens, not over every real token
     measures: ClassVar[tuple[Measure, ...]]
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.config = config
+
+    @staticmethod
+    def tower_class(model_type: str) -> type[PreTrainedModel] | None:
+        """The stock model of the discriminator, of a family; None where there is none."""
+        return detector_class(model_type)
 
     def make_head(self, config: Any) -> nn.Module | None:
         """A head that is trained with the towers but not exported with them; None without one."""
@@ -101,11 +107,10 @@ class ReplacedTokenDetection(Objective):
     with D the sigmoid of minus the logit.
     """
 
-    main_tower_class = FAMILIES["electra"].detector
     measures: ClassVar[tuple[Measure, ...]] = (LOSS_AT_ALL, Detection(masked_only=False))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
-        logits_BL = tower(**batch.tower_inputs).logits
+        logits_BL = detection_logits(tower, **inputs_of(tower.config, batch.tower_inputs))
         if batch.original_ids is None or batch.slots is None:
             return MainOutput(None, logits_BL)
         replaced_BL = batch.input_ids.ne(batch.original_ids)
@@ -163,11 +168,10 @@ class NoiseContrastiveEstimation(Objective):
     the original. The logits are these; without labels, they are the energies.
     """
 
-    main_tower_class = FAMILIES["electra"].detector
     measures = (LOSS_AT_ALL, Detection(masked_only=False))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
-        energies_BL = tower(**batch.tower_inputs).logits
+        energies_BL = detection_logits(tower, **inputs_of(tower.config, batch.tower_inputs))
         if batch.slots is None or batch.noise_log_probs is None:
             return MainOutput(None, energies_BL)
         log_odds = math.log(self.config.mask_probability / (1 - self.config.mask_probability))
@@ -188,13 +192,13 @@ class MaskedLM(Objective):
     L = mean over m of  -log p(x_t | x with [MASK] at m)
     """
 
-    main_tower_class = FAMILIES["electra"].masked_lm
     masked_only = True
     measures = (LOSS_AT_MASKED, MASKED_ACCURACY)
+    tower_class = staticmethod(masked_lm_class)
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
         if batch.slots is None:
-            logits_BLV = tower(**batch.tower_inputs).logits
+            logits_BLV = tower(**inputs_of(tower.config, batch.tower_inputs)).logits
             return MainOutput(None, logits_BLV, logits_BLV.argmax(dim=-1))
         predicted = predict_slots(tower, batch.slots, None, output_logits, **batch.tower_inputs)
         return MainOutput(predicted.loss, predicted.logits, predicted.predictions)
@@ -222,15 +226,16 @@ class AllTokensMLM(Objective):
     dense layer, the activation, one output). Between ELECTRA (C alone) and BERT (softmax alone).
     """
 
-    main_tower_class = FAMILIES["electra"].masked_lm
+    tower_class = staticmethod(masked_lm_class)
     measures = (LOSS_AT_ALL, TOKEN_ACCURACY, REPLACED_ACCURACY, COPY_ORIGINAL, COPY_REPLACED)
 
     def make_head(self, config: Any) -> nn.Module:
-        return family_of(config).detection_head(config)
+        is_electra = config.model_type == ElectraConfig.model_type
+        return ElectraDiscriminatorPredictions(config if is_electra else ElectraConfig(hidden_size=config.hidden_size))
 
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
-        hidden_BLH = tower.base_model(**batch.tower_inputs).last_hidden_state
-        logits_BLV = tower.get_output_embeddings()(MASKED_LMS[tower.config.model_type].transform(tower, hidden_BLH))
+        hidden_BLH = tower.base_model(**inputs_of(tower.config, batch.tower_inputs)).last_hidden_state
+        logits_BLV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BLH))
         copy_BL = head(hidden_BLH)
         copy_BL = copy_BL if copy_BL.dtype.itemsize >= 4 else copy_BL.float()
         # The copied token has C + (1 - C) p, any other (1 - C) p: the mode is one of two tokens.

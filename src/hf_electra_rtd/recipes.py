@@ -113,6 +113,18 @@ def continued_recipe(name: str) -> dict[str, Any]:
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
 
 
+def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:
+    """The named size that an encoder of any family is closest to: by width, then by depth, then by the width of its
+    generator as a fraction of its own."""
+
+    def distance(name: str) -> tuple[float, ...]:
+        shape, share = SIZES[name].architecture, SIZES[name].generator_hidden_size
+        lacks = (abs(hidden_size - shape["hidden_size"]), abs(num_layers - shape["num_hidden_layers"]))
+        return (*lacks, abs(generator_share - share))
+
+    return min(SIZES, key=distance)
+
+
 def get_size(name: str) -> Size:
     """The named size; raises ValueError, with the known ones, for an unknown name."""
     if name not in SIZES:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.configuration_electra_rtd import SHARED_SIZES
-from hf_electra_rtd.families import family_of
+from hf_electra_rtd.families import embedding_parameters, inputs_of, look_up_tables, word_table
 
 
 class Sharing:
@@ -24,16 +24,29 @@ class Sharing:
         """Names of the parameters of both towers' base models that are one tensor in both."""
         return ()
 
+    def shared_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
+        """Their names in two encoders, which may be of two families."""
+        return _paired(self.shared_parameters(generator), self.shared_parameters(discriminator))
+
+    def starting_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
+        """The names of `starting_parameters`, likewise."""
+        return _paired(self.starting_parameters(generator), self.starting_parameters(discriminator))
+
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
         """Names of the parameters, likewise, that a new tower takes from a trained one."""
         return self.shared_parameters(encoder)
 
     def tied_weights(self, generator: Any, discriminator: Any) -> dict[str, str]:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
-        prefix = discriminator.base_model_prefix
-        names = list(self.shared_parameters(discriminator.base_model))
-        encoders = getattr(generator, "encoder_names", (prefix,))
-        return {f"generator.{each}.{name}": f"discriminator.{prefix}.{name}" for each in encoders for name in names}
+        if generator is None:
+            return {}
+        prefix, main = discriminator.base_model_prefix, discriminator.base_model
+        encoders = getattr(generator, "encoder_names", (generator.base_model_prefix,))
+        return {
+            f"generator.{each}.{mine}": f"discriminator.{prefix}.{name}"
+            for each in encoders
+            for mine, name in self.shared_pairs(generator.get_submodule(each), main)
+        }
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
@@ -55,11 +68,23 @@ class Sharing:
         return None
 
 
+def _paired(mine: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
+    """Raises ValueError where one has more than the other."""
+    mine, others = list(mine), list(others)
+    if len(mine) != len(others):
+        more = max(mine, others, key=len)
+        raise ValueError(
+            f"The towers cannot share their embeddings: of one they are {', '.join(more)}, the other has "
+            f"{min(len(mine), len(others))} tables. Take sharing='word' or 'none', or two configurations that agree."
+        )
+    return list(zip(mine, others, strict=True))
+
+
 class WordSharing(Sharing):
     """The word table alone; with it the generator's output softmax, which is tied to the word table."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return (f"{family_of(encoder).tables[0]}.weight",)
+        return (f"{word_table(encoder)}.weight",)
 
 
 class EmbeddingSharing(Sharing):
@@ -68,8 +93,7 @@ class EmbeddingSharing(Sharing):
     3.2)."""
 
     def shared_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        block = family_of(encoder).embeddings
-        return (f"{block}.{name}" for name, _ in encoder.get_submodule(block).named_parameters())
+        return embedding_parameters(encoder)
 
 
 class FullSharing(Sharing):
@@ -84,33 +108,39 @@ class GradientDisentangledSharing(Sharing):
 
         E_D = sg(E_G) + E_delta
 
-    for words and positions, with sg stopping the gradient: its loss moves its own deltas, which begin at zero, and not
-    the generator's tables. The deltas live in the stock tables of the discriminator; `save_towers` adds them up.
+    for words and, where they are learned, positions, with sg stopping the gradient: its loss moves its own deltas,
+    which begin at zero, and not the generator's tables. The deltas live in the stock tables of the discriminator;
+    `save_towers` adds them up.
     """
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
-        return tuple(f"{table}.weight" for table in family_of(encoder).tables)
+        return tuple(f"{table}.weight" for table in look_up_tables(encoder))
 
     def look_up(
         self, generator: Any, discriminator: Any, input_ids: Tensor, position_ids: Tensor | None
     ) -> dict[str, Tensor]:
-        words, positions = (
-            generator.base_model.get_submodule(name).weight.detach() for name in family_of(generator).tables
-        )
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        encoder = generator.base_model
+        words, *positions = (encoder.get_submodule(name).weight.detach() for name in look_up_tables(encoder))
         looked_up = F.embedding(input_ids, words) + discriminator.get_input_embeddings()(input_ids)
+        places = inputs_of(discriminator.config, {"input_ids": input_ids, "position_ids": position_ids})
+        position_ids = places.get("position_ids", torch.arange(input_ids.shape[1], device=input_ids.device)[None])
         # The tower adds its own position table, which holds deltas, to whatever embeddings it is given.
-        return {"inputs_embeds": looked_up + F.embedding(position_ids, positions)}
+        for table in positions:
+            looked_up = looked_up + F.embedding(position_ids, table)
+        return {"inputs_embeds": looked_up}
+
+    def tied_weights(self, generator: Any, discriminator: Any) -> dict[str, str]:
+        self.starting_pairs(generator.base_model, discriminator.base_model)  # which must agree
+        return {}
 
     @torch.no_grad()
     def begin(self, generator: Any, discriminator: Any) -> None:
-        for table in family_of(discriminator).tables:
+        for table in look_up_tables(discriminator.base_model):
             discriminator.base_model.get_submodule(table).weight.zero_()
 
     @torch.no_grad()
     def join(self, generator: Any, discriminator: Any) -> None:
-        for table in family_of(discriminator).tables:
+        for table in look_up_tables(discriminator.base_model):
             weight = discriminator.base_model.get_submodule(table).weight
             weight.sub_(generator.base_model.get_submodule(table).weight)
 
@@ -120,7 +150,7 @@ class GradientDisentangledSharing(Sharing):
 
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         tensors: dict[str, Tensor] = dict(discriminator.state_dict())
-        for table in family_of(discriminator).tables:
+        for table in look_up_tables(discriminator.base_model):
             name = f"{discriminator.base_model_prefix}.{table}.weight"
             tensors[name] = tensors[name] + generator.state_dict()[name]
         return tensors

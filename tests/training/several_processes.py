@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT / "examples")]
 def shard_on_cpus() -> None:
     from accelerate import DistributedType, state
 
-    layers = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP", "FSDP_TRANSFORMER_CLS_TO_WRAP": "ElectraLayer"}
+    layers = {"FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP"}
     states = {"FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT", "FSDP_RESHARD_AFTER_FORWARD": "true"}
     os.environ.update(ACCELERATE_USE_FSDP="true", FSDP_VERSION="2", **layers, **states)
     original = state.AcceleratorState.__init__

@@ -144,7 +144,7 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
     for fractions, size in (({}, "small"), ({"generator_hidden_size": 1.0}, "small++")):
         flags = {"continue_from": name, "new_generator": True, **fractions}
         assert continued_defaults(given(**flags))["size"] == ModelArguments(**flags).continued.size == size
-    with pytest.raises(ValueError, match="in the discriminator's place is an ElectraForMaskedLM"):
+    with pytest.raises(ValueError, match="in the discriminator's place is ElectraForMaskedLM"):
         find_pair("google/electra-small-generator", {}, new_generator=True)
 
 
@@ -326,7 +326,7 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
     [
         ({"continue_from": "nowhere/at/all"}, "There is no directory nowhere/at/all"),
         ({"continue_from": "{tmp}"}, "there are no towers. Name a finished run"),
-        ({"continue_from": "{run}/generator"}, "in the discriminator's place is an ElectraForMaskedLM"),
+        ({"continue_from": "{run}/generator"}, "in the discriminator's place is ElectraForMaskedLM"),
         ({"continue_from": "{tmp}/mine"}, "is one network, and there is no generator beside it"),
         ({"size": "tiny"}, "Leave --size out"),
         ({"model_config": "x"}, "Leave --model_config out"),
@@ -335,7 +335,7 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ({"two_stage_from": "x"}, "Leave --two_stage_from out"),
         ({"generator_hidden_size": 0.5}, r"--generator_hidden_size is for new networks.*--new_generator"),
         ({"initialization": "neighbours"}, "--initialization is for new networks. Leave it or --continue_from out"),
-        ({"objective": "mlm"}, "is an ElectraForPreTraining, and the objective 'mlm'"),
+        ({"objective": "mlm"}, "is ElectraForPreTraining, and the objective 'mlm'"),
         ({"sharing": "all"}, "sharing='all' needs the same hidden_size"),
         ({"objective": "electric", "generator_type": "two_tower"}, "has no two_tower generator. Add --new_generator"),
         ({"output_dir": "{run}"}, "lies where this run writes"),

@@ -91,7 +91,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
         assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
     shown = capsys.readouterr().out
     assert ("step 3/4" in shown, "step 2/4" in shown) == (True, False)
-    for expected in ("HELD-OUT", "discriminator, held out", "discriminator/ and generator/"):
+    for expected in ("HELD-OUT", "discriminator, held out", "discriminator/, generator/"):
         assert expected in shown
     end = shown[shown.index("Held-out text, ") :].splitlines()
     assert re.search(r"Held-out text, \d+ sequences: \d+ of \d+ replaced tokens found, \d+ false alarms?\.$", end[0])

@@ -11,9 +11,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
+from hf_electra_rtd.families import FAMILIES, max_length
 from hf_electra_rtd.files import read_json, reading, writing
 
 
@@ -27,8 +29,12 @@ _FILES = (
     "vocab.txt",
     "vocab.json",
     "merges.txt",
-    "spiece.model",
+    *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
     "added_tokens.json",
+)
+_REMEDY = (
+    "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
+    "(spm.model) without a tokenizer.json: pip install sentencepiece protobuf."
 )
 MAX_LENGTH = 512  # positions of every named size (paper, Table 6)
 # Text that tokenizers of one vocabulary treat differently: case, accents, scripts, marks, white space, digits.
@@ -38,6 +44,7 @@ _PROBES = (
     "河水 流。『东西』 カタカナ ｶﾞ 한국어 слово Ελληνικά हिन्दी ไทย עברית العربية 😀👍🏽",
     "tab\tno\u00a0break\u200bzero\u2028line\ufeff\x07 a\u0301 \u00e1  two  spaces ",
 )
+_MOST_PROBED = 2**15  # tokens of a vocabulary, which are texts, too; of a larger one they are evenly spaced
 
 
 def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
@@ -51,7 +58,8 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is not a BERT-style vocabulary.")
+            remedy = "Of a tokenizer of another kind, name the directory, with its tokenizer.json."
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. {remedy}")
         if any("\0" in token for token in vocabulary):
             raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
         if lowercase is None:
@@ -61,7 +69,7 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     elif lowercase is not None:
         raise ValueError(f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out.")
     else:
-        with reading(name_or_path, "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub."):
+        with reading(name_or_path, _REMEDY):
             _check_directory(Path(name_or_path))
             tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
@@ -90,16 +98,32 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
-        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own: ELECTRA needs {', '.join(SPECIAL_TOKENS)}.")
+        needed = f"five are needed, such as {', '.join(SPECIAL_TOKENS)} or <pad>, <unk>, <s>, </s>, <mask>"
+        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own: {needed}. Set them in {TOKENIZER_FILE}.")
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
+
+
+def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Makes a tokenizer give what an encoder with this configuration reads, here and where it is saved: as many tokens
+    as there are positions, and no token types where there are none. Of an unknown family it leaves the tokenizer."""
+    if config.model_type in FAMILIES:
+        tokenizer.model_max_length = max_length(config)
+        if getattr(config, "type_vocab_size", 0) < 2:
+            names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+            tokenizer.model_input_names = tokenizer.init_kwargs["model_input_names"] = names  # the second is saved
+
+
+def has_tokenizer(source: str) -> bool:
+    """Whether a tokenizer lies in a directory or under a Hub id."""
+    here = {"_raise_exceptions_for_missing_entries": False}
+    return not Path(source).is_file() and any(cached_file(source, file, **here) for file in _FILES[1:])
 
 
 def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Raises ValueError, with the `name`, for a model (a directory or a Hub id) whose own tokenizer has other tokens.
     One without a tokenizer passes: nobody knows its tokens."""
-    here = {"_raise_exceptions_for_missing_entries": False}
-    if not any(cached_file(source, file, **here) for file in ("tokenizer.json", "vocab.txt")):
+    if not has_tokenizer(source):
         return
     theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
     if theirs != ours:
@@ -109,12 +133,14 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
-    """Writes the tokenizer, and the `vocab.txt` that `transformers` 5 no longer writes but older tools read."""
+    """Writes the tokenizer, and of WordPiece the `vocab.txt` that `transformers` 5 no longer writes but older tools
+    read. They would take that of another kind for WordPiece, too."""
     if tokenizer.is_fast:  # it would write the truncation and padding of its last call into its file
         _plain(tokenizer.backend_tokenizer)
     tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
-    if [index for _, index in vocabulary] == list(range(len(vocabulary))):  # a line's number is its token's id
+    # A line's number is its token's id.
+    if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
         text = "".join(f"{token}\n" for token, _ in vocabulary)
         (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
@@ -160,6 +186,12 @@ def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     to google-research/electra."""
     backend = _plain(copy.deepcopy(tokenizer.backend_tokenizer))
     backend.encode_special_tokens = True
+    if isinstance(backend.model, Unigram):
+        # Its special tokens are pieces, too, which it finds in a text. Beside a noncharacter it finds them no more.
+        model = json.loads(backend.model.__getstate__())
+        special = {*tokenizer.all_special_tokens}
+        pieces = [("\ufdd0" * (piece in special) + piece, score) for piece, score in model["vocab"]]
+        backend.model = Unigram(pieces, model["unk_id"], model["byte_fallback"])
     return backend
 
 
@@ -176,10 +208,27 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     changes no id changes no hash.
     """
     vocabulary = _vocabulary(tokenizer)
-    texts = [*_PROBES, *(text for token, _ in vocabulary for text in (token, token.upper()))]
+    some = vocabulary[:: -(-len(vocabulary) // _MOST_PROBED)]
+    texts = [*_PROBES, *(text for token, _ in some for text in (token, token.upper()))]
     encoded = get_backend(tokenizer).encode_batch_fast(texts, add_special_tokens=False)
     special = [getattr(tokenizer, f"{name}_token_id") for name in _SPECIAL]
     return hashlib.sha256(json.dumps([vocabulary, special, [line.ids for line in encoded]]).encode()).hexdigest()
+
+
+def continuing_prefix(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The ## of WordPiece; None for tokenizers that mark the beginnings of words, or nothing."""
+    return getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None) or None
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> list[str]:
+    """What each token adds to a text: with the space before it where the token holds one, without a ##. A part of a
+    character is U+FFFD."""
+    if prefix := continuing_prefix(tokenizer):
+        return [token.removeprefix(prefix) for token in tokenizer.convert_ids_to_tokens(list(ids))]
+    first = tokenizer.cls_token_id  # before which no space is dropped
+    decode = tokenizer.backend_tokenizer.decode_batch
+    start, *texts = decode([[first], *([first, index] for index in ids)], skip_special_tokens=False)
+    return [text.removeprefix(start) for text in texts]
 
 
 def _vocabulary(tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, int]]:

@@ -48,7 +48,8 @@ STATE_FILE = "trainer_state.json"
 OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are replaced
 # What a run replaces at its end, directories with a file by which we know our own.
 _REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
-_REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: ".", "generator": "config.json", "discriminator": "config.json"}
+_REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: "."}
+_REPLACED |= dict.fromkeys(("generator", "discriminator", "detector"), "config.json")
 _STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
 # What is in the file of random numbers: of the Trainer, and of accelerate.
 _RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
@@ -323,7 +324,8 @@ def save_outputs(
         plot_curves(record, partial / CURVES_FILE)
     for path in outputs.iterdir():
         check_output(directory / path.name, replaces="config.json" if path.is_dir() else None)
-    (directory / PretrainingRecord.FILE).unlink(missing_ok=True)  # it is not that of the models that come now
+    for name in (PretrainingRecord.FILE, "vocab.txt"):  # they are not those of the models that come now
+        (directory / name).unlink(missing_ok=True)
     for path in outputs.iterdir():
         target = directory / path.name
         if target.is_dir():

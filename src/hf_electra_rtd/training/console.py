@@ -28,6 +28,8 @@ from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
+from hf_electra_rtd.data.tokenization import continuing_prefix
+from hf_electra_rtd.data.words import shown_tokens
 from hf_electra_rtd.measures import observe
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.records import PretrainingRecord
@@ -42,7 +44,7 @@ _BRIEF = {
 _LONGEST_START = 64  # tokens shown of a sequence
 _SCORED_TOKENS, _SENTENCES, _LONGEST_SENTENCE = 2048, 3, 18  # of held-out text: scored, and shown
 _LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
-_ENDS = frozenset(".!?\u3002\uff01\uff1f")  # tokens that end a sentence, in Chinese, too
+_ENDS = tuple(".!?\u3002\uff01\uff1f")  # what ends a sentence, in Chinese, too
 # What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
 _VERDICTS = {
     (True, True): ("found", "bold green"),
@@ -54,9 +56,10 @@ SCORES = 'x 2 = twice the average probability of "replaced" ({:.2f} here). A tok
 _CLOSE = 0.02  # a difference between areas under the ROC curve that says little
 
 
-def format_flops(flops: Mapping[str, float]) -> str:
+def format_flops(flops: Mapping[str, float | None]) -> str:
     """Both conventions of `hf_electra_rtd.accounting`."""
-    return f"{flops['model']:.3g} (matrix products), {flops['paper']:.3g} (as the paper counts)"
+    paper = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
+    return f"{flops['model']:.3g} (matrix products), {paper} (as the paper counts)"
 
 
 # ---- Logs ----
@@ -179,10 +182,10 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
     stages = ["original", "masked", "sampled", "label"][: 4 if model.config.traits.has_generator else 2]
     console.print(f"Sequences of the first step, {'/'.join(stages)}", style="bold")
     for tokens in read_tokens(model, collator, sequences):
-        words = []
-        for token in tokens[:_LONGEST_START]:
-            parts = token.original, token.visible, token.corrupted, str(int(token.original != token.corrupted))
-            words.append("/".join(parts[: len(stages)]) if token.masked else token.original)
+        words, labels = [], [str(int(token.original != token.corrupted)) for token in tokens]
+        read = (show(tokens, collator.tokenizer, stage) for stage in ("original", "visible", "corrupted"))
+        for token, *parts in list(zip(tokens, *read, labels, strict=True))[:_LONGEST_START]:
+            words.append("/".join(parts[: len(stages)]) if token.masked else parts[0])
         console.print(*words, "\n", markup=False)
 
 
@@ -215,13 +218,18 @@ def compare_with_bigram(metrics: Mapping[str, Any]) -> str:
     return f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance)."
 
 
+def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stage: str = "original") -> list[str]:
+    """What the tokens were at a stage (`original`, `visible`, `corrupted`), as people read it."""
+    return shown_tokens(tokenizer, [getattr(token, stage) for token in tokens])
+
+
 def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
     """The first sentence with a replaced token, or the tokens around it where it is long; empty without one."""
-    special = {tokenizer.cls_token, tokenizer.sep_token}
+    special, shown = {tokenizer.cls_token, tokenizer.sep_token}, show(tokens, tokenizer)
     first = next((at for at, token in enumerate(tokens) if token.original != token.corrupted), None)
     if first is None:
         return []
-    after_ends = [at + 1 for at, token in enumerate(tokens) if token.original in _ENDS | special]
+    after_ends = [at + 1 for at, name in enumerate(shown) if name in special or name.endswith(_ENDS)]
     start = max([first - _LONGEST_SENTENCE // 3, 0, *(at for at in after_ends if at <= first)])
     stop = min([start + _LONGEST_SENTENCE, len(tokens), *(at for at in after_ends if at > first)])
     return [token for token in tokens[start:stop] if token.original not in special]
@@ -230,7 +238,7 @@ def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerB
 def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreTrainedTokenizerBase) -> Text:
     """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
     was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
-    starts = [at for at, token in enumerate(tokens) if at == 0 or not token.original.startswith("##")]
+    starts = [at for at, name in enumerate(show(tokens, tokenizer)) if at == 0 or not name.startswith("##")]
     join, text, before = tokenizer.convert_tokens_to_string, Text(), tokenizer.cls_token
     for start, stop in pairwise([*starts, len(tokens)]):
         word = tokens[start:stop]
@@ -239,15 +247,17 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
         originals, read = [token.original for token in word], [token.corrupted for token in word]
         shown = join([before, *read]).removeprefix(join([before]))  # with the space that belongs before it
         around = before[-1] + shown.strip()[:1]
-        if not text or any(sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around):
-            shown = shown.strip()  # there is none beside an apostrophe or a Chinese character
-        elif read[0].startswith("##") and text.plain.endswith("]"):
+        closed = (sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around)
+        # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
+        if not text or (continuing_prefix(tokenizer) and any(closed)):
+            shown = shown.strip()
+        elif shown_tokens(tokenizer, [before, *read])[1].startswith("##") and text.plain.endswith("]"):
             shown = f" {join(read)}"
         worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability > 0.5))
         verdict, style = worst.verdict
         text.append(shown, style if verdict else "")
         if verdict:
-            was = f"was {join(originals)}: " if originals != read else ""
+            was = f"was {join(originals).strip()}: " if originals != read else ""
             text.append(f" [{was}{verdict}, x {worst.probability / average:.1f}]", style.removeprefix("bold "))
         before = read[-1]
     return text
@@ -300,9 +310,9 @@ def print_summary(
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
     output_dir = str(Path(output_dir))
-    towers = "/ and ".join(name for name in names if name != "generator" or config.exports_generator)
+    towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
     run = shlex.quote(output_dir)
-    held = f"{output_dir} holds {towers}/ for stock transformers, and the joint model for more training. Next:"
+    held = f"{output_dir} holds {towers} for stock transformers, and the joint model for more training. Next:"
     console.print(held, markup=False, soft_wrap=True)
     program = "hf-electra-rtd"
     if shutil.which(program) is None:  # no PATH leads to the environment that runs

@@ -13,7 +13,7 @@ import torch
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
-from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.recipes import closest_size
 from hf_electra_rtd.towers import CONFIG_FILE, read_config, share
 
 
@@ -42,13 +42,7 @@ class SavedPair:
         """The named size that it is, or is closest to."""
         discriminator, generator = self.config.discriminator_config, self.config.generator_config
         share = generator.hidden_size / discriminator.hidden_size if generator else 0.0
-
-        def distance(name: str) -> tuple[float, ...]:
-            shape = SIZES[name].architecture
-            lacks = (abs(getattr(discriminator, key) - shape[key]) for key in ("hidden_size", "num_hidden_layers"))
-            return (*lacks, abs(share - SIZES[name].generator_hidden_size))
-
-        return min(SIZES, key=distance)
+        return closest_size(discriminator.hidden_size, discriminator.num_hidden_layers, share)
 
     def load(self) -> ElectraForRTDPretraining:
         """The joint model, as `config` changes it."""
@@ -80,7 +74,8 @@ class SavedPair:
         shapes = ", ".join(f"{name}: {each.num_hidden_layers} layers of {each.hidden_size}" for name, each in towers)
         logger.info(f"Going on from {self.name}. {shapes}; sharing: {config.sharing}; recipe of {self.size}.")
         generator, width = config.generator_config, config.discriminator_config.hidden_size
-        if generator is not None and generator.hidden_size >= width and config.sharing != "all":
+        is_electra = config.discriminator_config.model_type == "electra"  # others share embeddings of one width
+        if is_electra and generator is not None and generator.hidden_size >= width and config.sharing != "all":
             logger.warning(
                 f"The generator is as wide as the discriminator ({width}). So is that of the released small pair, and "
                 "its card warns of pre-training with it. --new_generator makes one of a quarter of the width."
@@ -97,6 +92,9 @@ def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedP
     directory, wanted = Path(name), exports_generator(**options) and not new_generator
     if directory.is_dir() and not (directory / CONFIG_FILE).is_file():
         towers = {each: str(directory / each) for each in ("generator", "discriminator")[not wanted :]}
+        has_detector = (directory / "detector" / CONFIG_FILE).is_file()
+        if has_detector and read_config(directory / "detector").get("model_type") != "electra":
+            towers["discriminator"] = str(directory / "detector")  # the other is the encoder without its head
         if not (Path(towers["discriminator"]) / CONFIG_FILE).is_file():
             raise ValueError(f"--continue_from {name}: there are no towers. Name {_KINDS}.")
         if wanted and not (Path(towers["generator"]) / CONFIG_FILE).is_file():
@@ -104,15 +102,19 @@ def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedP
     elif (found := read_config(name)).get("model_type") == ElectraRTDConfig.model_type:
         saved = ElectraRTDConfig.from_dict(found)
         config = saved.changed(**options)
-        _check_objective(name, OBJECTIVES[saved.objective].main_tower_class.__name__, config.objective)
+        trained: Any = OBJECTIVES[saved.objective].tower_class(saved.discriminator_config.model_type)
+        _check_objective(name, saved.discriminator_config.model_type, trained.__name__, config.objective)
         is_there = saved.generator_config is not None and saved.generator == config.generator
         if config.generator_config is not None and not (is_there or new_generator):
             raise ValueError(f"--continue_from {name} has no {config.generator} generator. Add --new_generator.")
         return SavedPair(name, config, {})
     else:
         towers = {"discriminator": name}
-    for architecture in read_config(towers["discriminator"]).get("architectures") or ():
-        _check_objective(name, architecture, options.get("objective", ElectraRTDConfig.objective))
+    main = read_config(towers["discriminator"])
+    for architecture in main.get("architectures") or ():
+        _check_objective(
+            name, main.get("model_type", "electra"), architecture, options.get("objective", ElectraRTDConfig.objective)
+        )
     if wanted and "generator" not in towers:
         towers["generator"] = _beside(name)
     configs: dict[str, Any] = {f"{each}_config": read_config(place) for each, place in towers.items()}
@@ -122,7 +124,7 @@ def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedP
 def _beside(name: str) -> str:
     """The generator that belongs to a discriminator, by its name."""
     place, slash, last = name.rstrip("/").rpartition("/")
-    generator = place + slash + last.replace("discriminator", "generator")
+    generator = place + slash + last.replace("discriminator", "generator").replace("detector", "generator")
     if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
         raise ValueError(
             f"--continue_from {name} is one network, and there is no generator beside it, named as it is with "
@@ -131,9 +133,10 @@ def _beside(name: str) -> str:
     return generator
 
 
-def _check_objective(name: str, architecture: str, objective: str) -> None:
-    if architecture != (needed := OBJECTIVES[objective].main_tower_class.__name__):
+def _check_objective(name: str, family: str, architecture: str, objective: str) -> None:
+    wanted: Any = OBJECTIVES[objective].tower_class(family)
+    if wanted is not None and architecture != (needed := wanted.__name__):
         raise ValueError(
-            f"--continue_from {name}: in the discriminator's place is an {architecture}, and the objective "
-            f"{objective!r} goes on with an {needed}."
+            f"--continue_from {name}: in the discriminator's place is {architecture}, and the objective "
+            f"{objective!r} goes on with {needed}. Name the run, or the directory of such a tower."
         )

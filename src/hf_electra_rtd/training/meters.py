@@ -309,7 +309,9 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
     return num_sequences * args.max_seq_length
 
 
-def count_flops(model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int) -> dict[str, float]:
+def count_flops(
+    model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int
+) -> dict[str, float | None]:
     """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.accounting`."""
     length, masked = args.max_seq_length, num_masked(args.mask_probability, args.max_seq_length)
     return {

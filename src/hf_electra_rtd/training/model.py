@@ -25,34 +25,46 @@ from hf_electra_rtd.configuration_electra_rtd import (
     refuse_unknown_names,
 )
 from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY
-from hf_electra_rtd.data.tokenization import MAX_LENGTH, refuse_other_tokens
-from hf_electra_rtd.families import FAMILIES, family_of, max_length
+from hf_electra_rtd.data.tokenization import MAX_LENGTH, has_tokenizer, refuse_other_tokens
+from hf_electra_rtd.families import masked_lm_class, max_length, resize_vocabulary
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.ops.sampling import TEMPERATURES
-from hf_electra_rtd.recipes import continued_recipe, get_size
+from hf_electra_rtd.recipes import closest_size, continued_recipe, get_size
 from hf_electra_rtd.sharing import SHARING
-from hf_electra_rtd.towers import load_masked_lm, load_tower, read_config
+from hf_electra_rtd.towers import (
+    fit_vocabulary,
+    has_weights,
+    load_config,
+    load_encoder,
+    load_main_tower,
+    load_masked_lm,
+    read_config,
+)
 from hf_electra_rtd.training.continuation import SavedPair, find_pair
 
 
-# Width and depth of a new generator for a given discriminator.
-DEFAULT_FRACTIONS = {"generator_hidden_size": 0.25, "generator_layers": 1.0}
+# Width and depth of a new generator, as fractions of the discriminator's.
+FRACTIONS = ("generator_hidden_size", "generator_layers")
 _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     "generator_objective",
     *("temperature_schedule", "temperature_start", "temperature_decay"),
     *("disallow_correct", "sampling_dropout", "freeze_generator"),
 )
-SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")  # that name what is there
+# Flags that name what is there.
+SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
+_BACKBONES = ("backbone", "generator_backbone")
 # A flag that decides what others would decide.
 _EXCLUDED = {
+    "backbone": ("continue_from", "two_stage_from", "model_config", "discriminator"),
+    "generator_backbone": ("generator", "corrupted", *FRACTIONS),
     "continue_from": ("two_stage_from", "model_config", "generator", "discriminator"),
-    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *DEFAULT_FRACTIONS),
+    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *FRACTIONS),
     "model_config": ("generator", "discriminator"),
-    "generator": tuple(DEFAULT_FRACTIONS),
+    "generator": FRACTIONS,
     "corrupted": ("two_stage_from", "continue_from", "generator", "generator_type", "generator_weight"),
 }
 
@@ -70,6 +82,15 @@ class ModelArguments:
         None, "Directory that `hf-electra-rtd corrupt` wrote: samples of a frozen generator, which need no network."
     )
     discriminator: str | None = flag(None, "Directory or Hub id of a pre-trained discriminator to start from.")
+    backbone: str | None = flag(
+        None,
+        "An encoder of any family in place of a --size: a config.json for new networks, or a directory or Hub id "
+        "with weights to go on from (docs/backbones.md).",
+    )
+    generator_backbone: str | None = flag(
+        None, "With --backbone: the generator's, likewise. Default: a smaller one of the same family."
+    )
+    from_scratch: bool = flag(False, "With --backbone: take configurations alone, and make new networks.")
     two_stage_from: str | None = flag(
         None, "output_dir of a first stage (--objective mlm): the frozen generator, and the discriminator's start."
     )
@@ -104,7 +125,10 @@ class ModelArguments:
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
-    generator_layers: float | None = flag(None, "Generator's depth as a fraction of the discriminator's. Default: 1.")
+    generator_layers: float | None = flag(
+        None,
+        "Generator's depth as a fraction of the discriminator's. Default: 1; with --backbone 0.5, but for ELECTRA.",
+    )
     initialization: str | None = flag(
         None,
         "How new networks begin: stock or neighbours (docs/training.md). Default: neighbours for tiny.",
@@ -123,33 +147,41 @@ class ModelArguments:
             raise ValueError("--generator_type offline needs samples. Name their directory (--corrupted).")
         for name in self.given(("new_generator", "extend_vocabulary")) if self.continue_from is None else ():
             raise ValueError(f"--{name} is for --continue_from, which is not given.")
+        if self.backbone is None and (self.from_scratch or self.generator_backbone is not None):
+            name = "from_scratch" if self.from_scratch else "generator_backbone"
+            raise ValueError(f"--{name} is for --backbone, which is not given.")
         if self.continue_from is not None and not self.new_generator:
-            for name in self.given(DEFAULT_FRACTIONS):
+            for name in self.given(FRACTIONS):
                 raise ValueError(f"--{name} is for new networks. Leave it out, or add --new_generator.")
         # Refuses options that contradict each other before any work is lost.
         if self.two_stage_from is not None:
             ElectraRTDConfig(**self.options)
         elif self.continue_from is not None:
             _ = self.continued
+        elif self.backbone is not None:
+            _ = self.backbone_pair
         elif self.given(("generator", "discriminator")):
             ElectraRTDConfig(**self.options)
         elif self.model_config is None:
-            ElectraRTDConfig.from_size(self.size, **self.given(DEFAULT_FRACTIONS), **self.options)
+            ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.options)
         if self.freeze_generator:
             self.refuse_untrained()
         self._settle_initialization()
 
     def refuse_untrained(self) -> None:
         """Raises ValueError where a generator would be frozen that is new."""
-        if self.new_generator or not self.given(("two_stage_from", "generator", "continue_from")):
+        trained = self.given(("two_stage_from", "generator", "continue_from"))
+        trained |= {} if self.backbone is None else dict.fromkeys(self.trained_towers - {"discriminator"})
+        if self.new_generator or not trained:
             remedy = "Name a trained one (--generator)."
             raise ValueError(f"--freeze_generator would freeze an untrained generator. {remedy}")
 
     def _settle_initialization(self) -> None:
         loaded = list(self.given(("two_stage_from", "continue_from", "corrupted", "generator", "discriminator")))
+        loaded += self.loaded_backbones
         if self.initialization is None:
             detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
-            is_named = detects and self.model_config is None
+            is_named = detects and self.model_config is None and self.backbone is None
             start = get_size(self.size).initialization if is_named else "stock"
             self.initialization = None if loaded else start
         elif self.initialization not in INITIALIZATIONS:
@@ -184,8 +216,45 @@ class ModelArguments:
         return pair
 
     @property
+    def loaded_backbones(self) -> list[str]:
+        """Those of the backbones whose weights are loaded: `backbone`, `generator_backbone`."""
+        given = {} if self.from_scratch else self.given(_BACKBONES)
+        return [name for name, place in given.items() if has_weights(place)]
+
+    @property
+    def trained_towers(self) -> set[str]:
+        """Those of the towers of `--backbone` whose weights are loaded: `generator`, `discriminator`."""
+        trained = {"discriminator"} if "backbone" in self.loaded_backbones else set()
+        if self.generator is not None or "generator_backbone" in self.loaded_backbones:
+            trained.add("generator")
+        return trained
+
+    @cached_property
+    def backbone_pair(self) -> ElectraRTDConfig:
+        """The configuration of the pair of `--backbone`. A new tower gets the vocabulary of a trained one."""
+        assert self.backbone is not None
+        options, main, trained = self.options, load_config(self.backbone, "--backbone"), self.trained_towers
+        if self.generator is not None:
+            options["generator_config"] = load_config(self.generator, "--generator")
+        elif self.generator_backbone is not None:
+            options["generator_config"] = load_config(self.generator_backbone, "--generator_backbone")
+        elif self.given(FRACTIONS) or (needs_generator_network(**options) and options.get("sharing") != "all"):
+            options["generator_config"] = _smaller(main, self)
+        if (fills := options.get("generator_config")) is not None and len(trained) < 2:
+            new, old = (main, fills) if "generator" in trained else (fills, main)
+            new.vocab_size = old.vocab_size
+        return ElectraRTDConfig(discriminator_config=main, **options)
+
+    @property
     def tokenizer_source(self) -> str | None:
         """The pre-trained network whose tokenizer is used where no other is named."""
+        if self.backbone is not None:
+            places = [place for place in (self.backbone, self.generator_backbone, self.generator) if place is not None]
+            found = next(filter(has_tokenizer, places), None)
+            if found is None and self.trained_towers:
+                remedy = "Name the one that they were trained with (--tokenizer)."
+                raise ValueError(f"There are weights without a tokenizer ({', '.join(places)}). {remedy}")
+            return found
         if self.continued is not None:
             return self.continued.tokenizer
         if self.two_stage_from is not None:
@@ -196,16 +265,21 @@ class ModelArguments:
 
 
 def continued_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that `--continue_from` brings, from the values of all flags (None: not given), for
-    `cli.parse_arguments`: the size that the pair will have, and its recipe."""
-    if given["continue_from"] is None:
+    """The defaults that `--continue_from` and `--backbone` bring, from the values of all flags (None: not given), for
+    `cli.parse_arguments`: the size that the pair will have or be closest to, and its recipe."""
+    if given["continue_from"] is None and given["backbone"] is None:
         return {}
-    if given["size"] is not None:
+    if given["continue_from"] is not None and given["size"] is not None:
         raise ValueError("--continue_from decides which networks there are. Leave --size out.")
     names = (field.name for field in fields(ModelArguments))
-    pair = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).continued
-    assert pair is not None
-    return {"size": pair.size, **continued_recipe(pair.size)}
+    arguments = ModelArguments(**{name: given[name] for name in names if given[name] is not None})
+    if (pair := arguments.continued) is not None:
+        return {"size": pair.size, **continued_recipe(pair.size)}
+    config = arguments.backbone_pair.discriminator_config
+    size = given["size"] or closest_size(config.hidden_size, config.num_hidden_layers)
+    if "backbone" in arguments.loaded_backbones:
+        return {"size": size, **continued_recipe(size)}
+    return {"size": size, "bias_correction": False, **get_size(size).pretraining}
 
 
 def build_model(
@@ -218,6 +292,8 @@ def build_model(
         model = _second_stage(Path(arguments.two_stage_from), arguments.options)
     elif arguments.continued is not None:
         model = _continued(arguments, arguments.continued, tokenizer, max_seq_length)
+    elif arguments.backbone is not None:
+        model = _from_backbone(arguments, arguments.backbone, tokenizer)
     elif arguments.generator is None and arguments.discriminator is None:
         model = ElectraForRTDPretraining(_new_config(arguments, tokenizer, max_seq_length))
     else:
@@ -232,8 +308,10 @@ def build_model(
             remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
             raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
         if (positions := max_length(config)) < max_seq_length:
-            raise ValueError(f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}.")
-    for name, source in arguments.given(("generator", "discriminator")).items():
+            most = f"Take at most {positions}."
+            what = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}"
+            raise ValueError(f"{what}. {most}")
+    for name, source in arguments.given(("generator", "discriminator", *arguments.loaded_backbones)).items():
         refuse_other_tokens(source, tokenizer, f"The {name} {source}")
     if arguments.attn_implementation is not None:
         known = getattr(model.generator, "attentions", (arguments.attn_implementation,))
@@ -253,7 +331,7 @@ def _new_config(
     options = arguments.options
     if arguments.model_config is not None:
         config = ElectraRTDConfig.from_pretrained(arguments.model_config)
-        if arguments.given(DEFAULT_FRACTIONS):
+        if arguments.given(FRACTIONS):
             options["generator_config"] = _smaller(config.discriminator_config, arguments)
         return config.changed(**options)
     return ElectraRTDConfig.from_size(
@@ -261,9 +339,64 @@ def _new_config(
         vocab_size=len(tokenizer),
         max_position_embeddings=max(MAX_LENGTH, max_seq_length),
         pad_token_id=tokenizer.pad_token_id,
-        **arguments.given(DEFAULT_FRACTIONS),
+        **arguments.given(FRACTIONS),
         **options,
     )
+
+
+def _from_backbone(
+    arguments: ModelArguments, backbone: str, tokenizer: PreTrainedTokenizerBase
+) -> ElectraForRTDPretraining:
+    """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
+    generator that is only named by its depth begins with the first layers of the backbone."""
+    config, trained, sharing = arguments.backbone_pair, arguments.trained_towers, arguments.backbone_pair.sharing
+    fills, main = config.generator_config, config.discriminator_config
+    if not trained:
+        for tower in config.towers.values():
+            fit_vocabulary(tower, tokenizer)
+        return ElectraForRTDPretraining(config)
+    main_class: Any = OBJECTIVES[config.objective].tower_class(main.model_type)
+    if "discriminator" in trained:
+        encoder = _without_empty_rows(load_encoder(backbone, main), backbone, tokenizer)
+        discriminator = encoder if isinstance(encoder, main_class) else main_class(encoder.config)
+        discriminator.base_model.load_state_dict(encoder.base_model.state_dict())
+    else:
+        fit_vocabulary(main, tokenizer)
+        discriminator = main_class(main)
+    generator: Any = None
+    if arguments.generator is not None:
+        generator = _without_empty_rows(load_masked_lm(arguments.generator), arguments.generator, tokenizer)
+    elif config.exports_generator:
+        place, is_as_wide = arguments.generator_backbone or backbone, fills.hidden_size == main.hidden_size
+        if "generator" in trained or (arguments.generator_backbone is None and is_as_wide):
+            generator = _without_empty_rows(load_encoder(place, fills), place, tokenizer)
+        else:
+            fit_vocabulary(fills, tokenizer)
+            generator_class: Any = masked_lm_class(fills.model_type)
+            generator = generator_class(fills)
+            _start_from(generator, discriminator, sharing)
+    if generator is not None and trained == {"generator"}:
+        _start_from(discriminator, generator, sharing)
+    options = {"generator_type" if name == "generator" else name: value for name, value in arguments.options.items()}
+    if generator is None:
+        options["generator_config"] = fills
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
+
+
+@torch.no_grad()
+def _start_from(new: Any, trained: Any, sharing: str) -> None:
+    """Gives a new tower what it will share with a trained one."""
+    for mine, other in SHARING[sharing]().starting_pairs(new.base_model, trained.base_model):
+        new.base_model.get_parameter(mine).copy_(trained.base_model.get_parameter(other))
+
+
+def _without_empty_rows(tower: Any, source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A loaded tower without the rows of its vocabulary that stand for no token: released models have such, to round
+    their number up, and a generator could sample them. Only where a tokenizer tells that they are none."""
+    if tower.config.vocab_size > len(tokenizer) and has_tokenizer(source):
+        refuse_other_tokens(source, tokenizer, f"The encoder {source}")
+        resize_vocabulary(tower, len(tokenizer))
+    return tower
 
 
 def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretraining:
@@ -271,7 +404,7 @@ def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretrainin
     encoder starts as the generator's."""
     if read_config(run).get("objective") != "mlm" or not (run / "discriminator").is_dir():
         raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} is none.")
-    generator = load_tower(FAMILIES["electra"].masked_lm, run / "discriminator")
+    generator = load_masked_lm(run / "discriminator")
     both = {"generator_config": generator.config, "discriminator_config": generator.config}
     model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **options), generator=generator)
     model.discriminator.base_model.load_state_dict(generator.base_model.state_dict())
@@ -301,25 +434,27 @@ def _from_pretrained(
     discriminator: Any = arguments.discriminator
     options = arguments.options
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
-    main_class: Any = OBJECTIVES[arguments.objective or ElectraRTDConfig.objective].main_tower_class
-    trained: Any = None
+    objective = arguments.objective or ElectraRTDConfig.objective
     if discriminator is None:
-        trained = generator = load_masked_lm(generator)
+        generator = _without_empty_rows(load_masked_lm(generator), str(arguments.generator), tokenizer)
+        if generator.config.model_type != "electra" and sharing != "none":
+            what = f"sharing={sharing!r} of a generator of the family {generator.config.model_type!r}"
+            raise ValueError(f"{what} needs a discriminator of its family: name one (--backbone), or --sharing none.")
+        main_class: Any = OBJECTIVES[objective].tower_class("electra")
         config = _new_config(arguments, tokenizer, max_seq_length).discriminator_config
         for size in SHARED_SIZES[sharing]:
             setattr(config, size, getattr(generator.config, size))
-        new = discriminator = main_class(config)
+        discriminator = main_class(config)
+        _start_from(discriminator, generator, sharing)
     elif generator is None and exports_generator(**options):
-        trained = discriminator = load_tower(main_class, discriminator)
-        is_same = sharing == "all" and not arguments.given(DEFAULT_FRACTIONS)
-        config = trained.config if is_same else _smaller(trained.config, arguments)
-        new = generator = family_of(trained).masked_lm(config)
-    if trained is not None:
-        with torch.no_grad():
-            for name in SHARING[sharing]().starting_parameters(new.base_model):
-                new.base_model.get_parameter(name).copy_(trained.base_model.get_parameter(name))
+        discriminator = load_main_tower(objective, discriminator)
+        is_same = sharing == "all" and not arguments.given(FRACTIONS)
+        config = discriminator.config if is_same else _smaller(discriminator.config, arguments)
+        generator_class: Any = masked_lm_class(config.model_type)
+        generator = generator_class(config)
+        _start_from(generator, discriminator, sharing)
     elif generator is None and needs_generator_network(**options):  # of two encoders, which is always new
-        discriminator = load_tower(main_class, discriminator)
+        discriminator = load_main_tower(objective, discriminator)
         options["generator_config"] = _smaller(discriminator.config, arguments)
     join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
     kind = {"generator_type": options.pop("generator")} if "generator" in options else {}
@@ -328,4 +463,4 @@ def _from_pretrained(
 
 def _smaller(config: Any, arguments: ModelArguments) -> Any:
     """A generator's configuration for a discriminator's."""
-    return derive_generator_config(config, *(DEFAULT_FRACTIONS | arguments.given(DEFAULT_FRACTIONS)).values())
+    return derive_generator_config(config, arguments.generator_hidden_size, arguments.generator_layers)

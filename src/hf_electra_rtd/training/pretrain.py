@@ -217,6 +217,7 @@ def start(
             streams = {"train": stream, "held_out": held_out_positions}
             attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
+        arguments["model"]["loaded_backbones"] = model_args.loaded_backbones  # of a config.json nothing is
         if run_args.old_held_out_files:
             arguments["data"]["old_held_out_files"] = run_args.old_held_out_files
         yield Run(

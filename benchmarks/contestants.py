@@ -17,10 +17,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import ElectraForMaskedLM, ElectraForPreTraining
 from workload import Batch, Workload
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig, get_parameter_groups
+from hf_electra_rtd.families import FAMILIES, inputs_of, output_layer
 from hf_electra_rtd.ops import IGNORED
 
 
@@ -70,16 +70,10 @@ class StockTowers(Arrangement):
 
     def __init__(self, pair: ElectraForRTDPretraining) -> None:
         super().__init__()
-        # Copies, since the configurations name the pair's attention.
-        self.generator = ElectraForMaskedLM(copy.deepcopy(pair.config.generator_config))
-        self.discriminator = ElectraForPreTraining(copy.deepcopy(pair.config.discriminator_config))
-        for tower in (self.generator, self.discriminator):
-            tower.set_attn_implementation("sdpa")
-        self.generator.load_state_dict(pair.generator.state_dict())
-        self.discriminator.load_state_dict(pair.discriminator.state_dict())
-        self.discriminator.electra.embeddings = self.generator.electra.embeddings
+        self.generator, self.discriminator = map(_stock_copy, (pair.generator, pair.discriminator))
+        self.discriminator.base_model.embeddings = self.generator.base_model.embeddings
         self.weights = (pair.config.generator_weight, pair.config.discriminator_weight)
-        self.generator_encoder = self.generator.electra
+        self.generator_encoder = self.generator.base_model
 
     def add_up(self, generator_loss: Tensor, discriminator_loss: Tensor) -> Losses:
         of_generator, of_discriminator = self.weights
@@ -88,19 +82,29 @@ class StockTowers(Arrangement):
 
     def discriminate(self, batch: Batch, corrupted_BL: Tensor) -> Tensor:
         replaced_BL = corrupted_BL.ne(batch.originals).long()
-        loss: Tensor = self.discriminator(
-            corrupted_BL, token_type_ids=batch.inputs["token_type_ids"], labels=replaced_BL
-        ).loss
+        loss: Tensor = self.discriminator(**self.read(batch, corrupted_BL), labels=replaced_BL).loss
         return loss
+
+    def read(self, batch: Batch, ids_BL: Tensor) -> dict[str, Tensor]:
+        """What both towers are called with."""
+        given = {"input_ids": ids_BL, "token_type_ids": batch.inputs["token_type_ids"]}
+        return inputs_of(self.generator.config, given)
+
+
+def _stock_copy(tower: Any) -> Any:
+    """The stock model with these weights, and without what the pair changes in its layers."""
+    made = type(tower)(copy.deepcopy(tower.config))  # a copy, since the configuration names the pair's attention
+    if made._supports_sdpa:
+        made.set_attn_implementation("sdpa")
+    made.load_state_dict(tower.state_dict())
+    return made
 
 
 class Naive(StockTowers):
     description = "stock towers called with labels (B, L): logits at every token, torch.multinomial"
 
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        output = self.generator(
-            batch.inputs["input_ids"], token_type_ids=batch.inputs["token_type_ids"], labels=batch.labels
-        )
+        output = self.generator(**self.read(batch, batch.inputs["input_ids"]), labels=batch.labels)
         if corrupted_BL is None:
             masked_BL = batch.labels.ne(IGNORED)
             with torch.no_grad():
@@ -126,8 +130,9 @@ class Gathered(StockTowers):
 
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
         ids_BL, masked_BL = batch.inputs["input_ids"], batch.labels.ne(IGNORED)
-        hidden_BLH = self.generator.electra(ids_BL, token_type_ids=batch.inputs["token_type_ids"])[0]
-        logits_MV = self.generator.generator_lm_head(self.generator.generator_predictions(hidden_BLH[masked_BL]))
+        hidden_BLH = self.generator_encoder(**self.read(batch, ids_BL)).last_hidden_state
+        transform = FAMILIES[self.generator.config.model_type].transform
+        logits_MV = output_layer(self.generator)(transform(self.generator, hidden_BLH[masked_BL]))
         generator_loss = F.cross_entropy(logits_MV, batch.labels[masked_BL])
         if corrupted_BL is None:
             if self.noise is None:
@@ -139,7 +144,7 @@ class Gathered(StockTowers):
         return self.add_up(generator_loss, self.discriminate(batch, corrupted_BL))
 
     def compile_parts(self) -> None:
-        self.generator.electra.compile(dynamic=False)
+        self.generator_encoder.compile(dynamic=False)
         self.discriminator.compile(dynamic=False)
 
 
@@ -206,7 +211,7 @@ class Ours(Arrangement):
     def __init__(self, pair: ElectraForRTDPretraining) -> None:
         super().__init__()
         self.model = copy_pair(pair)
-        self.generator_encoder = self.model.generator.electra
+        self.generator_encoder = self.model.generator.base_model
         self.discriminator = self.model.discriminator
 
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
@@ -317,8 +322,10 @@ def default_entries(cuda: bool, bf16_pays: bool) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def why_absent(entry: Entry) -> str | None:
+def why_absent(entry: Entry, workload: Workload | None = None) -> str | None:
     """Why a contestant cannot compete here; None if it can."""
+    if workload is not None and workload.backbone and entry.base in ("electra-pytorch", ORIGINAL):
+        return "it trains ELECTRA alone, so it has no --backbone"
     if entry.base == "electra-pytorch" and importlib.util.find_spec("electra_pytorch") is None:
         return (
             "the package is not installed: pip install --no-deps electra-pytorch==0.1.2 (it asks for transformers "

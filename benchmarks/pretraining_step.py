@@ -5,6 +5,7 @@
     python benchmarks/pretraining_step.py --short                # about a minute and a half on two cores
     python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
     python benchmarks/pretraining_step.py --contestants naive ours ours-compiled loop trainer
+    python benchmarks/pretraining_step.py --backbone examples/backbones/modernbert-tiny.json --dropout 0 --steps 4
     python benchmarks/pretraining_step.py --sweep max_seq_length vocab_size --output_dir benchmarks/results
 
 All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
@@ -61,6 +62,7 @@ def make_parser() -> argparse.ArgumentParser:
     step = parser.add_argument_group("the step")
     default = Workload()
     step.add_argument("--size", default=default.size, choices=sorted(SIZES), help="named size (%(default)s)")
+    step.add_argument("--backbone", metavar="FILE", help="configuration of another encoder, in place of --size")
     step.add_argument("--vocab_size", type=int, default=default.vocab_size, help="(%(default)s)")
     step.add_argument(
         "--batch_size", type=int, help=f"rows a step ({default.batch_size}; on CUDA 128, as in the paper)"
@@ -144,7 +146,7 @@ def default_names(options: argparse.Namespace, plan: Plan) -> list[str]:
     return [*default_entries(plan.device == "cuda", bf16_pays(plan.device)), *original]
 
 
-def choose_entries(names: Sequence[str], asked_for: bool) -> tuple[list[Entry], dict[str, str]]:
+def choose_entries(names: Sequence[str], workload: Workload, asked_for: bool) -> tuple[list[Entry], dict[str, str]]:
     """Who competes, and who is left out, with the reason.
 
     Raises:
@@ -153,7 +155,7 @@ def choose_entries(names: Sequence[str], asked_for: bool) -> tuple[list[Entry], 
     entries, left_out = [], {}
     for name in dict.fromkeys(names):
         entry = Entry.parse(name)
-        reason = why_absent(entry)
+        reason = why_absent(entry, workload)
         if reason is None:
             entries.append(entry)
         elif asked_for:
@@ -185,7 +187,7 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
         print(json.dumps(alone))
         return alone
     names = options.contestants or default_names(options, plan)
-    entries, left_out = choose_entries(names, asked_for=options.contestants is not None)
+    entries, left_out = choose_entries(names, workload, asked_for=options.contestants is not None)
     for name, reason in left_out.items():
         say(f"{name} is left out: {reason}")
 

@@ -132,9 +132,9 @@ def summary_lines(report: dict[str, Any]) -> list[str]:
     peaks = ", ".join(f"{name} {peak['best'] / 1e9:,.0f} GFLOP/s" for name, peak in report["gemm_peak"].items())
     load = report["load_average"]
     lines = [
-        f"{workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens, vocabulary "
-        f"{workload['vocab_size']:,}, dropout {workload['dropout']:g}; {config['rounds']} rounds of {config['steps']} "
-        f"steps; {machine}",
+        f"{workload['backbone'] or workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens, "
+        f"vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; "
+        f"{config['rounds']} rounds of {config['steps']} steps; {machine}",
         f"GEMM peak: {peaks}. Load average before the start: {'unknown' if load is None else f'{load[0]:.2f}'}.",
         f"{report['flops'] / 1e9:,.1f} GFLOP a step with a gathered head, the same count for everybody.",
     ]

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import BertTokenizer
+from transformers import AutoConfig, BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
 from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.configuration_electra_rtd import derive_generator_config
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.families import DROPOUTS, size_of
 from hf_electra_rtd.ops import IGNORED, num_masked
 
 
@@ -26,6 +28,7 @@ class Workload:
 
     Attributes:
         size: a named size.
+        backbone: the configuration of an encoder of another family, in place of the size's.
         vocab_size: V.
         batch_size: B.
         max_seq_length: L; every row is full.
@@ -36,6 +39,7 @@ class Workload:
     """
 
     size: str = "small"
+    backbone: str | None = None
     vocab_size: int = 30522
     batch_size: int = 16
     max_seq_length: int = 128
@@ -54,6 +58,11 @@ class Workload:
         return num_masked(self.mask_probability, self.max_seq_length)
 
     def config(self) -> ElectraRTDConfig:
+        if self.backbone is not None:
+            tower = AutoConfig.from_pretrained(self.backbone, vocab_size=self.vocab_size)
+            tower.update({name: self.dropout for name in DROPOUTS if hasattr(tower, name)})
+            generator = derive_generator_config(tower, self.generator_size)
+            return ElectraRTDConfig(discriminator_config=tower, generator_config=generator)
         width = {} if self.generator_size is None else {"generator_hidden_size": self.generator_size}
         return ElectraRTDConfig.from_size(
             self.size,
@@ -80,7 +89,7 @@ class Workload:
                 (self.tokens, tower.intermediate_size, tower.hidden_size),
             )
         ]
-        embedding_size = config.generator_config.embedding_size
+        embedding_size = size_of(config.generator_config, "embedding_size")
         return [*shapes, (self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
 
     def tokenizer(self) -> BertTokenizer:

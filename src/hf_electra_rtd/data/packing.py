@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.data.tokenization import token_texts
 from hf_electra_rtd.ops import randomness
 
 
@@ -214,8 +215,9 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
             f"--max_seq_length {max_seq_length} is too short for --packing {name}: choose at least "
             f"{PACKERS[name].minimum_length} (the paper: 128 or 512)."
         )
-    known = tokenizer.get_vocab()
-    signs = ([known[sign] for sign in group if sign in known] for group in (SENTENCE_ENDS, CLOSING_MARKS))
-    special = (token + WORD_START for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
-    tokens = PackingTokens(*special, *signs)
+    closing, texts = "".join(CLOSING_MARKS), token_texts(tokenizer, range(len(tokenizer)))
+    ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]
+    marks = [index for index, text in enumerate(texts) if text and not text.strip(closing)]
+    cls, sep = (token + WORD_START for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    tokens = PackingTokens(cls, sep, ends, marks)
     return PACKERS[name](tokens, max_seq_length, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
@@ -12,7 +13,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.packing import WORD_START
-from hf_electra_rtd.data.tokenization import get_backend
+from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
 from hf_electra_rtd.files import known_names
 
 
@@ -61,15 +62,41 @@ def segmenter_flag(found_by: str | None) -> str | None:
 def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
     """Which tokens go on with a word, bool (V,): those with the ## of WordPiece. None where tokens do not show it: in
     the others, a full stop looks like the rest of the word before it."""
-    prefix = getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)
-    return _tokens_with(tokenizer, (prefix,)) if prefix else None
+    prefix = continuing_prefix(tokenizer)
+    return _tokens_with(tokenizer, prefix) if prefix else None
 
 
-def _tokens_with(tokenizer: PreTrainedTokenizerBase, prefixes: tuple[str, ...]) -> np.ndarray:
+def _tokens_with(tokenizer: PreTrainedTokenizerBase, prefix: str) -> np.ndarray:
     found = np.zeros(len(tokenizer), dtype=bool)
     for token, index in tokenizer.get_vocab().items():
-        found[index] = token.startswith(prefixes)
+        found[index] = token.startswith(prefix)
     return found
+
+
+def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], before: str = " ") -> list[str]:
+    """The tokens of a text as people read them, with a ## where one goes on with the word before it, whatever the
+    tokenizer writes. A space alone is ␣. `before` is the text before the first one."""
+    if continuing_prefix(tokenizer):
+        return list(tokens)
+    ids: Any = tokenizer.convert_tokens_to_ids(list(tokens))
+    shown, special = list[str](), {*tokenizer.all_special_tokens}
+    for token, text in zip(tokens, token_texts(tokenizer, ids), strict=True):
+        if token in special:
+            shown.append(token)
+            before = " "
+        else:
+            goes_on = text[:1] == "\ufffd" or is_inside(before + text, len(before))
+            shown.append("##" * (goes_on and before != " ") + (text.strip() or "␣"))
+            before = text
+    return shown
+
+
+def is_inside(text: str, place: int) -> bool:
+    """Whether a place of a text lies between two letters of a word. Ideographs and kana may be words by themselves."""
+    return 0 < place < len(text) and all(
+        sign.isalnum() and (unicodedata.east_asian_width(sign) not in "WF" or "가" <= sign <= "힣")
+        for sign in text[place - 1 : place + 1]
+    )
 
 
 class LineEncoder:
@@ -79,7 +106,8 @@ class LineEncoder:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
         self.segmenter, self._backend = segmenter, get_backend(tokenizer)
-        self._continues, self._marked = tokens_that_continue(tokenizer), _tokens_with(tokenizer, _MARKS)
+        self._continues, marked = tokens_that_continue(tokenizer), [_tokens_with(tokenizer, mark) for mark in _MARKS]
+        self._marked = marked[0] if marked[0].any() else marked[1]  # beside the first, Ġ is a letter of Maltese
 
     def __call__(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of some lines, int64 (N,): ids, with `WORD_START` where a word begins; and how many each line

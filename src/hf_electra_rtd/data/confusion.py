@@ -1,0 +1,156 @@
+"""What words may be confused with, by a user's file; and pairs of wrong and right sentences, made from text by it.
+
+    hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
+
+Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a character or word
+drawn at random), at a place drawn among those where the kind has a row. --clean_share of the sentences stay as they
+are: a model that saw no right sentences would find errors everywhere. The table has the columns `text` and `right`, as
+`finetune --task_kind correction` reads them. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors,
+40 % had the same sound, 30 % a similar one, 20 % were alike in strokes, and 10 % were random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.data.text import parse_sources
+from hf_electra_rtd.data.text import read_lines as read_text
+from hf_electra_rtd.data.units import WORD, is_han
+from hf_electra_rtd.files import check_output, read_lines, writing
+
+
+_BETWEEN = re.compile(r"(?<=[。！？])|(?<=[.!?])\s+")  # sentences  # noqa: RUF001
+_SHORTEST, _LONGEST = 6, 128  # characters of a sentence
+
+
+@dataclass(frozen=True)
+class Confusions:
+    """`rights`: for a word, or a Chinese character, what it may be meant to be. `protected`: words that stay."""
+
+    rights: Mapping[str, tuple[str, ...]]
+    protected: frozenset[str] = frozenset()
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        whole = (word if is_han(word) else rf"(?<!\w){word}(?!\w)" for word in map(re.escape, self.protected))
+        return re.compile("|".join(sorted(whole, key=len, reverse=True)) or "(?!)")
+
+    def protected_in(self, text: str) -> list[range]:
+        """The characters of a text that stay."""
+        return [range(*match.span()) for match in self._pattern.finditer(text)]
+
+
+def read_confusions(path: str) -> Confusions:
+    """Reads rows `wrong right right ...`, with tabs or spaces between, in UTF-8. Behind a single Chinese character, a
+    column of several stands for each of them. `x x` protects x, of any length. Lines that begin with # are comments.
+    Raises ValueError, with the line, for a row of one column, and for several words or characters to be changed."""
+    rights: dict[str, tuple[str, ...]] = {}
+    protected = set()
+    for number, line in enumerate(read_lines(path), 1):
+        wrong, *columns = line.split() or [""]
+        if not wrong or wrong.startswith("#"):
+            continue
+        if not columns:
+            remedy = "Write a word and what it may be meant to be: `wrong right right ...` (`x x`: x stays)."
+            raise ValueError(f"{path}, line {number} has one column. {remedy}")
+        if columns == [wrong]:
+            protected.add(wrong)
+            continue
+        if is_han(wrong) and len(wrong) > 1:
+            remedy = "Write a single character, or the same word twice to protect it."
+            raise ValueError(f"{path}, line {number}: {wrong!r} has several characters. {remedy}")
+        found = [part for column in columns for part in (column if is_han(column) else [column])]
+        if is_han(wrong) and (other := next((part for part in found if not is_han(part)), None)):
+            raise ValueError(f"{path}, line {number}: {other!r} is no Chinese character, as {wrong!r} is.")
+        rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
+    if not rights and not protected:
+        raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
+    return Confusions(rights, frozenset(protected))
+
+
+class Misspeller:
+    """Puts one error into a sentence; see this module. Raises ValueError for shares that do not fit the sets."""
+
+    def __init__(self, sets: Sequence[Confusions], shares: Sequence[float], seed: int = 0) -> None:
+        if len(shares) != len(sets) or min(shares) < 0 or sum(shares) > 1 + 1e-9:
+            what = f"--shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}"
+            raise ValueError(f"{what}: it needs one for each file, from 0 to 1, with a sum of 1 at most.")
+        self.sets, self.shares, self.draw = sets, [*shares, max(1 - sum(shares), 0)], random.Random(seed)
+        known = dict.fromkeys(word for one in sets for word in one.rights)
+        self._strangers = {is_chinese: [word for word in known if is_han(word) == is_chinese] for is_chinese in (0, 1)}
+
+    def __call__(self, sentence: str) -> str:
+        """The sentence with an error in it; as it is where no kind of error has a place."""
+        words = list(WORD.finditer(sentence))
+        rows: list[list[tuple[Any, Sequence[str]]]]
+        rows = [[(word, one.rights.get(word[0], ())) for word in words] for one in self.sets]
+        rows.append([(word, self._strangers[is_han(word[0])]) for word in words])
+        usable = [
+            [(word, others) for word, others in of_kind if any(other != word[0] for other in others)]
+            for of_kind in rows
+        ]
+        weights = [share * bool(of_kind) for share, of_kind in zip(self.shares, usable, strict=True)]
+        if not any(weights):
+            return sentence
+        word, others = self.draw.choice(self.draw.choices(usable, weights)[0])
+        while (wrong := self.draw.choice(others)) == word[0]:
+            pass
+        return sentence[: word.start()] + wrong + sentence[word.end() :]
+
+
+# ---- The command ----
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add: Any = parser.add_argument
+    add("--files", nargs="+", required=True, help="text: files, directories or globs, as `pretrain --train_files`")
+    add("--confusion_files", nargs="+", required=True, help="rows `wrong right right ...`, one file for each kind")
+    add("--shares", nargs="+", type=float, help="of errors of each file's kind; the rest is random (equal, none)")
+    add("--clean_share", type=float, default=0.3, help="of sentences that stay as they are (%(default)s)")
+    add("--max_pairs", type=int, help="end after so many sentences")
+    add("--output_file", required=True, help="the table, .tsv")
+    add("--seed", type=int, default=0, help="of places and errors (%(default)s)")
+    arguments = parser.parse_args(argv)
+    check_ranges(arguments)
+    sets = [read_confusions(path) for path in arguments.confusion_files]
+    misspell = Misspeller(sets, arguments.shares or [1 / len(sets)] * len(sets), arguments.seed)
+    sources = [source for name in arguments.files for source in parse_sources(name)]
+    check_output(arguments.output_file, *(source.place for source in sources))
+    pairs, draw = 0, random.Random(arguments.seed + 1)
+    with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
+        write = csv.writer(file, delimiter="\t", lineterminator="\n").writerow  # with quotes where a sentence has them
+        write(("text", "right"))
+        lines = (line for source in sources for line in read_text(source))
+        for sentence in islice(_sentences(lines), arguments.max_pairs):
+            text = sentence if draw.random() < arguments.clean_share else misspell(sentence)
+            write((text, sentence))
+            pairs += 1
+        if not pairs:
+            raise ValueError(
+                f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
+            )
+    print(f"{arguments.output_file}: {pairs:,} pairs.")
+
+
+def _sentences(lines: Iterable[str]) -> Iterator[str]:
+    """The sentences that are neither short nor long, without what is between them."""
+    for line in lines:
+        for sentence in map(str.strip, _BETWEEN.split(line.replace("\t", " "))):
+            if _SHORTEST <= len(sentence) <= _LONGEST:
+                yield sentence
+
+
+if __name__ == "__main__":
+    run(main)

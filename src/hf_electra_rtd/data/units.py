@@ -1,0 +1,100 @@
+"""Where the words of a text are, among its characters and among its tokens, and where a long text may be cut."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any, NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+
+# What a piece of a long text may end with: sentences first, then clauses.
+_SENTENCE_ENDS, _CLAUSE_ENDS = "。！？!?.;；…\n", "，,、：:"  # noqa: RUF001
+_HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
+_ANY_HAN = re.compile(f"[{_HAN}]")
+WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}]+")  # a word of letters, or one Chinese character
+
+
+class Unit(NamedTuple):
+    """A word, or a single Chinese character: the characters `start` to `stop` of a text, and the tokens `first` to
+    `last` of its encoding; the last ones are not included."""
+
+    start: int
+    stop: int
+    first: int
+    last: int
+
+
+def is_han(text: str) -> bool:
+    """Whether a text has a Chinese character (hanzi, kanji, hanja)."""
+    return _ANY_HAN.search(text) is not None
+
+
+def may_change(text: str, word: str) -> bool:
+    """Whether a word of a text can be corrected: a word of letters; in a text with Chinese, Chinese characters alone,
+    so that the corrected text has as many characters."""
+    return word.isalpha() and is_han(word) == is_han(text)
+
+
+def in_case_of(word: str, other: str) -> str:
+    """Another word, in upper case where the word is."""
+    if other.islower() and word[:1].isupper():
+        return other.upper() if len(word) > 1 and word.isupper() else other.capitalize()
+    return other
+
+
+def align(source: str, other: str) -> list[tuple[str, str]]:
+    """The parts of a text with those of another one at the same places: words if the source has spaces and nothing
+    Chinese, else characters. ValueError if there are more or fewer."""
+    split: Any = str.split if " " in source.strip() and not is_han(source) else list
+    given, found = split(source), split(other)
+    if len(given) != len(found):
+        counts = f"{len(found)} parts (words, of Chinese characters) in place of {len(given)}"
+        raise ValueError(f"{other[:40]!r} has {counts} of {source[:40]!r}. Only replacements count.")
+    return list(zip(given, found, strict=True))
+
+
+def find_units(text: str, encoding: Any) -> list[Unit]:
+    """The words of a text in order, as a tokenizer's `encoding` (of `tokenizers`) finds them; of Chinese, every token
+    that is no part of a character. Places are those of the text itself, whatever tokens look like; spaces are left
+    out."""
+    units: list[Unit] = []
+    before = None
+    for place, (word, (start, stop)) in enumerate(zip(encoding.word_ids, encoding.offsets, strict=True)):
+        found = text[start:stop]
+        start, stop = stop - len(found.lstrip()), start + len(found.rstrip())
+        if word is None or start >= stop:
+            continue
+        while stop < len(text) and unicodedata.combining(text[stop]):  # an accent that the tokenizer drops
+            stop += 1
+        last = units[-1] if units else None
+        in_one = word == before and last is not None and not is_han(text[last.start : last.stop] + found)
+        if last is not None and (in_one or start < last.stop):  # bytes of one character share its place
+            units[-1] = Unit(last.start, max(stop, last.stop), last.first, place + 1)
+        else:
+            units.append(Unit(start, stop, place, place + 1))
+        before = word
+    return units
+
+
+def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[tuple[int, int]]:
+    """The characters, first and after the last, of pieces of a text that have at most `max_length` tokens each, [CLS]
+    and [SEP] counted. Pieces end after a sentence, else after a clause, else after a word; together they are the
+    text."""
+    encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).encodings[0]
+    room, units = max_length - tokenizer.num_special_tokens_to_add(), find_units(text, encoding)
+    if room < 1:
+        raise ValueError(f"--max_length {max_length} leaves no room for text. Raise it.")
+    pieces, first, begin = [], 0, 0
+    while first < len(units) and len(encoding) - units[first].first > room:
+        stop = first + 1
+        while units[stop].last - units[first].first <= room:
+            stop += 1
+        window = range(stop - 1, first, -1)  # the last unit of the piece; not its first: pieces would be words
+        ends = (next((at for at in window if text[units[at].stop - 1] in marks), None)
+                for marks in (_SENTENCE_ENDS, _CLAUSE_ENDS))  # fmt: skip
+        last = next((end for end in ends if end is not None), stop - 1)
+        pieces.append((begin, units[last].stop))
+        first, begin = last + 1, units[last].stop
+    return [*pieces, (begin, len(text))]

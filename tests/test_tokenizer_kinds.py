@@ -1,0 +1,413 @@
+"""Every kind of fast tokenizer, from text to fine-tuning: how special tokens are called and begin, and how a token
+shows the space before it."""
+
+import json
+import re
+import shutil
+import sys
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    DebertaV2Tokenizer,
+    PreTrainedTokenizerFast,
+    RobertaTokenizer,
+    XLMRobertaTokenizer,
+)
+
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream, detection
+from hf_electra_rtd.data import prepare
+from hf_electra_rtd.data.collator import MASKING
+from hf_electra_rtd.data.packing import PACKERS, WORD_START
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.tokenization import (
+    SPECIAL_TOKENS,
+    check_tokenizer,
+    get_backend,
+    load_tokenizer,
+    refuse_other_tokens,
+    save_tokenizer,
+    token_texts,
+    tokenizer_hash,
+)
+from hf_electra_rtd.data.vocabulary import check_extensible
+from hf_electra_rtd.data.words import LineEncoder, shown_tokens
+from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.reading import example_features
+from hf_electra_rtd.ops import IGNORED, num_masked
+from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.tasks import Task
+from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.training.checkpoints import save_outputs
+from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
+from tests.conftest import VOCABULARY, make_text, pretraining_flags
+from tests.finetuning.conftest import run_finetune, write_examples
+
+
+SENTENCES = make_text(40, seed=1).replace(" .", ".").replace(" !", "!").replace('"', "'")
+# Signs of several bytes, which a small byte-level vocabulary splits, and two spaces.
+ODD = 'naïve Café 水流。 don\'t 😀  "the mills." saĠa saws'
+LINES = [*SENTENCES.split("\n"), *[ODD] * 4]
+KINDS = ("WordPiece", "byte-level BPE, <s>", "byte-level BPE, [CLS]", "Unigram, <s>", "Unigram, [CLS]")
+
+
+def _trained(model, trainer, pre_tokenizer, size, first, **options):
+    """The model that a trainer makes, as JSON, of small text."""
+    backend = Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizer
+    backend.train_from_iterator(LINES, trainer(vocab_size=size, show_progress=False, special_tokens=first, **options))
+    return backend, json.loads(backend.to_str())["model"]
+
+
+def _byte_level(first):
+    alphabet, pre_tokenizer = sorted(pre_tokenizers.ByteLevel.alphabet()), pre_tokenizers.ByteLevel(False)
+    return _trained(models.BPE(), trainers.BpeTrainer, pre_tokenizer, 400, first, initial_alphabet=alphabet)
+
+
+def _pieces(first, unknown):
+    given = (models.Unigram(), trainers.UnigramTrainer, pre_tokenizers.Metaspace(), 150, first)
+    return [tuple(piece) for piece in _trained(*given, unk_token=unknown)[1]["vocab"]]
+
+
+def _roberta():
+    model = _byte_level(["<s>", "<pad>", "</s>", "<unk>"])[1]
+    vocabulary = {**model["vocab"], "<mask>": len(model["vocab"])}
+    return RobertaTokenizer(vocab=vocabulary, merges=[tuple(merge) for merge in model["merges"]], model_max_length=512)
+
+
+def _modernbert():
+    backend = _byte_level(["<|padding|>"])[0]
+    backend.normalizer, backend.decoder = normalizers.NFC(), decoders.ByteLevel()
+    backend.add_tokens([AddedToken("  ", normalized=True)])  # ModernBERT's runs of spaces
+    backend.add_special_tokens(["[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True)])
+    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    pair = "[CLS] $A [SEP] $B [SEP]"
+    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, special_tokens=ends)
+    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
+    inputs = ["input_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, model_max_length=8192, **names)
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    xlm_roberta, deberta = _pieces(["<s>", "<pad>", "</s>", "<unk>"], "<unk>"), _pieces([*SPECIAL_TOKENS[:4]], "[UNK]")
+    made = (
+        BertTokenizer(vocab={token: index for index, token in enumerate(VOCABULARY)}, model_max_length=512),
+        _roberta(),
+        _modernbert(),
+        XLMRobertaTokenizer(vocab=[*xlm_roberta, ("<mask>", 0.0)], model_max_length=512),
+        DebertaV2Tokenizer(vocab=[*deberta, ("[MASK]", 0.0)], unk_id=1),
+    )
+    return dict(zip(KINDS, made, strict=True))
+
+
+@pytest.fixture(params=KINDS)
+def tokenizer(request, tokenizers):
+    return tokenizers[request.param]
+
+
+def special_ids(tokenizer):
+    return [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
+
+
+def prepare_lines(path, lines, tokenizer, length=32, **options):
+    path.mkdir(exist_ok=True)
+    (path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    return prepare_blocks([path / "text.txt"], tokenizer, path, length, disable_progress=True, **options)[0]
+
+
+# ---- The tokenizer and its directory ----
+
+
+def test_a_tokenizer_is_saved_as_what_it_is(tokenizer, tmp_path):
+    save_tokenizer(tokenizer, tmp_path)
+    pair = tokenizer("the river", "a mill")
+    for loaded in (load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
+        assert tokenizer_hash(loaded) == tokenizer_hash(tokenizer)
+        assert dict(loaded("the river", "a mill")) == dict(pair)
+        assert loaded.model_max_length == tokenizer.model_max_length
+    # Older tools, and `load_tokenizer`, take a vocab.txt for WordPiece.
+    assert (tmp_path / "vocab.txt").exists() == isinstance(tokenizer, BertTokenizer)
+    refuse_other_tokens(str(tmp_path), tokenizer, "The model")
+
+
+def test_another_tokenizer_is_told_apart_and_only_wordpiece_is_extended(tokenizers, tmp_path):
+    assert len(set(map(tokenizer_hash, tokenizers.values()))) == len(KINDS)
+    save_tokenizer(tokenizers["Unigram, <s>"], tmp_path)
+    with pytest.raises(ValueError, match="The model has other tokens than the tokenizer"):
+        refuse_other_tokens(str(tmp_path), tokenizers["byte-level BPE, <s>"], "The model")
+    wordpiece, *others = tokenizers.values()
+    check_extensible(wordpiece)
+    for tokenizer, kind in zip(others, ("BPE", "BPE", "Unigram", "Unigram"), strict=True):
+        with pytest.raises(ValueError, match=f"--extend_vocabulary: the tokenizer is {kind}, and whole words"):
+            check_extensible(tokenizer)
+
+
+def test_a_tokenizer_without_a_mask_is_told_what_it_lacks(tokenizers):
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizers["byte-level BPE, <s>"].backend_tokenizer.to_str()),
+        **{"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
+    )
+    with pytest.raises(ValueError, match=r"has no mask_token of its own: .* <s>, </s>, <mask>\. Set them in"):
+        check_tokenizer(other)
+
+
+def test_a_sentencepiece_model_that_cannot_be_read_names_the_packages(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
+    (tmp_path / "spm.model").write_bytes(b"no model")
+    with pytest.raises(ValueError, match=rf"{tmp_path} .*\(spm\.model\) .* pip install sentencepiece protobuf"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_run_with_another_tokenizer_leaves_no_vocabulary_of_the_run_before(finished_run, tokenizers, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    assert (run / "vocab.txt").exists()
+    model = ElectraForRTDPretraining.from_pretrained(run)
+    save_outputs(model, tokenizers["Unigram, <s>"], PretrainingRecord.load(run), run)
+    assert not list(run.glob("vocab.txt")) + list(run.glob("*r/vocab.txt"))
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    text = " ".join(["the river", *tokenizer.all_special_tokens, "went"])
+    tokens, _ = LineEncoder(tokenizer, None)([text])
+    assert not np.isin(tokens % WORD_START, special_ids(tokenizer)).any()
+    plain = get_backend(tokenizer).encode("the river went", add_special_tokens=False).ids
+    assert plain == tokenizer("the river went", add_special_tokens=False)["input_ids"]
+
+
+# ---- Sequences and masks ----
+
+
+@pytest.mark.parametrize("packing", PACKERS)
+def test_sequences_hold_the_text_between_the_tokenizers_own_special_tokens(tokenizer, tmp_path, packing):
+    file = prepare_lines(tmp_path, LINES, tokenizer, packing=packing)
+    cls, sep, *others = special_ids(tokenizer)
+    lines = tokenizer([line for line in LINES if line], add_special_tokens=False)["input_ids"]
+    text, found = [token for line in lines for token in line], []
+    for sequence in map(file.__getitem__, range(len(file))):
+        ids, types = sequence["input_ids"], sequence["token_type_ids"]
+        assert ids[0] == cls
+        assert ids[-1] == sep
+        assert not np.isin(ids, others).any()
+        assert not np.isin(ids[1:], cls).any()
+        if types.any():  # one [SEP] between the segments, whatever the tokenizer puts between a pair
+            assert ids[types.argmax() - 1] == sep
+        found += ids[~np.isin(ids, [cls, sep])].tolist()
+    if packing == "full":
+        assert found == text[: len(found)]
+        assert len(found) > len(text) - 32
+        assert (file.lengths(np.arange(len(file))) == 32).all()
+    else:
+        assert set(found) <= set(text)
+        assert 0.5 * len(text) < len(found) < len(text)
+
+
+def test_segments_are_split_where_sentences_end(tokenizer, tmp_path):
+    """In one line: only the signs show it."""
+    line = " ".join(50 * ["the rivers saw it ?", "the mills saw it ?"])  # a sign may hold the space before it
+    file = prepare_lines(tmp_path, [line], tokenizer, 48)
+    batch = file.read(np.arange(len(file)))
+    halves = [ids[: second - 1] for ids, second in zip(batch.ids, batch.second_segments, strict=True) if second < 48]
+    assert len(halves) > 4
+    assert all(text[-1] == "?" for half in halves for text in token_texts(tokenizer, half[-1:]))
+
+
+@pytest.mark.parametrize("masking", MASKING)
+def test_special_tokens_are_never_masked_and_unknown_ones_are(tokenizer, tmp_path, masking):
+    lines = [line.replace("river", "\U0010fffe") for line in LINES]
+    file = prepare_lines(tmp_path, lines, tokenizer, packing="original")
+    cls, sep, pad, mask = special_ids(tokenizer)
+    stream = SequenceStream(file, num_positions=4 * len(file), seed=1)
+    sequences = stream.__getitems__(range(len(stream)))
+    batch = DataCollatorForRTD(tokenizer, masking=masking, seed=1, max_seq_length=32)(sequences)
+    used = batch["labels"].ne(IGNORED)
+    assert not np.isin(batch["labels"][used], [cls, sep, pad, mask]).any()
+    if not isinstance(tokenizer.backend_tokenizer.model, models.BPE):  # which has no unknown bytes
+        assert batch["labels"].eq(tokenizer.unk_token_id).any()
+    assert used.sum(dim=1).tolist() == [num_masked(0.15, length) for length in sequences.lengths.tolist()]
+    padded = batch["attention_mask"].eq(0)
+    assert padded.any()
+    assert batch["input_ids"][padded].eq(pad).all()
+    assert not batch["input_ids"][~padded].eq(pad).any()
+    restored = batch["input_ids"].scatter(1, batch["masked_positions"], batch["labels"].where(used, cls))
+    for row, length in enumerate(sequences.lengths):
+        assert restored[row, 1:length].tolist() == sequences.ids[row, 1:length].tolist()
+
+
+def test_a_word_is_masked_with_all_of_its_tokens(tokenizer, tmp_path):
+    lines = [re.sub(r"(\w\w)\b", r"\1s", line) for line in LINES]  # of at least two tokens
+    file = prepare_lines(tmp_path, lines, tokenizer)
+    sequences = SequenceStream(file, num_positions=300, seed=3).__getitems__(range(300))
+    texts, special = token_texts(tokenizer, range(len(tokenizer))), special_ids(tokenizer)
+
+    def most_cut(masking):
+        """Words (letters, without a space between them) of a sequence that are masked in part."""
+        batch, most = DataCollatorForRTD(tokenizer, masking=masking, seed=3)(sequences), 0
+        for ids, places in zip(sequences.ids.tolist(), batch["masked_positions"].tolist(), strict=True):
+            words = [[0]]
+            for place in range(1, len(ids)):
+                before, after = texts[ids[place - 1]][-1:], texts[ids[place]][:1]
+                goes_on = before.isalpha() and after.isalpha()
+                if isinstance(tokenizer, BertTokenizer):  # whose texts do not show where words begin
+                    goes_on = VOCABULARY[ids[place]].startswith("##")
+                if goes_on and not {*ids[place - 1 : place + 1]} & {*special}:
+                    words[-1].append(place)
+                else:
+                    words.append([place])
+            most = max(most, sum(0 < len({*word} & {*places}) < len(word) for word in words))
+        return most
+
+    assert most_cut("word") <= 2 < most_cut("token")
+
+
+def test_a_letter_that_is_a_mark_to_others_begins_no_word(tokenizer):
+    tokens, _ = LineEncoder(tokenizer, None)(["the saĠa"])  # Maltese
+    assert (tokens >= WORD_START).sum() == 2
+
+
+# ---- What people read ----
+
+
+def test_people_read_text(tokenizer):
+    """And neither a Ġ nor a ▁."""
+    names = tokenizer.convert_ids_to_tokens(tokenizer('the mill went. it saw "rivers"')["input_ids"])
+    shown = shown_tokens(tokenizer, names)
+    assert [shown[0], shown[-1]] == [tokenizer.cls_token, tokenizer.sep_token]
+    text = " ".join(shown[1:-1]).replace("␣ ", "").replace(" ##", "")
+    assert text == 'the mill went . it saw " rivers "'
+    tokens = [ScoredToken(name, name, False, 0.1) for name in names]
+    place = shown.index("mill")
+    tokens[place] = ScoredToken(names[place], names[shown.index("saw")], True, 0.9)
+    sentence = find_sentence(tokens, tokenizer)
+    assert mark_sentence(sentence, 0.1, tokenizer).plain == "the saw [was mill: found, x 9.0] went."
+
+
+def test_spaces_are_shown_where_they_are_and_letters_of_several_bytes_whole(tokenizers):
+    for name in KINDS[1:]:
+        names = tokenizers[name].tokenize("to 水 流 'saw")
+        tokens = [ScoredToken(name, name, False, 0.1) for name in names]
+        assert mark_sentence(tokens, 0.1, tokenizers[name]).plain == "to 水 流 'saw"
+
+
+def test_the_words_to_mask_are_found_by_their_letters(tokenizer):
+    sentence = 'the mill, "rivers" saw  水流 mills.'
+    encoding = tokenizer(sentence)
+    for word in ("mill", "rivers", "the mill", "mills", *["水", "流"] * (not isinstance(tokenizer, BertTokenizer))):
+        places = detection._find_words(encoding, sentence, [word])
+        # A token may hold a sign beside the word.
+        assert tokenizer.decode([encoding["input_ids"][place] for place in places]).strip(' ,".') == word
+    for part in ("ill", "river", "", "mill,s"):
+        with pytest.raises(
+            ValueError, match=rf"The word '{part}' is not in the sentence\. Its words are: the, mill, "
+        ):
+            detection._find_words(encoding, sentence, [part])
+
+
+# ---- Fine-tuning ----
+
+
+def make(tokenizer, kind, max_seq_length, *lengths, **facts):
+    return make_kind(Task("t", "T", kind=kind, metrics=("f1",), **facts), tokenizer, max_seq_length, *lengths)
+
+
+def test_a_pair_is_what_the_tokenizer_makes_of_it(tokenizer):
+    texts = ["the river went to the mill", "it was old, and young was the horse in the garden of the mill"]
+    whole, short = (
+        make(tokenizer, "classification", length, labels=("no", "yes")).encode_batch(
+            {"texts": [texts], "label": ["yes"]}, [0], training=True
+        )[0]
+        for length in (128, 16)
+    )
+    pair = tokenizer(*texts)
+    assert whole["input_ids"] == pair["input_ids"]
+    assert whole.get("token_type_ids") == pair.get("token_type_ids")
+    assert not whole["truncated"]
+    special = tokenizer.num_special_tokens_to_add(pair=True)
+    assert special == (4 if tokenizer.cls_token == "<s>" else 3)
+    assert short["length"] == len(short["input_ids"]) == 16
+    assert np.isin(short["input_ids"], special_ids(tokenizer)).sum() == special
+    assert short["truncated"]
+
+
+@pytest.mark.parametrize("max_seq_length", [32, 64])
+def test_answers_are_found_again_in_every_window(tokenizer, max_seq_length):
+    context = f"The mill, the river ({ODD}) and the  old garden!  It saw a door."
+    answers = ["mill", "The mill", "the river (naïve", "Café 水流", "水", "流", "don't", "😀", '"the mills."', "saws)"]
+    kind = make(tokenizer, "question_answering", max_seq_length, 14, 10)
+    batch = {"question": ["what was it?"] * len(answers), "context": [context] * len(answers)}
+    batch |= {"label": [[answer] for answer in answers], "starts": [[context.index(answer)] for answer in answers]}
+    features = kind.encode_batch(batch, range(len(answers)), training=True)
+    found = set()
+    for feature in features:
+        start, end, offsets = *feature["labels"], feature["offsets"]
+        tokens = tokenizer.convert_ids_to_tokens(feature["input_ids"])
+        assert tokens[0] == tokenizer.cls_token
+        assert len(tokens) <= max_seq_length
+        assert feature["first"] + len(offsets) == len(tokens) - 1  # a [SEP] ends it
+        answer = answers[feature["example"]]
+        logits = np.zeros((2, 1, len(tokens)), dtype=np.float32)
+        logits[0, 0, start] = logits[1, 0, end] = 9
+        predicted = kind._predict(context, [(0, feature)], logits)["text"]
+        if start:
+            found.add(answer)
+            # A word of several letters of a byte or an unknown one may be one token with its neighbours.
+            assert answer in predicted
+            assert len(predicted) <= len(answer) + 3
+    assert found == set(answers)
+
+
+@pytest.mark.parametrize("max_seq_length", [12, 64])
+def test_the_words_of_a_sentence_have_the_tokens_of_running_text(tokenizer, max_seq_length):
+    words = ["The", "mill", ",", "naïve", "水", "rivers", "don't", "😀", "door", "."]
+    tags = ["O", "B-X", "O", "B-X", "I-X", "O", "B-X", "O", "O", "O"]
+    kind = make(tokenizer, "tagging", max_seq_length, labels=("O", "B-X", "I-X"))
+
+    def encode(*sentences):
+        rows = [{"id": "x", "texts": words, "label": tags} for words, tags in sentences]
+        examples = Dataset.from_list(rows, features=example_features("tagging"))
+        return examples, kind.encode(examples, training=True)
+
+    _, features = encode((words, tags))
+    ids = [token for row in features["input_ids"] for token in row if token not in special_ids(tokenizer)]
+    assert ids == tokenizer(" " + " ".join(words), add_special_tokens=False)["input_ids"]
+    # Some tokenizers have no token for the last one.
+    examples, features = encode((words, tags), ([*words[::-1], "\u200b"], [*tags[::-1], "I-X"]))
+    outputs = np.zeros((len(features), max_seq_length, 3), dtype=np.float32)
+    for row, labels in enumerate(features["labels"]):
+        assert len(labels) <= max_seq_length
+        for place, label in enumerate(labels):
+            outputs[row, place, max(label, 0)] = 1
+    assert kind.decode(outputs, features, examples) == examples["label"][:]
+
+
+# ---- From text to a fine-tuned model ----
+
+
+@pytest.mark.parametrize("name", [KINDS[1], pytest.param(KINDS[3], marks=pytest.mark.slow)])
+def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path, monkeypatch, name, capsys):
+    tokenizer, blocks = tokenizers[name], tmp_path / "prepared"
+    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd"])
+    save_tokenizer(tokenizer, tmp_path / "given")
+    flags = ["--train_files", str(corpus), "--tokenizer", str(tmp_path / "given"), "--output_dir", str(blocks)]
+    prepare.main([*flags, "--max_seq_length", "32", "--disable_tqdm", "True"])
+    options = {"tokenizer": blocks / "tokenizer", "held_out_files": blocks / "held_out.blocks", "masking": "word"}
+    options |= {"model_config": None, "size": "tiny", "initialization": "stock", "max_steps": 2}
+    flags = pretraining_flags(tmp_path, blocks / "train.blocks", tmp_path / "run", **options)
+    assert not pretrain.main([*flags, "--dry_run"])
+    assert not pretrain.main(flags)
+    detection.main(["--model", str(tmp_path / "run"), "the old mills.", "--mask", "mills"])
+    printed = capsys.readouterr().out
+    assert "of the first step, original" in printed
+    assert "most likely by the generator" in printed
+    assert not re.search("[Ġ▁]", printed)
+    write_examples(tmp_path / "reviews.csv", 16, 1)
+    flags = {"train_file": tmp_path / "reviews.csv", "text_column_name": "review", "label_column_name": "verdict"}
+    flags |= {"model_name_or_path": tmp_path / "run", "output_dir": tmp_path / "tuned", "num_train_epochs": 1}
+    assert not run_finetune(**flags)
+    tuned = next((tmp_path / "tuned").rglob("tokenizer_config.json")).parent
+    assert tokenizer_hash(load_tokenizer(str(tuned))) == tokenizer_hash(tokenizer)

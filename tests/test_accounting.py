@@ -130,17 +130,6 @@ def test_other_families_are_counted_product_by_product(name, options, encoder, b
     assert torch.equal(torch.get_rng_state(), state)  # counting draws no random numbers
 
 
-def test_a_discriminator_of_a_family_without_a_masked_language_model_is_counted():
-    def flops(layers):
-        main = CONFIG_MAPPING["xlnet"](vocab_size=120, d_model=32, d_inner=64, n_head=2, n_layer=layers)
-        both = {"discriminator_config": main, "generator_config": tiny_family_config("electra")}
-        return model_flops(ElectraRTDConfig(**both, sharing="none", freeze_generator=True), 4, 20, 5)
-
-    places = 40 * 2 * 32**2 + 20 * 4 * 20 * 32  # 2 * 20 of them are projected, and each query looks at all
-    layer = 20 * (8 * 32**2 + 4 * 32 * 64 + 4 * 20 * 32) + places
-    assert flops(2) - flops(1) == 3 * 4 * layer
-
-
 def test_a_frozen_generator_of_another_family_costs_its_forward_pass_and_has_no_count_in_the_papers_convention():
     both = {
         "generator_config": tiny_family_config("modernbert"),

@@ -20,9 +20,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from hf_electra_rtd.checkpoints import load_tf_checkpoint
+    from hf_electra_rtd.correction import Corrector
     from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
+    from hf_electra_rtd.detection import Detector
     from hf_electra_rtd.finetuning.finetune import finetune
     from hf_electra_rtd.finetuning.predict import Classifier
     from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
     "Classifier": "finetuning.predict",
+    "Corrector": "correction",
     "DataCollatorForRTD": "data.collator",
+    "Detector": "detection",
     "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
     "EvaluationRecord": "records",

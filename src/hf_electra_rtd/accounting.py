@@ -102,10 +102,7 @@ def _widths(config: Any) -> tuple[int, int, int]:
 
 def _encoder_products(config: Any, length: int) -> Fraction:
     if config.model_type not in COUNTED:
-        from transformers import MODEL_FOR_MASKED_LM_MAPPING
-
-        task = "MaskedLM" if type(config) in MODEL_FOR_MASKED_LM_MAPPING else "TokenClassification"
-        return Fraction(_count(config, task, length)[0], length)
+        return Fraction(_count(config, "MaskedLM", length)[0], length)
     hidden, inner, embedding = _widths(config)
     layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden
     projection = 2 * embedding * hidden if embedding != hidden else 0

@@ -9,9 +9,10 @@ import json
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,16 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
         return content
+
+
+def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """The lines of a text in UTF-8 without their ends: of a file, or of the standard input as they come."""
+    with (
+        reading(path or "The standard input", "It must be text in UTF-8."),
+        nullcontext(sys.stdin) if path is None else open(path, encoding="utf-8-sig") as file,
+    ):
+        for line in file:
+            yield line.rstrip("\r\n")
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:

@@ -24,7 +24,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from typing_extensions import Self
 
-from hf_electra_rtd.files import reading, write_text
+from hf_electra_rtd.files import hash_files, reading, write_text
 
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ class PretrainingRecord(_Record):
     sequences: int  # trained on, over all steps and processes
     tokens: int  # real tokens in these sequences
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    flops: dict[str, Number]  # `model` and `paper`, the two conventions of `hf_electra_rtd.accounting`
+    # In the two conventions of `hf_electra_rtd.accounting`: `model`, and `paper`, which is None for some families.
+    flops: dict[str, Number | None]
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
@@ -164,6 +165,51 @@ class EvaluationRecord(_Record):
         return next(iter(self.metrics.values()), {}).get(self.main_metric)
 
 
+@strict
+@dataclass
+class ExportRecord(_Record):
+    """A model as an ONNX graph, and how it was accepted, in `export_record.json`."""
+
+    FILE = "export_record.json"
+
+    command: str  # as typed
+    finished: str  # UTC, ISO 8601
+    name: str  # `detector`, `generator`, or of the task
+    kind: str  # likewise, or a key of `finetuning.kinds.KINDS`
+    model: dict[str, Any]  # what was exported: `name_or_path`, `sha256` (null if not a directory), `architecture`
+    inputs: list[str]  # int64, (batch, sequence); in multiple choice (batch, choices, sequence)
+    outputs: list[str]
+    files: dict[str, str]  # the graphs, and weights that lie beside them: SHA-256
+    megabytes: dict[str, Number]  # of `torch` (its parameters), `onnx` (the float32 graph) and `onnx-int8`
+    tokenizer: str  # `data.tokenization.tokenizer_hash`
+    shapes: list[list[int]]  # of the batches on which the float32 graph was compared with torch
+    largest_difference: Number  # of its outputs there
+    tolerance: Number
+    # On the rows of a file, empty without one: the number of `predictions`; how many are `equal` to torch's; and
+    # of each, torch too, `scores` and those of each class (`classes`).
+    dev: dict[str, Any]
+    speed: dict[str, Any]  # `sentences_per_second` of each, `torch` too; in batches of a `shape`, by so many `threads`
+    hardware: dict[str, Any]
+    versions: dict[str, str]
+
+    def check_files(self, directory: Path, prefix: str = "") -> None:
+        """Raises ValueError for a file of the export, with a name that begins so, that is another one by now."""
+        for name, digest in self.files.items():
+            if name.startswith(prefix) and hash_files([directory / name]) != digest:
+                raise ValueError(f"{directory / name} is not the file that was exported. Export the model again.")
+
+    @property
+    def int8_loss(self) -> tuple[float, str] | None:
+        """What int8 loses on the rows of a file, in points of 100, and of what: of the main metric, or without labels
+        of the predictions that are torch's."""
+        if not self.dev:
+            return None
+        if scores := self.dev["scores"]:
+            metric, score = next(iter(scores["torch"].items()))
+            return 100 * (score - scores["onnx-int8"][metric]), metric
+        return 100 * (1 - self.dev["equal"]["onnx-int8"] / self.dev["predictions"]), "equal predictions"
+
+
 # ---- What may be published ----
 
 # Flags whose values are paths; and those whose values are ids of the Hub, or paths.
@@ -174,7 +220,7 @@ old_held_out_files
 """
 _PATH_OR_ID_FLAGS = """
 dataset train_datasets tokenizer generator discriminator continue_from model_name_or_path base_model name_or_path
-_name_or_path
+_name_or_path backbone generator_backbone
 """
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _RELATIVE = re.compile(r"\.\.?[\\/]")

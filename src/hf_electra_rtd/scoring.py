@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from itertools import islice
-from pathlib import Path
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import reading
+from hf_electra_rtd.files import read_lines
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 
 
@@ -38,10 +36,7 @@ def main(argv: list[str]) -> None:
     check_ranges(arguments)
     if arguments.texts and arguments.file is not None:
         raise ValueError("Give either texts or --file.")
-    lines = arguments.texts or sys.stdin
-    if arguments.file is not None:
-        with reading(arguments.file, "It must be text in UTF-8."):
-            lines = Path(arguments.file).read_text(encoding="utf-8").split("\n")
+    lines = arguments.texts or read_lines(arguments.file)
     disable_progress_bar()
     model = ElectraForRTDPretraining.from_pretrained(arguments.model, dtype="float32")
     if torch.accelerator.is_available():

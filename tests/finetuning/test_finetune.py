@@ -277,7 +277,7 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({"seeds": 0}, "at least 1"),
         ({"text_column_name": "reviews"}, "review"),
         ({"from_scratch": True, "lora": True}, "random weights"),
-        ({"max_seq_length": 65}, "64 positions"),
+        ({"max_seq_length": 65}, "reads 64 tokens"),
         ({"merge_adapter": True}, "needs --lora"),
         ({"layerwise_lr_decay": 0.9, "lora": True}, "one learning rate"),
         ({"optim": "adafactor"}, "--layerwise_lr_decay 1"),

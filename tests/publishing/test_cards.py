@@ -205,6 +205,7 @@ def test_weak_scores_are_called_weak():
         ({"train_seconds": 7200.0}, "2 h 0 min"),
         ({"sequences": 233_600}, "| `sequences_per_step` | 32 | 128 |"),
         ({"flops": {"model": 5.67e15, "paper": 8.91e15}}, "5.67e+15"),
+        ({"flops": {"model": 5.67e15, "paper": None}}, "and the paper | not counted for these families |"),
         ({"parameters": {"discriminator": 1234567, "generator": 1, "total": 2}}, "1,234,567"),
         ({"metrics": {"eval_discriminator_auc": 0.9123}}, "| `discriminator_auc` | 0.9123 |"),
         ({"hardware": {"processor": "X|Y", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X\\|Y (4 CPU cores)"),

@@ -12,7 +12,6 @@ are: a model that saw no right sentences would find errors everywhere. The table
 from __future__ import annotations
 
 import argparse
-import csv
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,12 +129,11 @@ def main(argv: list[str]) -> None:
     check_output(arguments.output_file, *(source.place for source in sources))
     pairs, draw = 0, random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
-        write = csv.writer(file, delimiter="\t", lineterminator="\n").writerow  # with quotes where a sentence has them
-        write(("text", "right"))
+        file.write("text\tright\n")
         lines = (line for source in sources for line in read_text(source))
         for sentence in islice(_sentences(lines), arguments.max_pairs):
             text = sentence if draw.random() < arguments.clean_share else misspell(sentence)
-            write((text, sentence))
+            file.write(f"{text}\t{sentence}\n")
             pairs += 1
         if not pairs:
             raise ValueError(

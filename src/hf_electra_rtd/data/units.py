@@ -45,9 +45,9 @@ def in_case_of(word: str, other: str) -> str:
 
 
 def align(source: str, other: str) -> list[tuple[str, str]]:
-    """The parts of a text with those of another one at the same places: words if the source has spaces and nothing
-    Chinese, else characters. ValueError if there are more or fewer."""
-    split: Any = str.split if " " in source.strip() and not is_han(source) else list
+    """The parts of a text with those of another one at the same places: characters if the source has Chinese
+    ones, else words. ValueError if there are more or fewer."""
+    split: Any = list if is_han(source) else str.split
     given, found = split(source), split(other)
     if len(given) != len(found):
         counts = f"{len(found)} parts (words, of Chinese characters) in place of {len(given)}"

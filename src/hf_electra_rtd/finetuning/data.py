@@ -42,6 +42,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "multiple_choice": {"metrics": ("accuracy",)},
     "question_answering": SPANS,
     "tagging": {"metrics": ("f1",)},
+    "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
 }
 # The flags of fields of `Task`, and kinds that flags are for.
 _FLAGS = {name: name for name in ("dataset", "validation_share", "language", "labels", "metrics", "unanswerable")}

@@ -63,7 +63,7 @@ class TaskArguments:
     max_seq_length: int | None = flag(None, "Tokens of an example; by default the task's number.")
     doc_stride: int = flag(128, "Tokens that two windows of a context share.")
     max_query_length: int = flag(64, "Tokens of a question; the rest is cut off.")
-    dropout: float | None = flag(None, "In the encoder and before its head; by default the paper's 0.1.")
+    dropout: float | None = flag(None, "In the encoder and before its head; by default 0.1, or the model's own.")
     select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
     class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: each counts the same.")
     max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.")
@@ -91,11 +91,17 @@ class OwnTaskArguments:
     dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
     dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
     task_kind: Literal[
-        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging"
+        "classification",
+        "multi_label",
+        "regression",
+        "multiple_choice",
+        "question_answering",
+        "tagging",
+        "correction",
     ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
-    label_column_name: str | None = flag(None, "Column of the label, number or tags: label; of answers: answers.")
+    label_column_name: str | None = flag(None, "Of the label, number or tags: label; of answers: answers; right.")
     id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
     labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
     unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
@@ -122,7 +128,7 @@ class LoraArguments:
     lora_r: int = flag(8, "Rank of the adapters.")
     lora_alpha: int = flag(16, "Scale of the adapters, times their rank.")
     lora_dropout: float = flag(0.1, "Before the adapters.")
-    lora_target_modules: list[str] = flag(["query", "key", "value", "dense"], "Linear layers that get an adapter.")
+    lora_target_modules: list[str] | None = flag(None, "Linear layers that get an adapter; by default all in layers.")
     merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
 
     def __post_init__(self) -> None:
@@ -222,6 +228,8 @@ def main(argv: list[str]) -> int:
         fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
     if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
         raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
+    if push_to_hub and any(job.task.kind == "correction" for job in fine_tuning.jobs):
+        raise ValueError("--push_to_hub is not for correction: no stock class loads its head. Leave it out.")
     if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
         raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
     jobs: list[Job] = []

@@ -28,6 +28,8 @@ from transformers import (
 from transformers.utils import ModelOutput
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.detectors import is_labelled
+from hf_electra_rtd.families import DROPOUTS, FAMILIES
 from hf_electra_rtd.files import reading
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
@@ -37,6 +39,8 @@ from hf_electra_rtd.towers import CONFIG_FILE, load_tower, load_whole, read_conf
 logger = logging.getLogger(__name__)
 
 STOCK_HEAD, PAPER_HEAD = "transformers", "paper"
+HIDDEN_DROPOUT = "hidden_dropout_prob"
+_HEAD_DROPOUTS = ("classifier_dropout", "summary_last_dropout", "seq_classif_dropout", "qa_dropout")
 _ANSWERABLE_SIZE = 512  # google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`
 _NO_ANSWER_HERE = -1000.0  # added to the logit of a token that cannot belong to an answer (there, too)
 
@@ -200,7 +204,10 @@ def _rescale(layer: nn.Linear, factor: float, shift: float) -> None:
 
 
 def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
-    """The class of an encoder with a head. Raises a ValueError if there is none."""
+    """The class of an encoder with a head. Raises a ValueError if there is none, and for ELECTRA's `detector/`."""
+    if config.model_type == "electra" and is_labelled(config) and not hasattr(config, "fine_tuned_for"):
+        what = "is ELECTRA's detector: its last layer is the head that detects (`detectors.with_two_labels`)"
+        raise ValueError(f"{name} {what}, not a part of the encoder. Name the run, or its discriminator/.")
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
     stock = auto_class._model_mapping[type(config)]
@@ -231,6 +238,13 @@ def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
 
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # of peft's use
     return PeftModel.from_pretrained(model, source)
+
+
+def dropouts_of(config: Any) -> tuple[str, ...]:
+    """The fields of an encoder's configuration for dropout, in it and before its head; none where they are unknown."""
+    there = config.to_dict().keys()
+    is_known = config.model_type in FAMILIES or HIDDEN_DROPOUT in there
+    return tuple(name for name in (*DROPOUTS, *_HEAD_DROPOUTS) if is_known and name in there)
 
 
 def head_of(config: Any) -> str:
@@ -266,9 +280,19 @@ def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
 
 
 def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """`from_pretrained` for a new head: its report leaves out tensors of heads and poolers."""
+    """`from_pretrained` for a new head: one of the source with tensors of the same names is not taken over, unless the
+    class has `takes_head`, and the report leaves out tensors of heads and poolers."""
     model, report = model_class.from_pretrained(source, **options)
-    encoder = re.compile(rf"{model.base_model_prefix}\.(?!pooler\.)")
+    prefix = model.base_model_prefix
+    not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
+    takes_head = getattr(model_class, "takes_head", False)  # correction goes on with the head that predicts tokens
+    if not takes_head and any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read):
+        for name, child in model_class(model.config).float().named_children():
+            if name != prefix:
+                setattr(model, name, child)
+    # A bare encoder has names without the prefix.
+    children = "|".join(re.escape(name) for name, _ in model.base_model.named_children() if name != "pooler")
+    encoder = re.compile(rf"{prefix}\.(?!pooler\.)|({children})\.")
     for problem in ("missing_keys", "unexpected_keys"):
         report[problem] = [name for name in report[problem] if encoder.match(name)]
     report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
@@ -280,6 +304,7 @@ def _configure_head(config: Any, head: str, auto_class: Any, labels: Sequence[st
         config.classification_head = PAPER_HEAD
     elif head_of(config) == PAPER_HEAD:
         del config.classification_head
+    config.id2label = None  # as many outputs as before would keep their names
     # Question answering has two outputs, start and end; multiple choice does not read the number.
     config.num_labels = len(labels) or (1 if auto_class is AutoModelForSequenceClassification else 2)
     config.problem_type = "regression" if config.num_labels == 1 else None
@@ -306,13 +331,16 @@ _PEFT_TASKS = {
 }
 
 
-def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str], **options: Any) -> Any:
-    """A `peft.PeftModel` with adapters for the encoder's linear layers of these names (none is a ValueError); the head
-    is trained and saved whole. `source` is the encoder, for whoever loads the adapters; `options` are `LoraConfig`'s.
+def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str] | None, **options: Any) -> Any:
+    """A `peft.PeftModel` with adapters for the encoder's linear layers of these names (all in its stack of layers by
+    default; none is a ValueError); the head is trained and saved whole. `source` is the encoder, for whoever loads the
+    adapters; `options` are `LoraConfig`'s.
     """
     from peft import LoraConfig, get_peft_model
 
     prefix = model.base_model_prefix
+    linear = (name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear))
+    names = names or [*dict.fromkeys(name.rpartition(".")[2] for name in linear if re.search(r"\.\d+\.", name))]
     children = {name: child for name, child in model.named_children() if name != prefix}
     children |= {name: child for name, child in model.base_model.named_children() if name == "pooler"}
     heads = [head for head in _PEFT_TASKS if type(model).__name__.endswith(f"For{head}")]

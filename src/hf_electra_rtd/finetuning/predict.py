@@ -17,7 +17,6 @@ import logging
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,24 +26,27 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import check_output, reading, write_text
+from hf_electra_rtd.files import check_output, known_names, read_lines, reading, write_text
 from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
-from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.kinds import Kind, make_kind
+from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
 from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
+from hf_electra_rtd.runtime import RUNTIMES, TORCH, load_onnx
 from hf_electra_rtd.tasks import Task
 
 
 # Of a prediction in an answer.
 _NAMES = {"classification": "label", "multi_label": "labels", "regression": "number"}
-_NAMES |= {"tagging": "tags", "multiple_choice": "choice"}
+_NAMES |= {"tagging": "tags", "multiple_choice": "choice", "correction": "corrected"}
 
 
 class Classifier:
-    """A model that `finetune` wrote, of any kind of task, with its tokenizer. Another model is a `ValueError`."""
+    """A model that `finetune` wrote, of any kind of task, with its tokenizer; with another `runtime` than torch (see
+    `RUNTIMES`) its graph, from the directory of an export. Another model is a `ValueError`."""
 
-    def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False) -> None:
+    def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False, runtime: str = TORCH) -> None:
         self.name, self.batch_size, self.use_cpu = find_model(name_or_path), batch_size, use_cpu
         _, config, _ = open_encoder(self.name, weights=False)
         facts = getattr(config, "fine_tuned_for", None)
@@ -53,8 +55,12 @@ class Classifier:
         self.labels = labels_of(config) if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
-        self._kind = make_kind(self.task, load_tokenizer(self.name), **facts["lengths"])
-        self._model = load_fine_tuned(self._kind.auto_class, self.name, self.labels)
+        self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
+        self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
+        if runtime == TORCH:
+            self.model = load_fine_tuned(self.kind.auto_class, self.name, self.labels)
+        else:
+            self.model = load_onnx(self.name, quantized=runtime == "onnx-int8")
 
     @classmethod
     def from_pretrained(cls, name_or_path: str, **options: Any) -> Classifier:
@@ -77,17 +83,14 @@ class Classifier:
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
-        task, kind = dataclasses.replace(self.task, columns=tuple(columns)), self._kind
+        task, kind = dataclasses.replace(self.task, columns=tuple(columns)), self.kind
         if self._characters:
             rows = [(place, _split_characters(row, columns[0])) for place, row in rows]
         with reading(source):
             found = list(make_examples(task, "test", iter(rows)))
         examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
         split = Split(examples, 0, {}, kind.encode(examples, training=False))
-        with tempfile.TemporaryDirectory() as directory:
-            options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": self.use_cpu}
-            args = FineTuningArguments(directory, per_device_eval_batch_size=self.batch_size, **options)
-            predictions, _ = FineTuner(self._model, args, kind).answer(split)
+        predictions, _ = answer_split(self.model, kind, split, self.batch_size, self.use_cpu)
         if task.kind == "question_answering":
             return [{"answer": found["text"], "nbest": found["nbest"]} for found in predictions]
         answers = [{_NAMES[task.kind]: prediction} for prediction in predictions]
@@ -96,6 +99,16 @@ class Classifier:
                 answer |= {"score": max(shares)} if task.kind == "classification" else {}
                 answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
         return answers
+
+
+def answer_split(
+    model: Any, kind: Kind, split: Split, batch_size: int, use_cpu: bool
+) -> tuple[list[Prediction], dict[str, float]]:
+    """As `FineTuner.answer`, by a model or a graph that is not trained."""
+    with tempfile.TemporaryDirectory() as directory:
+        options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": use_cpu}
+        args = FineTuningArguments(directory, per_device_eval_batch_size=batch_size, **options)
+        return FineTuner(model, args, kind).answer(split)
 
 
 def _split_characters(row: Any, column: str) -> Any:
@@ -131,9 +144,14 @@ class PredictArguments:
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     batch_size: int = flag(64, "Batch size.")
     use_cpu: bool = flag(False, "Do not use a GPU.")
+    runtime: str = flag(TORCH, f"{', '.join(RUNTIMES)}. For the last two, the model is a directory of an export.")
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.runtime not in RUNTIMES:
+            raise ValueError(
+                f"--runtime: there is no {self.runtime!r}. {known_names(self.runtime, RUNTIMES, 'runtimes')}"
+            )
 
 
 def main(argv: list[str]) -> int:
@@ -146,13 +164,12 @@ def main(argv: list[str]) -> int:
     name = find_model(args.model_name_or_path)
     if args.output_file is not None:
         check_output(args.output_file, args.file, name)
-    classifier = Classifier(name, args.batch_size, args.use_cpu)
+    classifier = Classifier(name, args.batch_size, args.use_cpu, args.runtime)
     rows: list[tuple[str, Any]]
     if args.file is not None and not args.file.endswith(".txt"):
         rows = list(read_rows(classifier.task, "test", args.file))
     else:
-        with nullcontext(sys.stdin) if args.file is None else open(args.file, encoding="utf-8-sig") as file:
-            rows = [(f"line {number}", {"text": line.rstrip("\r\n")}) for number, line in enumerate(file, 1)]
+        rows = [(f"line {number}", {"text": line}) for number, line in enumerate(read_lines(args.file), 1)]
     columns = [args.text_column_name, *filter(None, [args.second_text_column_name])]
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []

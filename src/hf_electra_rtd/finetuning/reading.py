@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hf_electra_rtd.data.units import align
 from hf_electra_rtd.files import known_names, reading
 from hf_electra_rtd.tasks import Task
 
@@ -56,6 +57,7 @@ def example_features(kind: str) -> Any:
         "multi_label": texts | {"label": List(text)},
         "regression": texts | {"label": Value("float64")},
         "tagging": texts | {"label": List(text)},
+        "correction": texts | {"label": text},
         "multiple_choice": {"context": text, "question": text, "choices": List(text), "label": number},
         "question_answering": {"question": text, "context": text, "label": List(text), "starts": List(number)},
     }[kind]
@@ -267,7 +269,8 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
     given = None if not column else row.get(column) if split in task.test_splits else row[column]
     if isinstance(given, str) and not given.strip():
         given = [] if task.kind in ("multi_label", "question_answering") else None
-    example = {"question_answering": _question, "multiple_choice": _choice}.get(task.kind, _texts)(task, row, given)
+    convert = {"question_answering": _question, "multiple_choice": _choice, "correction": _pair}.get(task.kind, _texts)
+    example = convert(task, row, given)
     return None if example is None else [{"id": str(row[name] if name else index), **example}]
 
 
@@ -280,6 +283,14 @@ def _texts(task: Task, row: Row, given: Any) -> Example | None:
     if None in texts or (task.benchmark != "own" and given == _NO_AGREEMENT):
         return None
     return {"texts": texts, "label": None if given is None else _label(task, given)}
+
+
+def _pair(task: Task, row: Row, given: Any) -> Example:
+    """A sentence, and in place of a label the same one without errors."""
+    text = _text(row, task.columns[0])
+    if given is not None:
+        align(text, given)
+    return {"texts": [text], "label": given}
 
 
 def _text(row: Row, column: str, between: str = " ") -> str:

@@ -43,7 +43,7 @@ def write_report(
     report = {
         **{"title": title, "metric": metric, "score": scores[metric], "examples": len(right)},
         "interval": np.quantile(samples, INTERVAL).tolist(),
-        **_compared(kind, predicted, right),
+        **compared(kind, predicted, right),
         "errors": list(_worst_errors(kind, predicted, right, examples, sure)),
         # For `compare`: the main score of each sample, and what was scored.
         "resampled": samples.round(6).tolist(),
@@ -82,6 +82,7 @@ def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.nd
         return np.array([float(np.not_equal(one, other).sum()) for one, other in pairs])
     if kind.task.kind == "question_answering":
         return np.array([1 - kind.score_labeled([one], [other])[kind.task.main_metric] for one, other in pairs])
+    pairs = zip(_flat(kind, predicted), _flat(kind, right), strict=True)
     return np.array([float(one != other) for one, other in pairs])
 
 
@@ -94,13 +95,13 @@ def _flat(kind: Kind, values: Sequence[Any]) -> list[Any]:
     return [value["text"] if isinstance(value, dict) else value for value in values]
 
 
-def _compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
+def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
     """The score of always predicting the most frequent label or the mean; errors of numbers; of each class (in tagging
     of chunks) precision, recall, F1 and number, and which label (row) was taken for which (column)."""
     from sklearn.metrics import classification_report, confusion_matrix, mean_absolute_error, root_mean_squared_error
 
     task, flat, is_tagging = kind.task, _flat(kind, right), kind.task.kind == "tagging"
-    if task.kind == "question_answering":
+    if task.kind in ("question_answering", "correction"):
         return {}
     constant = fmean(right) if task.kind == "regression" else Counter(flat).most_common(1)[0][0]
     always: list[Any] = [[constant] * len(tags) if is_tagging else constant for tags in right]

@@ -19,7 +19,8 @@ import numpy as np
 from accelerate import PartialState
 from transformers import set_seed
 
-from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import hash_files, hash_model, remove_partial
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_task, own_task
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MODEL_DIRECTORY, MERGED_DIRECTORY, SUBMISSION_DIRECTORY = "model", "merged", "submission"
-_DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob")
 _LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 # Flags that decide the result of a run as they are; `check` adds what it derives.
 _FLAGS: tuple[str, ...] = (
@@ -99,6 +99,7 @@ class FineTuning:
             raise ValueError(f"--{flag} is for benchmarks. Your own task has --train_file, ... and one name.")
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
+        fit_tokenizer(self.tokenizer, self.config)
         self.size = given.size or guess_size(self.config)
         path, sha256 = Path(self.encoder_name), None
         if path.is_dir():
@@ -134,6 +135,8 @@ class FineTuning:
             raise ValueError(f"there is no dev split to choose the best model by. Pass {flag}.")
         if given.class_weights == "balanced" and task.kind != "classification":
             raise ValueError(f"--class_weights is for classification, not {task.kind}.")
+        if lora and task.kind == "correction":
+            raise ValueError("--lora is not for correction, whose head shares the table of words. Leave it out.")
         if args.early_stopping_patience and given.select != "best":
             raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if args.learning_rate is None:
@@ -150,16 +153,15 @@ class FineTuning:
             args.metric_for_best_model, args.greater_is_better = f"eval_{task.main_metric}", True
             args.load_best_model_at_end = True
             flags += ("eval_strategy", "eval_steps")
-        # Encoders with relative positions have no limit; RoBERTa's positions begin behind that of padding.
         length = given.max_seq_length or task.max_seq_length
-        positions = min(getattr(self.config, "max_position_embeddings", length), self.tokenizer.model_max_length)
+        positions = min(max_length(self.config), self.tokenizer.model_max_length)
         if given.max_seq_length is not None and length > positions:
-            raise ValueError(f"--max_seq_length is {length}, but the model has only {positions} positions.")
-        dropout = FINETUNING["dropout"] if given.dropout is None else given.dropout
-        if not set(_DROPOUTS) <= self.config.to_dict().keys():
-            if given.dropout is not None:
-                raise ValueError(f"--dropout: {self.name} has no {' and '.join(_DROPOUTS)} to set. Leave it out.")
-            dropout = None
+            raise ValueError(f"--max_seq_length is {length}, but {self.name} reads {positions} tokens at most.")
+        dropout, dropouts = given.dropout, heads.dropouts_of(self.config)
+        if dropout is None and heads.HIDDEN_DROPOUT in dropouts:
+            dropout = FINETUNING["dropout"]
+        elif dropout is not None and not dropouts:
+            raise ValueError(f"--dropout: it is not known what sets that of a {self.config.model_type}. Leave it out.")
         known = {**args.to_dict(), **vars(given)}
         settings = {
             "labels": task.labels,
@@ -173,6 +175,11 @@ class FineTuning:
             "lora": asdict(self.lora_args) if lora else None,
         }
         kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
+        types = self.tokenizer("a", "b").get("token_type_ids", ())
+        if given.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
+            raise ValueError(
+                "--head paper finds the context by token types, and the tokenizer gives none. Leave it out."
+            )
         if not given.evaluate_only:
             heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
         return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
@@ -339,7 +346,7 @@ class FineTuning:
         options: dict[str, Any] = {"unanswerable": task.unanswerable, "unit": job.unit}
         options["from_scratch"] = self.task_args.from_scratch
         if job.settings["dropout"] is not None:
-            options |= dict.fromkeys(_DROPOUTS, job.settings["dropout"])
+            options |= dict.fromkeys(heads.dropouts_of(self.config), job.settings["dropout"])
         model = heads.load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
         exchange_layers(model)
         model.config.problem_type = job.kind.problem_type

@@ -23,6 +23,11 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "multiple_choice": ("accuracy",),
     "question_answering": ("exact_match", "f1"),
     "tagging": ("f1", "precision", "recall", "macro_f1", "accuracy"),
+    "correction": (
+        *("sentence_correction_f1", "bakeoff_correction_f1", "character_correction_f1", "false_positive_rate"),
+        *("sentence_detection_f1", "bakeoff_detection_f1", "character_detection_f1"),
+        *("sentence_correction_precision", "sentence_correction_recall", "bakeoff_correction_accuracy"),
+    ),
 }
 
 

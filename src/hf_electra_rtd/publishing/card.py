@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -16,17 +17,23 @@ from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardDat
 from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.cli import flag
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.families import max_length
 from hf_electra_rtd.publishing.hub import EVAL_RESULTS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, markdown_table, results_table, summarize
 from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.records import EvaluationRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
 from hf_electra_rtd.tasks import BENCHMARKS
 
 
 PROJECT_URL = "https://example.org/hf-electra-rtd"  # a placeholder until the project has an address
 PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
-_TAGS = ["electra", PACKAGE, "pretraining"]
+# Families of encoders, by `model_type`, as sentences name them.
+_FAMILIES = {
+    **{"bert": "a BERT", "camembert": "a CamemBERT", "convbert": "a ConvBERT", "deberta-v2": "a DeBERTa-v2"},
+    **{"distilbert": "a DistilBERT", "electra": "an ELECTRA", "modernbert": "a ModernBERT", "roberta": "a RoBERTa"},
+    "xlm-roberta": "an XLM-RoBERTa",
+}
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
     "classification": ("text-classification", "SequenceClassification", "classifies texts"),
@@ -35,6 +42,11 @@ _KINDS = {
     "multiple_choice": ("multiple-choice", "MultipleChoice", "chooses between answers"),
     "question_answering": ("question-answering", "QuestionAnswering", "finds answers in a text"),
     "tagging": ("token-classification", "TokenClassification", "labels the words of a text"),
+}
+# Of the networks of a pre-training, as graphs.
+_TOWERS = {
+    "detector": ("token-classification", "TokenClassification", "tells which tokens of a text were replaced"),
+    "generator": ("fill-mask", "MaskedLM", "fills masked tokens"),
 }
 # The Hub's id (hf.co/metrics) and the usual name of our metrics, where they are not our own name for them.
 _METRICS = {
@@ -61,10 +73,18 @@ _PAPER = {
     **{"masking": "token", "generator": "masked_lm", "generator_objective": "mle"},
     **{"temperature": 1, "discriminator_weight": 50, "freeze_generator": False, "temperature_schedule": "constant"},
 }
-# Flags that name networks that were trained before.
+# Flags that name networks that were trained before; and those whose network a part of the run began as.
 _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
+_STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
+_START_OF_MAIN = ("continue_from", "backbone", "discriminator")
+# Tags of kinds, see `kind_of`; of others the kind itself.
+_KIND_TAGS = {
+    **dict.fromkeys(("bare", "detector"), ("discriminator", "replaced-token-detection")),
+    "labels": ("detector", "replaced-token-detection"),
+}
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
 _FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
+_NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
     "86e2c05c1b1a744a2bedfedd6c34acbc0b5cd5eeb610177915b133e35fd93e34": (
@@ -96,21 +116,24 @@ def pretraining_card(
     related: Mapping[str, str] | None = None,
     branches: bool = False,
 ) -> str:
-    """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `generator` or `pair`; with
-    a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and `compared` are
-    results of these weights and of other models, `related` the Hub ids of the run's parts; `branches` says whether its
-    exports are on the Hub, too."""
+    """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `detector`, `generator` or
+    `pair`; with a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and
+    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts; `branches`
+    says whether its exports are on the Hub, too."""
     planned = max(record.steps, record.arguments["training"].get("max_steps") or 0)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
     step = fraction.step if fraction else record.steps
-    what = kind_of(record.model)
-    kind = what if part == "discriminator" else part
+    kind, family = kind_of(record.model, part), family_of(record.model)
+    is_electra = family == "electra"
     fills = part == "generator" or (part == "discriminator" and record.model["objective"] == "mlm")
     described = record.arguments.get("model", {})
-    started = [described.get(name) for name in _SOURCES if described.get(name)]
-    size = None if started or described.get("model_config") else described.get("size")
+    sources = (*_SOURCES, *described.get("loaded_backbones", ()))
+    loaded = {name: described[name] for name in sources if described.get(name)}
+    started = list(loaded.values())
+    size = None if started or described.get("model_config") or not is_electra else described.get("size")
     reference = size if size and SIZES[size].is_published else "small"
+    starts = _STARTS.get(part, _START_OF_MAIN)
     recipe, tasks = SIZES[reference].pretraining, {run.task for run in own}
     shown = [_named(run, repo_id) for run in own]
     others = [run for run in compared if run.task in tasks]
@@ -120,9 +143,11 @@ def pretraining_card(
         card,
         own,
         library_name=PACKAGE if part == "pair" else "transformers",
-        pipeline_tag="fill-mask" if fills else None,
-        tags=[*_TAGS, *(["discriminator", "replaced-token-detection"] if kind == "detector" else [kind])],
+        pipeline_tag="fill-mask" if fills else "token-classification" if kind == "labels" else None,
+        tags=[family_of(record.model, part), PACKAGE, "pretraining", *_KIND_TAGS.get(kind, (kind,))],
         datasets=card.corpora,
+        # A path has lost its directories in the record, so that an id is told by its owner.
+        base_model=next((name for flag in starts if "/" in (name := loaded.get(flag, ""))), None),
     )
     return _render(
         "pretraining.md",
@@ -130,7 +155,9 @@ def pretraining_card(
         **{"record": record, "part": part, "kind": kind, "fills": fills, "repo_id": repo_id, "card": card},
         **{"size": size, "fraction": fraction, "step": step, "planned": planned, "started": started},
         tokens=record.tokens * step / record.steps,
-        main="encoder" if what == "encoder" else "discriminator",
+        main="encoder" if kind_of(record.model) == "encoder" else "discriminator",
+        family=_FAMILIES.get(family, f"a {family}"),
+        positions=max_length(SimpleNamespace(**{"model_type": "electra"} | record.model[_config_name(part)])),
         related=[other for name, other in (related or {}).items() if name != part],
         branches=[f"step-{entry['step']}" for entry in record.fractions] if branches else [],
         seconds=fraction.train_seconds if fraction else record.train_seconds,
@@ -138,8 +165,8 @@ def pretraining_card(
         changes=_changes(record) if step == record.steps else [],
         results=results_table([*shown, *others], published=size is not None) if own else "",
         cautions=_cautions(shown, others),
-        settings=_settings(record, reference, planned),
-        reference=f"ELECTRA-{reference.capitalize()}",
+        settings=[row if is_electra else row[:2] for row in _settings(record, reference, planned)],
+        reference=f"ELECTRA-{reference.capitalize()}" if is_electra else None,
         license_of_text=_license_of_text(record),
         command=_command(record),
         their_tokens=recipe["per_device_train_batch_size"] * recipe["max_steps"] * recipe["max_seq_length"],
@@ -163,6 +190,8 @@ def fine_tuned_card(
     own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     is_electra = "Electra" in run.model["architecture"]
     derived = None if run.model["from_scratch"] else base_model
+    if run.kind not in _KINDS:
+        raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
     task, auto_class, does = _KINDS[run.kind]
     if len(run.language) == 2:  # a code, such as `en`
         card = replace(card, languages=[run.language])
@@ -191,15 +220,58 @@ def fine_tuned_card(
     )
 
 
-def kind_of(model: Mapping[str, Any]) -> str:
-    """What the discriminator of a pair with this configuration is, for its readers."""
+def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
+    """The card of an exported model."""
+    task, auto_class, does = {**_KINDS, **_TOWERS}[record.kind]
+    tags = [*(["electra"] if "Electra" in record.model["architecture"] else []), PACKAGE, "onnx"]
+    data = _metadata(repo_id, card, (), library_name="transformers.js", pipeline_tag=task, tags=tags)
+    values = {"record": record, "does": does, "auto_class": auto_class, "table": export_table(record)}
+    return _render("export.md", data, repo_id=repo_id, card=card, **values)
+
+
+def export_table(record: ExportRecord) -> str:
+    """Size, speed and scores of an exported model by each runtime, and the machine, as Markdown."""
+    scores, classes = record.dev.get("scores", {}), record.dev.get("classes", {})
+    names = list(record.speed["sentences_per_second"])
+    measures: dict[str, dict[str, Any]] = {
+        "MB": record.megabytes,
+        "sentences/s": record.speed["sentences_per_second"],
+        **{name: {run: 100 * scores[run][name] for run in names} for name in scores.get("torch", ())},
+    }
+    for label in classes.get("torch", ()):
+        for place, name in enumerate(("precision", "recall", "f1")):
+            measures[f"{label}: {name}"] = {run: 100 * [*classes[run][label].values()][place] for run in names}
+    rows = [[name, *(f"{of[run]:,.1f}" for run in names)] for name, of in measures.items()]
+    shape, threads = " x ".join(map(str, record.speed["shape"])), record.speed["threads"]
+    machine = f"{record.hardware['processor']}, {threads} thread{'s' if threads > 1 else ''}"
+    return f"{markdown_table(['', *names], rows)}\n\nSpeed: {machine}, batches of {shape} tokens. Scores x 100."
+
+
+def kind_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
+    """What a part of a pair with this configuration is, for its readers. The discriminator is an `encoder` that
+    predicts tokens; of ELECTRA a `detector`, or one of `energies`; else the `bare` encoder, whose head is in the part
+    `detector`, of the kind `labels`."""
+    if part != "discriminator":
+        return "labels" if part == "detector" else part
     traits = OBJECTIVE_TRAITS[model["objective"]]
-    return "energies" if traits.needs_noise else "detector" if traits.predicts == "replaced" else "encoder"
+    if traits.predicts != "replaced":
+        return "encoder"
+    return "bare" if family_of(model) != "electra" else "energies" if traits.needs_noise else "detector"
+
+
+def family_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
+    """The family (`model_type`) of a part of a pair with this configuration."""
+    return str(model[_config_name(part)].get("model_type", "electra"))
+
+
+def _config_name(part: str) -> str:
+    return "generator_config" if part == "generator" else "discriminator_config"
 
 
 def model_card(config: Mapping[str, Any], repo_id: str) -> str:
     """The card of a pair of which only its configuration (`config.to_dict()`) is known."""
-    data = _metadata(repo_id, CardArguments(), (), library_name=PACKAGE, tags=_TAGS)
+    tags = [family_of(config), PACKAGE, "pretraining"]
+    data = _metadata(repo_id, CardArguments(), (), library_name=PACKAGE, tags=tags)
     return _render("model.md", data, model=config, repo_id=repo_id)
 
 
@@ -253,7 +325,8 @@ def _environment() -> Any:
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
     from jinja2 import UndefinedError
 
-    source = {"fine_tuned.md": EvaluationRecord.FILE, "pretraining.md": PretrainingRecord.FILE}.get(template, "config")
+    files = {"fine_tuned.md": EvaluationRecord.FILE, "pretraining.md": PretrainingRecord.FILE}
+    source = {**files, "export.md": ExportRecord.FILE}.get(template, "config")
     try:
         body = _environment().get_template(template).render(**values)
     except (TypeError, AttributeError, UndefinedError) as error:  # records hold dicts whose values are not checked
@@ -349,8 +422,8 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
     here |= {per_step: record.sequences / record.steps, "seed": str(args["seed"])}
     paper = {**_PAPER, **size.pretraining, per_step: size.pretraining["per_device_train_batch_size"]}
     if model["generator_config"]:
-        width = model["generator_config"].get("hidden_size") or model["generator_config"]["dim"]  # DistilBERT
-        here["generator_hidden_size"] = width / main["hidden_size"]
+        width, of_main = (each.get("hidden_size") or each["dim"] for each in (model["generator_config"], main))
+        here["generator_hidden_size"] = width / of_main  # DistilBERT has the second name
         paper["generator_hidden_size"] = size.generator_hidden_size
     shown = [name for name in _SETTINGS if here.get(name) is not None]
     return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in shown]
@@ -375,7 +448,7 @@ def _command(record: PretrainingRecord) -> str:
     places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
     words = [PACKAGE, "pretrain"]
     for name, value in flags.items():
-        if value not in (None, "", []) and name not in ("overwrite_output_dir", "num_proc"):
+        if value not in (None, "", []) and name not in _NO_FLAGS:
             values = value if isinstance(value, list) else [value]
             words += [f"--{name}", *(str(places.get(item, item)) for item in values)]
     return shlex.join(words)

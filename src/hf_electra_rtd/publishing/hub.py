@@ -27,7 +27,7 @@ from huggingface_hub.utils._runtime import is_xet_available
 
 from hf_electra_rtd.files import read_json, write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
-from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord, public
+from hf_electra_rtd.records import EvaluationRecord, ExportRecord, PretrainingRecord, public
 
 
 logger = logging.getLogger(__name__)
@@ -42,10 +42,14 @@ VOCABULARIES = (
     *("spm.model", "spiece.model"),
 )
 ADAPTER_CONFIG = "adapter_config.json"
-WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
-CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", ADAPTER_CONFIG)
+# Of an export too: graphs, and what a large one keeps beside it.
+WEIGHTS = (
+    *("model.safetensors", "adapter_model.safetensors"),
+    *("onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_quantized.onnx"),
+)
+CONFIGS = ("config.json", "generation_config.json", "tokenizer_config.json", "quantize_config.json", ADAPTER_CONFIG)
 MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS)
-ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE)
+ALLOWED = (*MODEL_FILES, CARD_FILE, CURVES_FILE, PretrainingRecord.FILE, EvaluationRecord.FILE, ExportRecord.FILE)
 PAUSES = (1.0, 4.0)  # seconds before the second and the third try
 SILENCE = (10.0, 30.0, 30.0, 30.0)  # seconds without a byte while connecting, reading, writing, queueing
 PATIENCE = 60.0  # seconds that a delivery waits in vain, over all requests and tries

@@ -6,7 +6,8 @@
 lists every file that would be uploaded, with its size, and writes the model cards into runs/small/publish_preview.
 Without --dry_run it creates ORG/electra-small-discriminator and ORG/electra-small-generator, each with weights and
 card in one commit, and a branch step-N for each fraction of the run. A fine-tuning (--run runs/glue) becomes one
-repository for each task. Flags that are not given are those of the run's last publication; --resume repeats it.
+repository for each task, an export (--run exports/small) one for each graph. Flags that are not given are those of the
+run's last publication; --resume repeats it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 from huggingface_hub.utils import validate_repo_id
 
 from hf_electra_rtd.cli import flag, parse_arguments, run
-from hf_electra_rtd.configuration_electra_rtd import exports_generator
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
@@ -34,12 +35,19 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Files, Published, Repository
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
-from hf_electra_rtd.records import HUB_TOKEN, SECRETS, EvaluationRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.records import (
+    HUB_TOKEN,
+    SECRETS,
+    EvaluationRecord,
+    ExportRecord,
+    FractionRecord,
+    PretrainingRecord,
+)
 
 
 logger = logging.getLogger(__name__)
 
-PARTS = ("discriminator", "generator", "pair")
+PARTS = ("discriminator", "generator", "detector", "pair")
 PREVIEWS = "publish_preview"  # in the run's directory
 Flags = Mapping[str, Any]  # of a publication, as in `publish.json`: `hub_model_id`, and those that were given
 
@@ -53,7 +61,11 @@ class _Publication:
 class PretrainingPublication(_Publication):
     """Flags of a command that publishes a pre-training."""
 
-    parts: list[str] = flag(list(PARTS[:2]), "What to publish of a pre-training: discriminator, generator, pair.")  # noqa: RUF009
+    parts: list[str] | None = flag(  # noqa: RUF009
+        None,
+        "What to publish of a pre-training: discriminator, generator, detector, pair. Default: the first two, and the "
+        "detector where the discriminator is an encoder without a head.",
+    )
 
 
 @dataclass
@@ -68,7 +80,7 @@ class FineTunedPublication(_Publication):
 class PublishArguments(PretrainingPublication, FineTunedPublication):
     """What is published, and where."""
 
-    run: str | None = flag(None, "output_dir of a pre-training or a fine-tuning, or of one of its tasks.")
+    run: str | None = flag(None, "output_dir of a pre-training, a fine-tuning, one of its tasks, or an export.")
     hub_model_id: str | None = flag(None, "ORG/NAME: repositories are ORG/NAME-discriminator, ORG/NAME-mrpc, ...")
     evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")  # noqa: RUF009
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")  # noqa: RUF009
@@ -82,17 +94,20 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
 # ---- Repositories ----
 
 
-def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[str] = PARTS[:2]) -> dict[str, str]:
+def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[str] | None = None) -> dict[str, str]:
     """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
     tokens is `NAME-encoder`."""
-    ids, names = {}, {"discriminator": "encoder"} if cards.kind_of(model) == "encoder" else {}
-    for part in parts:
+    kind, traits = cards.kind_of(model), OBJECTIVE_TRAITS[model["objective"]]
+    ids, names = {}, {"discriminator": "encoder"} if kind == "encoder" else {}
+    there = {"discriminator": True, "pair": True, "detector": traits.predicts == "replaced" and not traits.needs_noise}
+    there["generator"] = exports_generator(model["objective"], model["generator"])
+    for part in parts or PARTS[: 3 if kind == "bare" else 2]:
         if part not in PARTS:
             raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
-        if part != "generator" or exports_generator(model["objective"], model["generator"]):
+        if there[part]:
             ids[part] = _repo_id(hub_model_id, names.get(part, part))
     if not ids:
-        raise ValueError(f"--parts {' '.join(parts)}: this run has no generator. Publish another part.")
+        raise ValueError(f"--parts {' '.join(parts or ())}: this run has no such part. Publish another one.")
     return ids
 
 
@@ -109,7 +124,7 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
     a run leaves. Raises a ValueError for what must not be published, and for evaluations of another model."""
     directory = Path(directory)
     record, curves = PretrainingRecord.load(directory), directory / CURVES_FILE
-    ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts") or PARTS[:2])
+    ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts"))
     exports = [(FractionRecord.load(path), path.parent) for path in FractionRecord.find(directory, 2)]
     exports.sort(key=lambda export: export[0].step)
     results, compared = _sort_evaluations([directory, *(path for _, path in exports)], ids.get("discriminator"), flags)
@@ -183,6 +198,19 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         repositories.append(_repository(repo_id, best / "model", text, more, labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
+    return repositories
+
+
+def exported_repositories(directory: Path, flags: Flags) -> list[Repository]:
+    """The repositories of exported models: of that in `directory`, or of those right below it. Graphs that are not
+    those of the export are a ValueError."""
+    repositories = []
+    for path in ExportRecord.find(directory, 1):
+        record = ExportRecord.load(path)
+        record.check_files(path.parent)
+        repo_id = _repo_id(flags["hub_model_id"], f"{record.name}-onnx")
+        text = cards.export_card(record, repo_id, known_card(flags))
+        repositories.append(_repository(repo_id, path.parent, text, {ExportRecord.FILE: path}))
     return repositories
 
 
@@ -330,9 +358,12 @@ def _repositories(directory: Path, flags: Flags) -> list[Repository]:
     if EvaluationRecord.find(directory):
         refuse("a fine-tuning", "parts", "revisions", "evaluations", "compared")
         return fine_tuned_repositories(directory, flags)
+    if exported := exported_repositories(directory, flags):
+        refuse("an export", "parts", "revisions", "evaluations", "compared", "base_model", "eval_results")
+        return exported
     raise ValueError(
-        f"{directory} holds no {PretrainingRecord.FILE} of a finished pre-training and no {EvaluationRecord.FILE} of "
-        "a fine-tuning. Continue an interrupted run with --resume_from_checkpoint latest."
+        f"{directory} holds no {PretrainingRecord.FILE} of a finished pre-training, no {EvaluationRecord.FILE} of "
+        f"a fine-tuning and no {ExportRecord.FILE}. Continue an interrupted run with --resume_from_checkpoint latest."
     )
 
 

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
+from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
 from hf_electra_rtd.tasks import Task
@@ -20,6 +21,7 @@ KINDS: Mapping[str, type[Kind]] = {
     "multiple_choice": classification.MultipleChoiceKind,
     "question_answering": QuestionAnsweringKind,
     "tagging": TaggingKind,
+    "correction": CorrectionKind,
 }
 
 

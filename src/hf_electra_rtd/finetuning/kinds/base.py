@@ -75,7 +75,8 @@ class Kind(ABC):
 
         code = hash_files([inspect.getfile(type(self)), __file__])
         lengths = (self.max_seq_length, self.doc_stride, self.max_query_length)
-        tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names]
+        sample = dict(self.tokenizer("a b", "c d", return_offsets_mapping=True))  # how pairs are made, and offsets
+        tokenizer = [tokenizer_hash(self.tokenizer), *self.input_names, sample]
         identity = [examples._fingerprint, tokenizer, dataclasses.asdict(self.task), lengths, training, code]
         features = examples.map(
             as_columns,

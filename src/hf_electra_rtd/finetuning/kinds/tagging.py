@@ -18,6 +18,7 @@ class TaggingKind(Kind):
     """Tagging. The first token of a word carries its tag (google-research/electra finetune/tagging/tagging_tasks.py);
     its other tokens are not learned.
 
+    Words have the tokens that they have in running text, behind a space, which byte-level BPE shows; none in Chinese.
     Every word gets one tag: one that leaves no token (a control character, a space, an accent alone) is read as the
     unknown token. A sentence that is too long goes on in further features, each filled with as many whole words as
     fit, in training too; the original drops it. Of a word that is too long by itself, the first tokens are kept.
@@ -30,8 +31,9 @@ class TaggingKind(Kind):
     columns: ClassVar = {"labels": List(Value("int64")), "places": List(Value("int32"))}
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        space = "" if self.task.language == "zh" else " "
         kept = [
-            (index, words, tags)
+            (index, [space + word for word in words], tags)
             for index, words, tags in zip(indices, batch["texts"], batch["label"], strict=True)
             if words and not (training and tags is None)
         ]

@@ -1,0 +1,449 @@
+"""Corrects wrong words of texts, such as characters of Chinese that sound or look alike.
+
+    hf-electra-rtd correct --model runs/small "今天新情很好"
+    hf-electra-rtd correct --model runs/small --file letters.txt --thresholds thresholds.json > corrected.jsonl
+
+A JSON line holds `source`, `target`, `errors` as [wrong, right, first character of wrong in `source`], and for a text
+that cannot be judged `skipped`, why; its `target` is the source then. `--model` is a run or a joint model with a
+generator, or a model that `finetune --task_kind correction` wrote (a directory, also of its run). Towers are named one
+by one (--generator, --discriminator). Without texts and --file, lines of the standard input are read.
+
+--confusion_file says what words may be confused with, in rows `wrong right right ...`; `x x` protects the word x, of
+any length. --calibrate PAIRS --false_positive_rate 0.05 --thresholds FILE chooses the thresholds; --thresholds FILE
+alone reads them. --score PAIRS corrects the column `text` of a table and scores the result by its column `right`;
+--predictions FILE scores the lines of a file instead, without a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+from transformers.utils.logging import disable_progress_bar
+
+from hf_electra_rtd.cli import run
+from hf_electra_rtd.data.confusion import Confusions, read_confusions
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change
+from hf_electra_rtd.data.words import tokens_that_continue
+from hf_electra_rtd.detection import (
+    ERROR_RATE,
+    REPLACED_RATE,
+    TextJudge,
+    add_text_flags,
+    check_text_flags,
+    detector_of,
+    load_for_detection,
+    log_odds,
+    options_of,
+    replaced_logits,
+    run_on_texts,
+)
+from hf_electra_rtd.families import inputs_of
+from hf_electra_rtd.files import read_lines
+from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
+from hf_electra_rtd.finetuning.heads import load_fine_tuned
+from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
+from hf_electra_rtd.finetuning.predict import find_model
+from hf_electra_rtd.runtime import TORCH
+
+
+MASK_PROBABILITY = 0.15  # of pre-training, in the formula of `rank_candidates`
+_ANY_GAIN = -1000.0  # a margin that everything passes
+_MOST_CHANGES = 10  # of one piece of a text
+_CALIBRATED_ON = 1000  # right and wrong sentences, drawn from all
+_SUSPECTS = 4  # words of a piece for which others are tried, the most suspicious ones
+
+
+def rank_candidates(detection: Tensor, generator: Tensor, mask_probability: float = MASK_PROBABILITY) -> Tensor:
+    """The logarithm of the probability of a token at a place, by a generator and a discriminator:
+
+        p(x | context) = D p_G / (a (1 - D) + p_G),   a = (1 - mask_probability) / mask_probability
+
+    A discriminator that knew all sees an original with D = p (a + p_G) / (a p + p_G); this is solved for p.
+
+    Args:
+        detection: its logits with the token at its place, positive for "replaced": D = sigmoid(-detection).
+        generator: the logarithm of the token's probability p_G by the generator, with [MASK] at its place.
+    """
+    odds = math.log((1 - mask_probability) / mask_probability)
+    return logsigmoid(-detection) + generator - torch.logaddexp(odds + logsigmoid(detection), generator)
+
+
+class Change(NamedTuple):
+    """A word that may be wrong, and the best one to put in its place."""
+
+    unit: Unit
+    right: str
+    suspicion: float  # logit of being wrong
+    gain: float  # log-probability of the right word less that of the wrong one
+
+
+class _Judge(ABC):
+    """How likely words are wrong, and how much likelier others would be. B texts, L tokens, R words, K candidates."""
+
+    towers: list[Any]
+
+    @abstractmethod
+    def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Logits (B, L) of being wrong, in float64."""
+
+    @abstractmethod
+    def gains(self, inputs: dict[str, Tensor], places_R: Tensor, allowed_RV: Tensor, top_k: int) -> tuple[Any, Any]:
+        """For a word in each of R texts, its best candidates (R, K) among those that are allowed, and what they gain.
+        A place that is no candidate has -inf."""
+
+
+class _PairJudge(_Judge):
+    """The discriminator finds, the generator proposes, and both rank."""
+
+    def __init__(self, generator: Any, discriminator: Any, mask_id: int, shift: float, batch_size: int) -> None:
+        self.towers, self.generator, self.discriminator = [discriminator, generator], generator, discriminator
+        self.mask_id, self.shift, self.batch_size = mask_id, shift, batch_size
+
+    def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
+        return replaced_logits(self.discriminator, inputs) + self.shift
+
+    def gains(self, inputs: dict[str, Tensor], places_R: Tensor, allowed_RV: Tensor, top_k: int) -> tuple[Any, Any]:
+        rows_R = torch.arange(len(places_R), device=places_R.device)
+        masked = inputs["input_ids"].index_put((rows_R, places_R), torch.tensor(self.mask_id, device=places_R.device))
+        generated = self.generator(**inputs_of(self.generator.config, {**inputs, "input_ids": masked}))
+        log_p_RV = generated.logits[rows_R, places_R].double().log_softmax(dim=-1)
+        own_R = inputs["input_ids"][rows_R, places_R]
+        best_RK = log_p_RV.masked_fill(~allowed_RV, -math.inf).topk(min(top_k, log_p_RV.shape[1])).indices
+        ids_RK = torch.cat([own_R[:, None], best_RK], dim=1)
+        detection = torch.empty(ids_RK.shape, dtype=torch.float64, device=ids_RK.device)
+        at_once = max(1, self.batch_size // ids_RK.shape[1])
+        for begin in range(0, len(rows_R), at_once):  # texts, each with every candidate in its place
+            some = slice(begin, begin + at_once)
+            tried = {name: ids[some].repeat_interleave(ids_RK.shape[1], dim=0) for name, ids in inputs.items()}
+            places = places_R[some].repeat_interleave(ids_RK.shape[1])[:, None]
+            tried["input_ids"].scatter_(1, places, ids_RK[some].reshape(-1, 1))
+            logits = replaced_logits(self.discriminator, tried).gather(1, places)
+            detection[some] = logits.view(-1, ids_RK.shape[1])
+        scores_RK = rank_candidates(detection, log_p_RV.gather(1, ids_RK))
+        gains_RK = scores_RK[:, 1:] - scores_RK[:, :1]
+        return best_RK, gains_RK.masked_fill(~allowed_RV.gather(1, best_RK), -math.inf)
+
+
+class _TrainedJudge(_Judge):
+    """A model that was fine-tuned to correct reads the words themselves."""
+
+    def __init__(self, model: Any) -> None:
+        self.towers, self.model = [model], model
+
+    def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.model(**inputs_of(self.model.config, inputs), whole=True).detection_logits.double()
+
+    def gains(self, inputs: dict[str, Tensor], places_R: Tensor, allowed_RV: Tensor, top_k: int) -> tuple[Any, Any]:
+        rows_R = torch.arange(len(places_R), device=places_R.device)
+        logits_RV = self.model(**inputs_of(self.model.config, inputs), whole=True).logits[rows_R, places_R].double()
+        own_R1 = logits_RV.gather(1, inputs["input_ids"][rows_R, places_R][:, None])
+        best = logits_RV.masked_fill(~allowed_RV, -math.inf).topk(min(top_k, logits_RV.shape[1]))
+        return best.indices, best.values - own_R1
+
+
+class Corrector(TextJudge):
+    """Corrects texts word by word; of Chinese, character by character.
+
+        Corrector.from_pretrained("runs/small")("今天新情很好")
+        # {"source": "今天新情很好", "target": "今天心情很好", "errors": [("新", "心", 2)]}
+
+    In each piece of a text, the most suspicious words above `threshold` are tried: for each, the `top_k` best words
+    that may stand there. The one with the largest gain over the word itself is accepted if that is above `margin`, in
+    logarithms of probabilities; then the piece is read again. A word is changed once.
+
+    Only words that are one token are changed, and only into others of one token. In texts with Chinese, characters
+    become as many characters, and other words stay; elsewhere words of letters become words of letters.
+
+    Args:
+        judge: a pair or a trained model; see `from_pretrained`.
+        confusions: what words may be confused with; those without a row may become anything.
+        margin: by default the log odds against an error, by `error_rate`; 0 for a trained model, which knows them.
+    """
+
+    def __init__(
+        self,
+        judge: _Judge,
+        tokenizer: Any,
+        *,
+        threshold: float = 0.5,
+        margin: float = 0.0,
+        confusions: Confusions | None = None,
+        top_k: int = 10,
+        batch_size: int = 32,
+        max_length: int = 128,
+    ) -> None:
+        super().__init__(judge.towers, tokenizer, batch_size, max_length)
+        self.judge, self.threshold, self.margin, self.top_k = judge, threshold, margin, top_k
+        self.confusions = confusions or Confusions({}, frozenset())
+        size = judge.towers[0].config.vocab_size
+        self._words = [text.strip() for text in tokenizer.batch_decode([[index] for index in range(len(tokenizer))])]
+        special, continues = set(tokenizer.all_special_ids), tokens_that_continue(tokenizer)
+        self._is_letter, self._continues = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        self._han = np.zeros(size, dtype=int)  # characters of a Chinese word; 0 of others
+        for place, word in enumerate(self._words):
+            self._is_letter[place] = word.isalpha() and place not in special
+            self._han[place] = len(word) * is_han(word)
+        if continues is not None:
+            self._continues[: len(continues)] = continues
+        else:  # tokens of one kind go to the same places: with and without a space before them
+            names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            self._continues[: len(names)] = [not name.startswith(("Ġ", "▁")) for name in names]
+        self._ids: dict[tuple[str, bool], int] = {}
+        for index in np.flatnonzero(self._is_letter):
+            self._ids.setdefault((self._words[index], bool(self._continues[index])), int(index))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | None = None,
+        *,
+        generator: str | None = None,
+        discriminator: str | None = None,
+        runtime: str = TORCH,
+        confusion_file: str | None = None,
+        error_rate: float | None = None,
+        replaced_rate: float | None = None,
+        **options: Any,
+    ) -> Corrector:
+        """Loads a run, a checkpoint, a joint model or two towers; or a model that was fine-tuned to correct. `options`
+        are those of the class; the two rates move the discriminator's probabilities as in `Detector`, and are not for
+        a fine-tuned model, which has learned how many words are wrong."""
+        if confusion_file is not None:
+            options["confusions"] = read_confusions(confusion_file)
+        if model is not None and runtime == TORCH and detector_of(model) is None and is_corrector(find_model(model)):
+            if generator or discriminator or error_rate is not None or replaced_rate is not None:
+                what = "--generator, --discriminator, --error_rate and --replaced_rate are for a pair"
+                raise ValueError(f"{what}, but {model} was fine-tuned to correct. Leave them out.")
+            name = find_model(model)
+            trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
+            if torch.accelerator.is_available():
+                trained.to(torch.accelerator.current_accelerator())
+            return cls(_TrainedJudge(trained), load_tokenizer(name), **options)
+        fills, detector, tokenizer = load_for_detection(model, generator, discriminator, runtime=runtime)
+        odds = log_odds(ERROR_RATE if error_rate is None else error_rate)
+        shift = odds - log_odds(REPLACED_RATE if replaced_rate is None else replaced_rate)
+        judge = _PairJudge(fills, detector, int(tokenizer.mask_token_id), shift, options.get("batch_size", 32))
+        return cls(judge, tokenizer, **{"margin": -odds, **options})
+
+    def __call__(self, texts: str | Sequence[str]) -> Any:
+        """For a text, or for each of several: `source`, `target` and `errors`, as (wrong, right, first character of
+        wrong in the source); and `skipped`, why it could not be judged, if so."""
+        if isinstance(texts, str):
+            return self([texts])[0]
+        results: list[dict[str, Any]] = [{"source": text, "target": text, "errors": []} for text in texts]
+        owners: list[tuple[int, int]] = []
+        pieces: list[str] = []
+        for row, text in enumerate(texts):
+            found, why = self.pieces(text)
+            owners += [(row, begin) for begin, _ in found]
+            pieces += [piece for _, piece in found]
+            results[row] |= {"skipped": why} if why else {}
+        for (row, begin), errors in zip(owners, self._correct(pieces), strict=True):
+            results[row]["errors"] += [(wrong, right, begin + at) for wrong, right, at in errors]
+        for result in results:
+            for wrong, right, at in sorted(result["errors"], key=lambda error: -error[2]):
+                result["target"] = result["target"][:at] + right + result["target"][at + len(wrong) :]
+        return results
+
+    def _correct(self, pieces: list[str]) -> list[list[tuple[str, str, int]]]:
+        """The errors of each piece, by their places in it."""
+        texts, errors = list(pieces), [[] for _ in pieces]  # type: ignore[var-annotated]
+        active = list(range(len(pieces)))
+        for _ in range(_MOST_CHANGES):
+            if not active:
+                break
+            settled = [_corrected(errors[row]) for row in active]
+            changes = self.propose([texts[row] for row in active], settled, self.threshold)
+            accepted = []
+            for row, spans, of_text in zip(active, settled, changes, strict=True):
+                best = max(of_text, key=lambda change: change.gain, default=None)
+                if best is None or best.gain <= self.margin:
+                    continue
+                accepted.append(row)
+                start, stop = best.unit.start, best.unit.stop
+                before = zip(errors[row], spans, strict=True)
+                moved = sum(len(span) - len(wrong) for (wrong, _, _), span in before if span.start < start)
+                error = texts[row][start:stop], best.right, start - moved
+                errors[row] = sorted([*errors[row], error], key=lambda each: each[2])
+                texts[row] = texts[row][:start] + best.right + texts[row][stop:]
+            active = accepted
+        return errors
+
+    @torch.no_grad()
+    def propose(
+        self, texts: Sequence[str], settled: Sequence[Sequence[range]] | None = None, threshold: float = 0.0
+    ) -> list[list[Change]]:
+        """For each text (no longer than a piece) the words that are suspected with more than `threshold`, each with
+        the best word for its place. `settled` are characters that stay."""
+        found: list[list[Change]] = [[] for _ in texts]
+        least = torch.tensor(threshold, dtype=torch.float64).logit().item()
+        for places, encoding, inputs in self.batches(texts):
+            suspicion = self.judge.suspicion(inputs).tolist()
+            suspects: list[tuple[int, Unit, float]] = []  # row of the batch
+            for row, place in enumerate(places):
+                text = texts[place]
+                kept = [*(settled[place] if settled else ()), *self.confusions.protected_in(text)]
+                units = [(suspicion[row][unit.first], unit) for unit in find_units(text, encoding.encodings[row])]
+                units = [(logit, unit) for logit, unit in units if logit > least and self._may_change(
+                    text, unit, int(inputs["input_ids"][row, unit.first]), kept)]  # fmt: skip
+                suspects += [(row, unit, logit) for logit, unit in sorted(units, key=lambda one: -one[0])[:_SUSPECTS]]
+            for begin in range(0, len(suspects), self.batch_size):
+                some = suspects[begin : begin + self.batch_size]
+                rows = torch.tensor([row for row, _, _ in some], device=self.device)
+                at = torch.tensor([unit.first for _, unit, _ in some], device=self.device)
+                own = inputs["input_ids"][rows, at].tolist()
+                words = [texts[places[row]][unit.start : unit.stop] for row, unit, _ in some]
+                allowed = np.stack([self._allowed(word, index) for word, index in zip(words, own, strict=True)])
+                given = {name: ids[rows] for name, ids in inputs.items()}
+                ids, gains = self.judge.gains(given, at, torch.from_numpy(allowed).to(self.device), self.top_k)
+                best = gains.max(dim=1)
+                chosen = ids.gather(1, best.indices[:, None])[:, 0].tolist()
+                for (row, unit, logit), word, index, gain in zip(
+                    some, words, chosen, best.values.tolist(), strict=True
+                ):
+                    if gain > -math.inf:
+                        found[places[row]].append(Change(unit, in_case_of(word, self._words[index]), logit, gain))
+        return found
+
+    def _may_change(self, text: str, unit: Unit, index: int, kept: Sequence[range]) -> bool:
+        """Whether a unit is a word of one known token outside of what stays."""
+        is_free = not any(span.start < unit.stop and unit.start < span.stop for span in kept)
+        is_free = is_free and may_change(text, text[unit.start : unit.stop])
+        return is_free and unit.last - unit.first == 1 and bool(self._is_letter[index])
+
+    def _allowed(self, word: str, own: int) -> np.ndarray:
+        """The tokens that may stand in a word's place, bool (V,)."""
+        continues, rights = bool(self._continues[own]), self.confusions.rights.get(word)
+        if rights is None:
+            rights = self.confusions.rights.get(self._words[own])
+        if rights is not None:
+            allowed = np.zeros_like(self._is_letter)
+            known = [self._ids.get((right, continues), self._ids.get((right.lower(), continues))) for right in rights]
+            allowed[[index for index in known if index is not None]] = True
+        else:
+            allowed = self._is_letter & (self._han == self._han[own]) & (self._continues == continues)
+        allowed[own] = False
+        return allowed
+
+    def calibrate(self, sources: Sequence[str], rights: Sequence[str], rate: float) -> dict[str, Any]:
+        """Chooses and sets threshold and margin: of those that change at most a share `rate` of the right sentences
+        (the corrected ones, each counted once), the two by which the first change is right in most of the wrong ones.
+        Of each kind, 1,000 sentences are drawn where there are more, and cut to one piece. Returns both, with what
+        they do."""
+        draw, all_clean = random.Random(0), list(dict.fromkeys(rights))
+        clean = self.propose(draw.sample(all_clean, min(len(all_clean), _CALIBRATED_ON)))
+        pairs = [pair for pair in zip(sources, rights, strict=True) if pair[0] != pair[1]]
+        pairs = draw.sample(pairs, min(len(pairs), _CALIBRATED_ON))
+        wrong = []
+        for (source, right), changes in zip(pairs, self.propose([source for source, _ in pairs]), strict=True):
+            wrong.append([(one, _is_right(one, source, right)) for one in changes])
+        highest = [max(change.suspicion for change in changes) for changes in clean if changes] or [0.0]
+        best: tuple[int, float, float, float] | None = None
+        for least in np.quantile(highest, np.linspace(0, 1, 21)).tolist():
+            gains = sorted((_best_gain(changes, least) for changes in clean), reverse=True)
+            allowed = min(int(rate * len(gains)), len(gains) - 1)
+            margin = max(gains[allowed], _ANY_GAIN)
+            hits = 0
+            for of_pair in wrong:
+                tried = [(change.gain, is_right) for change, is_right in of_pair if change.suspicion > least]
+                gain, is_right = max(tried, default=(-math.inf, False))
+                hits += is_right and gain > margin
+            if best is None or hits > best[0]:
+                best = (hits, least, margin, sum(gain > margin for gain in gains) / len(gains))
+        assert best is not None
+        hits, least, self.margin, made = best
+        self.threshold = 1 / (1 + math.exp(-least))
+        found = {"wrong_sentences_corrected_first": hits / len(pairs) if pairs else 0.0}
+        return {"threshold": self.threshold, "margin": self.margin, "false_positive_rate": made, **found}
+
+
+def _is_right(change: Change, source: str, right: str) -> bool:
+    """Whether a change makes that part of a source which it is in what the right text has there."""
+    end, (first, last, *_) = 0, change.unit
+    for given, other in align(source, right):
+        start = source.index(given, end)
+        end = start + len(given)
+        if start <= first < end:
+            return source[start:first] + change.right + source[last:end] == other
+    return False
+
+
+def _best_gain(changes: Sequence[Change], least: float) -> float:
+    return max((change.gain for change in changes if change.suspicion > least), default=-math.inf)
+
+
+def _corrected(errors: Sequence[tuple[str, str, int]]) -> list[range]:
+    """Where the right words of errors stand in the corrected text."""
+    moved, spans = 0, []
+    for wrong, right, at in errors:
+        spans.append(range(at + moved, at + moved + len(right)))
+        moved += len(right) - len(wrong)
+    return spans
+
+
+# ---- The command ----
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add: Any = parser.add_argument
+    add_text_flags(parser)
+    add("--confusion_file", metavar="FILE", help="rows `wrong right right ...`; `x x` protects x")
+    add("--margin", type=float, help="what the right word must gain, in logarithms (by --error_rate; trained: 0)")
+    add("--top_k", type=int, help="proposals that are tried for a word (10)")
+    add("--score", metavar="PAIRS", help="score corrections of a table with the columns `text` and `right`")
+    add("--predictions", metavar="FILE", help="score these lines, the corrections of another program")
+    add("--sighan13", action="store_true", help=f"score no change to {' or '.join(SIGHAN13)}, as papers do there")
+    arguments = parser.parse_args(argv)
+    check_text_flags(arguments)
+    if arguments.predictions and not arguments.score:
+        raise ValueError("--predictions is for --score PAIRS: name the table.")
+    if arguments.score and (arguments.texts or arguments.file or arguments.calibrate):
+        raise ValueError("--score reads pairs alone. Leave out the texts, --file and --calibrate.")
+    disable_progress_bar()
+    if arguments.predictions:
+        _score(list(read_lines(arguments.predictions)), arguments)
+        return
+    names = ("generator", "discriminator", "runtime", "confusion_file", "error_rate", "replaced_rate")
+    named = {name: getattr(arguments, name) for name in names}
+    corrector = Corrector.from_pretrained(arguments.model, **named, **options_of(arguments, Corrector))
+    if arguments.score:
+        _score([result["target"] for result in corrector(read_pairs(arguments.score)[0])], arguments)
+        return
+    console = Console(highlight=False)
+    run_on_texts(corrector, arguments, lambda result: console.print(_marked(result), soft_wrap=True))
+
+
+def _score(predictions: list[str], arguments: argparse.Namespace) -> None:
+    sources, rights = read_pairs(arguments.score)
+    scores = score_correction(sources, predictions, rights, SIGHAN13 if arguments.sighan13 else "")
+    print(json.dumps(scores) if arguments.format == "json" else describe_scores(scores))
+
+
+def _marked(result: dict[str, Any]) -> Text:
+    """A text with its wrong words struck out, and the right ones behind them."""
+    marked, end = Text(), 0
+    for wrong, right, at in result["errors"]:
+        marked.append(result["source"][end:at]).append(f"[-{wrong}-]", "red").append(f"{{+{right}+}}", "green")
+        end = at + len(wrong)
+    marked.append(result["source"][end:])
+    return marked.append(f"  (skipped: {result['skipped']})", "dim") if "skipped" in result else marked
+
+
+if __name__ == "__main__":
+    run(main)

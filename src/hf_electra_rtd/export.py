@@ -1,0 +1,494 @@
+"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone.
+
+    hf-electra-rtd export --model runs/small --output_dir exports/small --file sentences.txt
+    hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv --text_column_name review \\
+        --label_column_name stars
+
+The first writes the two networks of a run, `detector/` and `generator/`; the second a fine-tuned model with its head
+(adapters are merged). A directory holds `onnx/model.onnx`, the same with weights in int8
+(`onnx/model_quantized.onnx`), `config.json` and the tokenizer, as transformers.js wants them, a card, and
+`export_record.json`.
+
+Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
+for a task of a benchmark, --data_dir) the same prediction for every row. What int8 costs is told.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import json
+import logging
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import datasets
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
+from transformers.utils import logging as transformers_logging
+
+from hf_electra_rtd import detectors
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.detection import detector_of, load_for_detection
+from hf_electra_rtd.families import inputs_of, max_length
+from hf_electra_rtd.files import hash_files, hash_model, reading, write_text, writing
+from hf_electra_rtd.finetuning.data import Split, load_split, own_task
+from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
+from hf_electra_rtd.finetuning.kinds import Kind, make_kind
+from hf_electra_rtd.finetuning.predict import Classifier, answer_split, find_model
+from hf_electra_rtd.finetuning.report import compared
+from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
+from hf_electra_rtd.publishing.hub import CARD_FILE
+from hf_electra_rtd.records import (
+    EvaluationRecord,
+    ExportRecord,
+    collect_hardware,
+    collect_versions,
+    public,
+    public_command,
+    utc_now,
+)
+from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, OnnxModel, OnnxOutput
+from hf_electra_rtd.tasks import get_task
+from hf_electra_rtd.towers import load_masked_lm, read_config
+
+
+TOLERANCE = 1e-4  # of outputs of the float32 graph, against torch
+POINTS = 1.0  # that int8 may lose without a warning
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+# In 7 bits, whose sums do not overflow on processors that add in 16 bits.
+QUANTIZATION = {"per_channel": True, "reduce_range": True}
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_TOWERS = ("detector", "generator")
+# Where outputs are of tokens, those of padding mean nothing.
+_OF_TOKENS, _OF_ANSWERS = (*_TOWERS, "tagging"), ("start_logits", "end_logits")
+_REFUSED = ("correction",)  # kinds of tasks whose outputs cannot be compared up to a tolerance
+_COLUMNS = ("text_column_name", "second_text_column_name", "label_column_name")
+_LARGEST_FILE = 2**31  # bytes of a file of protocol buffers; weights of larger models lie beside it
+_LONGEST = 512  # tokens of the sequences that are compared
+_SPEED_SHAPE, _SPEED_SECONDS = (8, 128), 4.0
+# Of the batches that are compared: sequences, tokens. The graph is drawn from the first one; a size of 1 there would
+# become a constant.
+_SHAPES = ((3, 8), (1, 2), (1, _LONGEST), (2, 17), (7, 33), (2, 128))
+# What torch.onnx says of dimensions that inputs share, as they shall.
+_HARMLESS = (
+    r"# The axis name: \w+ will not be used, since it shares the same shape constraints with another axis: \w+\.",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated, use `isinstance\(treespec, TreeSpec\)",
+)
+
+
+@dataclass
+class ExportArguments:
+    """What is exported, where to, and what it is tried on."""
+
+    model: str = field(
+        metadata={"help": "A pre-training or fine-tuning run, or directory or Hub id of a model of one."}
+    )
+    output_dir: str = field(metadata={"help": "Where the graph, its tokenizer and its card are written."})
+    format: Literal["onnx"] = flag("onnx", "Of the graph.")
+    file: str | None = flag(None, "To try it on: labeled rows of a task, as for finetune, or texts, one a line.")
+    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
+    second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
+    label_column_name: str | None = flag(None, "Column of the label, number or tags: label; of answers: answers.")
+    data_dir: str | None = flag(None, "In place of --file: files of the benchmark whose task the model was tuned on.")
+    batch_size: int = flag(64, "Batch size on these rows.")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.file is not None and self.data_dir is not None:
+            raise ValueError("--file and --data_dir both name rows to try the graph on. Give one of them.")
+
+
+_DEFAULTS = {each.name: each.default for each in fields(ExportArguments)}
+
+
+@dataclass
+class Source:
+    """A model that becomes a graph."""
+
+    place: str  # its directory or Hub id
+    name: str  # `detector`, `generator`, or of the task
+    kind: str  # likewise, or the kind of the task
+    model: Any  # of torch, in evaluation mode; its `config` becomes that of the export
+    tokenizer: PreTrainedTokenizerBase
+    classifier: Classifier | None = None  # of a fine-tuned model
+
+
+def main(argv: list[str]) -> int:
+    """Exports a model. Raises a ValueError for one that cannot be exported, and for a graph that is not accepted."""
+    (args,) = parse_arguments((ExportArguments,), argv, description=__doc__)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    for package in PACKAGES:
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(MISSING.format(package))
+    several = Path(args.model, "discriminator").is_dir()
+    for source in open_sources(args.model):
+        directory = Path(args.output_dir, source.name) if several else Path(args.output_dir)
+        print(describe(export(source, directory, args), directory))
+    return 0
+
+
+# ---- What is exported ----
+
+
+def open_sources(name: str) -> Iterator[Source]:
+    """The models of a directory or a Hub id: those of a pre-training run (detector, and generator if there is one), of
+    a tower, or of a fine-tuning run. Another model is a ValueError."""
+    if Path(name, "discriminator").is_dir():
+        towers = [Path(name, detector_of(name) or "discriminator"), Path(name, "generator")]
+        yield from (_open_tower(str(path)) for path in towers if path.is_dir())
+    elif "fine_tuned_for" in read_config(place := find_model(name)):
+        yield _open_classifier(place)
+    else:
+        yield _open_tower(name)
+
+
+def _open_tower(place: str) -> Source:
+    config = read_config(place)
+    saved_as = next(iter(config.get("architectures") or ()), "a model of unknown class")
+    if saved_as.endswith("ForMaskedLM"):
+        model = load_masked_lm(place).eval()
+        exchange_layers(model)
+        return Source(place, "generator", "generator", model, load_tokenizer(place))
+    if saved_as.endswith("ForPreTraining") or detectors.is_labelled(AutoConfig.from_pretrained(place)):
+        _, model, tokenizer = load_for_detection(discriminator=place, as_is=True)
+        return Source(place, "detector", "detector", model.cpu(), tokenizer)
+    raise ValueError(
+        f"{place} is {saved_as}: it is neither a generator, nor tells replaced tokens, nor was it fine-tuned by "
+        "hf-electra-rtd finetune. Name a run, one of its towers, or a fine-tuned model."
+    )
+
+
+def _open_classifier(place: str) -> Source:
+    kind = read_config(place)["fine_tuned_for"]["task"]["kind"]
+    if kind in _REFUSED:
+        what = f"{place} is a model for {kind}, which gives tokens and not scores"
+        raise ValueError(f"{what}: it is not exported. Use it with torch.")
+    classifier = Classifier(place, use_cpu=True)
+    model = classifier.model
+    if hasattr(model, "merge_and_unload"):  # adapters
+        classifier.model = model = model.merge_and_unload()
+    record = _evaluation(place)
+    name = kind if record is None else record.task
+    return Source(place, name, kind, model.eval(), classifier.kind.tokenizer, classifier)
+
+
+def _evaluation(place: str) -> EvaluationRecord | None:
+    beside = Path(place).parent
+    return EvaluationRecord.load(beside) if (beside / EvaluationRecord.FILE).is_file() else None
+
+
+class _Graph(nn.Module):
+    """A model as a function of tensors alone; a detector gives two labels a token, [0, z] where it has one logit z."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.model, self.kind = source.model, source.kind
+        self.device = torch.device("cpu")
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        if self.kind in _TOWERS:
+            inputs = inputs_of(self.model.config, given)
+        else:
+            inputs = {name: tensor for name, tensor in given.items() if tensor is not None}
+        if self.kind == "detector":
+            z_BL = detectors.detection_logits(self.model, **inputs)
+            return {"logits": torch.stack([torch.zeros_like(z_BL), z_BL], dim=-1)}
+        outputs = self.model(**inputs)
+        return {name: outputs[name] for name in OnnxOutput.__dataclass_fields__ if outputs.get(name) is not None}
+
+
+# ---- The export ----
+
+
+def export(source: Source, directory: Path, args: ExportArguments) -> ExportRecord:
+    """Writes a model as a graph, if it is accepted, and returns the record of that. A graph that is not accepted is a
+    ValueError, and nothing is left in `directory`, which keeps what it had."""
+    config, tokenizer, limit = _config(source), source.tokenizer, max_length(source.model.config)
+    fit_tokenizer(tokenizer, config)
+    known = inputs_of(config, dict.fromkeys(_INPUTS, torch.zeros(1, 1)))
+    names = [name for name in _INPUTS if name in known]
+    graph, rows = _Graph(source).eval(), _rows(source, args)
+    batches = [_batch(source, names, *shape) for shape in dict.fromkeys((b, min(n, limit)) for b, n in _SHAPES)]
+    timed = _batch(source, names, _SPEED_SHAPE[0], min(_SPEED_SHAPE[1], limit))
+    with writing(directory, ExportRecord.FILE) as partial:
+        paths = {name: partial / file for name, file in GRAPHS.items()}
+        paths["onnx"].parent.mkdir(parents=True)
+        _write_graph(graph, batches[0], limit, paths["onnx"], source)
+        _quantize(*paths.values())
+        if len(list(paths["onnx"].parent.iterdir())) > len(paths):
+            setattr(config, "transformers.js_config", {"use_external_data_format": {paths["onnx"].name: True}})
+        config.save_pretrained(partial)
+        save_tokenizer(tokenizer, partial)
+        models: dict[str, Any] = {TORCH: graph, **{name: OnnxModel(path, config) for name, path in paths.items()}}
+        difference, tolerance = _compare(source, models, batches)
+        dev = {} if rows is None else _try(source, models, names, rows, args.batch_size)
+        if dev and (wrong := dev["predictions"] - dev["equal"]["onnx"]):
+            what = f"{wrong:,} of {dev['predictions']:,} predictions are not torch's"
+            raise ValueError(f"The graph of {source.place} is not accepted: {what}. Nothing was written.")
+        place = Path(source.place)
+        sizes = {TORCH: _bytes_of(graph), **{name: path.stat().st_size for name, path in paths.items()}}
+        record = ExportRecord(
+            command=public_command(sys.argv),
+            finished=utc_now(),
+            name=source.name,
+            kind=source.kind,
+            model={
+                "name_or_path": public(args.model, "model_name_or_path"),
+                "sha256": hash_model(place) if place.is_dir() else None,
+                "architecture": type(source.model).__name__,
+            },
+            inputs=names,
+            outputs=models["onnx"].output_names,
+            files={f"onnx/{each.name}": hash_files([each]) for each in sorted((partial / "onnx").iterdir())},
+            megabytes={name: round(size / 1e6, 1) for name, size in sizes.items()},
+            tokenizer=tokenizer_hash(tokenizer),
+            shapes=[list(batch["input_ids"].shape) for batch in batches],
+            largest_difference=difference,
+            tolerance=tolerance,
+            dev=dev,
+            speed={
+                "shape": list(timed["input_ids"].shape),
+                "threads": torch.get_num_threads(),
+                "sentences_per_second": _speeds(models, timed),
+            },
+            hardware=collect_hardware(),
+            versions=collect_versions() | {name: metadata.version(name) for name in PACKAGES},
+        )
+        quantization = {**QUANTIZATION, "per_model_config": {"model": {"weight_type": "QInt8"}}}
+        write_text(partial / "quantize_config.json", json.dumps(quantization, indent=2) + "\n")
+        write_text(partial / CARD_FILE, export_card(record, directory.name, CardArguments()))
+        record.save(partial)
+    return record
+
+
+def _config(source: Source) -> Any:
+    """That of the export: of a detector, that of the stock model with two labels a token."""
+    if source.classifier is None:
+        config = copy.deepcopy(source.model.config)
+    else:  # of adapters, the model has the configuration of what they were added to
+        config = AutoConfig.from_pretrained(source.place)
+    config.architectures = [type(source.model).__name__]
+    if source.kind == "detector":
+        detectors.label(config)
+        config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES[config.model_type]]
+    return config
+
+
+def _batch(source: Source, names: Sequence[str], number: int, length: int) -> dict[str, Tensor]:
+    """Sequences of random tokens between [CLS] and [SEP], each shorter than the one before it, and padded; the second
+    half of the longest is of type 1. In multiple choice there are several for each of `number` questions."""
+    tokenizer, random = source.tokenizer, np.random.default_rng(0)
+    shape = (number, 2 + number % 3, length) if source.kind == "multiple_choice" else (number, length)
+    rows, places = math.prod(shape[:-1]), np.arange(length)
+    lengths = np.maximum(length - np.arange(rows) * max(1, length // (rows + 1)), 2)[:, None]
+    words = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
+    ids = random.choice(words, (rows, length))
+    ids[:, 0] = tokenizer.cls_token_id
+    ids = np.where(places == lengths - 1, tokenizer.sep_token_id, ids)
+    real = places < lengths
+    values = (np.where(real, ids, tokenizer.pad_token_id), real, real & (places >= length // 2))
+    arrays = dict(zip(_INPUTS, values, strict=True))
+    return {name: torch.from_numpy(arrays[name].astype(np.int64)).reshape(shape) for name in names}
+
+
+def _write_graph(graph: _Graph, example: Mapping[str, Tensor], limit: int, path: Path, source: Source) -> None:
+    """Writes the float32 graph. One that `torch.onnx` cannot make is a ValueError."""
+    import onnx
+
+    axes = [torch.export.Dim("batch"), torch.export.Dim("choices"), torch.export.Dim("sequence", min=2, max=limit)]
+    dynamic = dict(enumerate(axes if example["input_ids"].dim() == 3 else axes[::2]))
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells which packages it does without
+    with torch.no_grad():
+        names = {"input_names": list(example), "output_names": list(graph(**example))}
+    with reading(source.place, "torch.onnx makes no graph of it."), warnings.catch_warnings():
+        for message in _HARMLESS:
+            warnings.filterwarnings("ignore", message)
+        shapes = dict.fromkeys(example, dynamic)
+        options: dict[str, Any] = {"dynamic_shapes": shapes, "dynamo": True, "verbose": False, **names}
+        program: Any = torch.onnx.export(graph, (), kwargs=dict(example), **options)
+    external = _bytes_of(graph) >= _LARGEST_FILE
+    # `.onnx_data` is what transformers.js looks for.
+    onnx.save_model(program.model_proto, path, save_as_external_data=external, location=f"{path.name}_data")
+
+
+def _bytes_of(graph: nn.Module) -> int:
+    return sum(each.numel() * each.element_size() for each in graph.parameters())
+
+
+def _quantize(path: Path, quantized: Path) -> None:
+    """Writes the graph with weights in int8, which finds the scales of what they are multiplied with as it runs."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = onnx.load(path)
+    # The quantizer transposes weights, keeps the shapes listed here for them, and then fails on those.
+    del model.graph.value_info[:]
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # it advises a step that would bring the shapes back
+    try:
+        quantize_dynamic(model, quantized, weight_type=QuantType.QInt8, **QUANTIZATION)
+    finally:
+        root.setLevel(level)
+
+
+# ---- Acceptance ----
+
+
+@torch.no_grad()
+def _compare(
+    source: Source, models: Mapping[str, Any], batches: Sequence[Mapping[str, Tensor]]
+) -> tuple[float, float]:
+    """The largest difference of an output from torch's, except at padding, and how large it may be. A larger one is a
+    ValueError."""
+    differences, sizes = [], []
+    for batch in batches:
+        ours, theirs = models[TORCH](**batch), models["onnx"](**batch)
+        for name, wanted in ours.items():
+            of_tokens = source.kind in _OF_TOKENS or name in _OF_ANSWERS
+            real = batch["attention_mask"].bool() if of_tokens else slice(None)
+            differences.append((theirs[name][real] - wanted[real]).abs().max())
+            sizes.append(wanted[real].abs().max())
+    difference, largest = (float(torch.stack(each).max()) for each in (differences, sizes))
+    # Other outputs than numbers, which are in any unit, are logits.
+    tolerance = TOLERANCE * max(1.0, largest) if source.kind == "regression" else TOLERANCE
+    if not difference <= tolerance:  # NaN is not, either
+        what = f"its outputs differ from torch's by {difference:.2g}, and {tolerance:.0e} is allowed"
+        raise ValueError(f"The graph of {source.place} is not accepted: {what}. Nothing was written.")
+    return difference, tolerance
+
+
+def _rows(source: Source, args: ExportArguments) -> Any:
+    """What the model is tried on: the kind and the labeled split of a task, or texts; None where nothing is given."""
+    classifier, flags = source.classifier, ("data_dir", *_COLUMNS)
+    given = [name for name in flags if getattr(args, name) != _DEFAULTS[name]]
+    if classifier is None and given:
+        raise ValueError(f"--{given[0]}: {source.place} was not fine-tuned. Give it texts, one a line (--file).")
+    if args.file is None and given not in ([], ["data_dir"]):
+        raise ValueError(f"--{given[-1]} is a column of --file, which is not given.")
+    if args.data_dir is None and args.file is None:
+        return None
+    if classifier is not None:
+        return _labeled(source, classifier, args)
+    with reading(args.file):
+        lines = Path(str(args.file)).read_text(encoding="utf-8-sig").splitlines()
+        if not any(map(str.strip, lines)):
+            raise ValueError("it holds no text")
+    return [line for line in lines if line.strip()]
+
+
+def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> tuple[Kind, Split]:
+    task = classifier.task
+    if args.data_dir is not None:
+        record = _evaluation(source.place)
+        if record is None or record.benchmark == "own":
+            raise ValueError(f"--data_dir: {source.place} is of no benchmark's task that is known. Pass --file.")
+        task = get_task(record.benchmark, record.task)
+        split = load_split(task, task.dev_splits[0], args.data_dir)
+    else:
+        columns = {name: getattr(args, name) for name in _COLUMNS}
+        facts = {"task_kind": task.kind, "language": task.language, "unanswerable": task.unanswerable or None}
+        own = OwnTaskArguments(validation_file=args.file, **columns, **facts)  # type: ignore[arg-type]
+        task = own_task(source.name, own, classifier.labels)
+        split = load_split(task, task.dev_splits[0], None)
+    kind = make_kind(task, source.tokenizer, **classifier.lengths)
+    split.features = kind.encode(split.examples, training=False)
+    return kind, split
+
+
+def _try(
+    source: Source, models: Mapping[str, Any], names: Sequence[str], rows: Any, batch_size: int
+) -> dict[str, Any]:
+    """What an `ExportRecord` holds as `dev`: predictions by all models."""
+    if source.classifier is None:
+        return _try_texts(source, models, names, rows, batch_size)
+    found, scores, classes = {}, {}, {}
+    kind, split = rows
+    for name, model in {**models, TORCH: source.model}.items():
+        found[name], scores[name] = answer_split(model, kind, split, batch_size, use_cpu=True)
+        pairs = zip(found[name], kind.references(split.examples), strict=True)
+        labeled = zip(*(pair for pair in pairs if pair[1] is not None), strict=True)
+        classes[name] = compared(kind, *labeled).get("classes", {})
+    equal = {name: sum(map(_are_equal, found[name], found[TORCH])) for name in GRAPHS}
+    return {"predictions": len(found[TORCH]), "equal": equal, "scores": scores, "classes": classes}
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, dict):  # an answer, with its n-best list
+        return bool(one["text"] == other["text"])
+    is_number = isinstance(one, float)
+    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE) if is_number else bool(one == other)
+
+
+@torch.no_grad()
+def _try_texts(
+    source: Source, models: Mapping[str, Any], names: Sequence[str], lines: Sequence[str], batch_size: int
+) -> dict[str, Any]:
+    """Of each token, its label or the likeliest token. A choice that torch holds for as likely as its own, up to the
+    tolerance, is equal: among many tokens there are ties."""
+    number, equal = 0, dict.fromkeys(GRAPHS, 0)
+    for start in range(0, len(lines), batch_size):
+        options = {"padding": True, "truncation": True, "return_tensors": "pt", "split_special_tokens": True}
+        tokens = source.tokenizer(lines[start : start + batch_size], **options)
+        inputs, real = {name: tokens[name] for name in names if name in tokens}, tokens["attention_mask"].bool()
+        wanted = models[TORCH](**inputs)["logits"][real]
+        number += len(wanted)
+        for name in GRAPHS:
+            chosen = models[name](**inputs)["logits"][real].argmax(-1, keepdim=True)
+            behind = wanted.max(-1, keepdim=True).values - wanted.gather(-1, chosen)
+            equal[name] += int((behind <= 2 * TOLERANCE).sum())
+    return {"predictions": number, "equal": equal, "scores": {}, "classes": {}}
+
+
+@torch.no_grad()
+def _speeds(models: Mapping[str, Callable[..., Any]], batch: Mapping[str, Tensor]) -> dict[str, float]:
+    """Sentences a second, by the fastest of at least three calls. The models take turns, so that what else the machine
+    does slows all of them; the first calls do not count."""
+    seconds = dict.fromkeys(models, math.inf)
+    for model in models.values():
+        model(**batch)
+    stop, turns = time.perf_counter() + _SPEED_SECONDS, 0
+    while turns < 3 or time.perf_counter() < stop:
+        turns += 1
+        for name, model in models.items():
+            began = time.perf_counter()
+            model(**batch)
+            seconds[name] = min(seconds[name], time.perf_counter() - began)
+    return {name: round(len(batch["input_ids"]) / fastest, 1) for name, fastest in seconds.items()}
+
+
+def describe(record: ExportRecord, directory: Path) -> str:
+    """What a person reads of an export."""
+    difference = f"{record.largest_difference:.1e} from torch's at most, at {len(record.shapes)} shapes of batches"
+    lines = [f"{directory}: {record.name} as {record.model['architecture']}, accepted.", f"Outputs: {difference}."]
+    if record.dev:
+        counts = ", ".join(f"{name} {count:,}" for name, count in record.dev["equal"].items())
+        lines.append(f"Predictions equal to torch's, of {record.dev['predictions']:,}: {counts}.")
+    else:
+        lines.append("Predictions were not compared: name rows to try the model on (--file).")
+    lines += ["", export_table(record), ""]
+    if record.int8_loss is not None and record.int8_loss[0] > POINTS:
+        lines.append("WARNING: int8 loses {:.1f} points ({}). Use onnx/model.onnx.".format(*record.int8_loss))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run(main)

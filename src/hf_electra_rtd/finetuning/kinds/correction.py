@@ -1,0 +1,189 @@
+"""Correction: the right word for each word of a sentence, most of which are right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from datasets import Dataset, List, Value
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassification
+from transformers.utils import ModelOutput
+
+from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, may_change
+from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
+from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
+from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.towers import read_config
+
+
+# Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.
+MASKED_SHARE = 0.2
+# Of the two losses (shibing624/pycorrector, MacBERT4CSC).
+DETECTION_WEIGHT, CORRECTION_WEIGHT = 0.3, 0.7
+_SUFFIX = "ForCorrection"
+
+
+@dataclass
+class CorrectionOutput(ModelOutput):
+    """`logits` (B, L, V) of the right tokens, and `detection_logits` (B, L), positive for wrong ones. In evaluation,
+    unless it is asked for as a `whole`, `logits` (B, L, 2) are the best token and its lead over the one that is there:
+    those of all tokens of a test set would fill the memory."""
+
+    logits: Tensor | None = None
+    detection_logits: Tensor | None = None
+
+
+class _AutoModelForCorrection:
+    """Stock masked language models with a linear head that detects, by their configurations."""
+
+    __name__ = "AutoModelForCorrection"
+
+    @property
+    def _model_mapping(self) -> Any:
+        return self
+
+    def __contains__(self, config_class: Any) -> bool:
+        return config_class in AutoModelForMaskedLM._model_mapping
+
+    def __getitem__(self, config_class: Any) -> Any:
+        return _correction_class(AutoModelForMaskedLM._model_mapping[config_class])
+
+
+@cache
+def _correction_class(stock: Any) -> Any:
+    """A stock masked language model that also detects. Its tensors keep the names that they have there, so that a
+    generator's head for tokens goes on."""
+
+    class Model(stock):
+        takes_head = True
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.detection = nn.Linear(config.hidden_size, 1)
+            self.post_init()
+
+        def forward(self, input_ids: Tensor, whole: bool = False, **inputs: Any) -> CorrectionOutput:
+            output = super().forward(input_ids=input_ids, output_hidden_states=True, **inputs)
+            detection_BL = self.detection(output.hidden_states[-1]).squeeze(-1).float()
+            if self.training or whole:
+                return CorrectionOutput(output.logits, detection_BL)
+            best = output.logits.float().max(dim=-1)
+            own_BL = output.logits.gather(-1, input_ids[..., None])[..., 0].float()
+            return CorrectionOutput(torch.stack([best.indices.float(), best.values - own_BL], dim=-1))
+
+    Model.__name__ = Model.__qualname__ = stock.__name__.removesuffix("ForMaskedLM") + _SUFFIX
+    return Model
+
+
+def is_corrector(source: str) -> bool:
+    """Whether a directory or Hub id holds a model that was fine-tuned to correct."""
+    return str((read_config(source).get("architectures") or [""])[0]).endswith(_SUFFIX)
+
+
+class CorrectionKind(Kind):
+    """Correction of sentences, whose `label` is the same sentence without errors, with as many words (of Chinese:
+    characters). Texts that are too long go on in further features, cut at the ends of sentences.
+
+    The loss is the cross-entropy of the right token at every place and the binary one of its being wrong, weighted. In
+    training, a share of the right tokens is masked, which are then not judged. Words that are several tokens, here or
+    in the right sentence, are neither learned nor changed; a sentence that does not fall into as many words as the
+    right one is left out in training.
+    """
+
+    auto_class: ClassVar[Any] = _AutoModelForCorrection()
+    make_collator = DataCollatorForTokenClassification
+    # `spans`: of each word of one token, its token, its first character in the text and the one after its last.
+    columns: ClassVar = {
+        "labels": List(Value("int64")),
+        "spans": List(List(Value("int32"))),
+        "in_training": Value("bool"),
+    }
+
+    def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        features: list[Feature] = []
+        rows = zip(indices, (texts[0] for texts in batch["texts"]), batch["label"], strict=True)
+        for index, text, right in rows:
+            if not text.strip() or (training and right is None):
+                continue
+            targets = self._targets(text, right) if training else {}
+            if targets is None:
+                continue
+            pieces = cut_text(text, self.tokenizer, self.max_seq_length)
+            tokens = self._tokenize([text[begin:end] for begin, end in pieces])
+            for row, (begin, end) in enumerate(pieces):
+                feature = self._inputs(tokens, row)
+                labels, spans = [IGNORED] * feature["length"], []
+                for unit in find_units(text[begin:end], tokens.encodings[row]):
+                    if unit.last - unit.first == 1:
+                        span = begin + unit.start, begin + unit.stop
+                        labels[unit.first] = targets.get(span, IGNORED)
+                        spans.append([unit.first, *span])
+                feature |= {"labels": labels if training else None, "spans": spans, "in_training": training}
+                features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
+        return features
+
+    def _tokenize(self, texts: list[str], **options: Any) -> Any:
+        given = {"truncation": True, "max_length": self.max_seq_length, **options}
+        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **given)
+
+    def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
+        """The right token for each word of a text, by the word's characters; None for texts of different words."""
+        encodings = self._tokenize([text, right], truncation=False, max_length=None).encodings
+        both = [find_units(one, encoding) for one, encoding in zip((text, right), encodings, strict=True)]
+        if len(both[0]) != len(both[1]):
+            return None
+        pairs = zip(*both, strict=True)
+        whole = [(one, other) for one, other in pairs if other.last - other.first == 1]
+        ids = encodings[1].ids
+        return {(one.start, one.stop): ids[other.first] for one, other in whole}
+
+    def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """As of other tasks; in training, a share of the right tokens is masked."""
+        batch = super().collate(features)
+        if features[0]["in_training"]:
+            is_right = batch["labels"].eq(batch["input_ids"])
+            masked = is_right & torch.rand(is_right.shape).lt(MASKED_SHARE)
+            batch["input_ids"] = batch["input_ids"].masked_fill(masked, int(self.tokenizer.mask_token_id))
+        return batch
+
+    def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
+        """Both losses in float32, weighted, over the words of one token."""
+        correction = self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
+        judged = batch["labels"].ne(IGNORED) & batch["input_ids"].ne(int(self.tokenizer.mask_token_id))
+        is_wrong = batch["labels"].ne(batch["input_ids"]).float()
+        detection = F.binary_cross_entropy_with_logits(outputs.detection_logits, is_wrong, reduction="none") * judged
+        total = CORRECTION_WEIGHT * correction.total + DETECTION_WEIGHT * detection.sum()
+        losses = CORRECTION_WEIGHT * correction.losses + DETECTION_WEIGHT * detection.detach()
+        return LossSum(total, losses, correction.num_items)
+
+    def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        """For each sentence its `source` and the `text` in which each word has given way to a likelier one."""
+        texts = [texts[0] for texts in examples["texts"]]
+        changes: list[list[tuple[int, int, str]]] = [[] for _ in texts]
+        rows = zip(features["example"], features["spans"], features["input_ids"], strict=True)
+        for row, (owner, spans, ids) in enumerate(rows):
+            for place, start, stop in spans:
+                best, word = int(outputs[row, place, 0]), texts[owner][start:stop]
+                if best != ids[place] and outputs[row, place, 1] > 0:
+                    right = str(self.tokenizer.decode([best])).strip()
+                    is_word = right.isalpha() and is_han(right) == is_han(word)
+                    if is_word and may_change(texts[owner], word) and (len(right) == len(word) or not is_han(word)):
+                        changes[owner].append((start, stop, in_case_of(word, right)))
+        return [{"text": _change(text, of_text), "source": text} for text, of_text in zip(texts, changes, strict=True)]
+
+    def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
+        """The metrics of the task, named by family, level and measure."""
+        sources, texts = ([one[name] for one in predictions] for name in ("source", "text"))
+        scores = flat_scores(score_correction(sources, texts, references))
+        return {name: scores[name] for name in self.task.metrics}
+
+
+def _change(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
+    for start, stop, right in sorted(changes, reverse=True):
+        text = text[:start] + right + text[stop:]
+    return text

@@ -1,0 +1,94 @@
+"""Runs exported graphs by onnxruntime, in place of models of torch.
+
+`load_onnx("exports/detector")` is called as a model is, with tensors, and gives an output with `.logits`. It is a
+module without parameters, so that whatever takes a model for inference takes it, too.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+from transformers.utils import ModelOutput
+
+from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.records import ExportRecord, count_cores
+
+
+TORCH = "torch"
+# By the names of `--runtime`: the file of the graph in an export. The names of files are those of transformers.js.
+GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
+RUNTIMES = (TORCH, *GRAPHS)
+MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electra-rtd[onnx]'."
+
+
+@dataclass
+class OnnxOutput(ModelOutput):
+    """What a graph gives, in float32: those outputs that it has."""
+
+    logits: Tensor | None = None
+    start_logits: Tensor | None = None
+    end_logits: Tensor | None = None
+    answerable_logits: Tensor | None = None
+
+
+class OnnxModel(nn.Module):
+    """A graph of an exported model. `config` is that of the model.
+
+    Args:
+        path: the graph's file.
+        config: that of the model.
+        threads: of one call; by default those that torch uses.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], config: Any, threads: int | None = None) -> None:
+        super().__init__()
+        try:
+            import onnxruntime
+        except ImportError:
+            raise ValueError(MISSING.format("onnxruntime")) from None
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or min(torch.get_num_threads(), count_cores())
+        options.log_severity_level = 3  # errors
+        try:
+            self._session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            raise ValueError(f"{path} cannot be read by onnxruntime: {error}. Export the model again.") from error
+        self.config, self.device = config, torch.device("cpu")
+        self.input_names = [each.name for each in self._session.get_inputs()]
+        self.output_names = [each.name for each in self._session.get_outputs()]
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> OnnxOutput:
+        """As the model itself is called; what is not given is as there: all tokens are real, and of type 0."""
+        given = {
+            "input_ids": input_ids,
+            "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
+            "token_type_ids": torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids,
+        }
+        feed = {name: given[name].cpu().long().numpy() for name in self.input_names}
+        found = self._session.run(None, feed)
+        tensors = (torch.from_numpy(array).to(input_ids.device) for array in found)
+        return OnnxOutput(**dict(zip(self.output_names, tensors, strict=True)))
+
+
+def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None) -> OnnxModel:
+    """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `quantized` takes that in int8.
+    Raises ValueError for another directory, for files that are not those of the export (graph and tokenizer), and
+    without onnxruntime."""
+    directory = Path(directory)
+    graph = GRAPHS["onnx-int8" if quantized else "onnx"]
+    if not (directory / ExportRecord.FILE).is_file():
+        remedy = "Make one by `hf-electra-rtd export`, and name its directory."
+        raise ValueError(f"{directory} holds no export: there is no {ExportRecord.FILE}. {remedy}")
+    record = ExportRecord.load(directory)
+    record.check_files(directory, graph)
+    if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
+        raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")
+    return OnnxModel(directory / graph, AutoConfig.from_pretrained(directory), threads)

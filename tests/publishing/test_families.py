@@ -1,0 +1,109 @@
+"""What is published of pairs of other families than ELECTRA: which parts, and what their cards say and run."""
+
+import pytest
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.publishing import publish
+from hf_electra_rtd.publishing.card import model_card, pretraining_card
+from hf_electra_rtd.publishing.publish import PARTS, repository_ids
+from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.training import pretrain
+from tests.conftest import pretraining_flags
+from tests.families_for_tests import FAMILY_NAMES, tiny_family_config
+from tests.publishing.card_records import CARD, code_of, run_record
+from tests.publishing.test_cards import parts
+
+
+REPO = "org/name-part"
+HUB = {"backbone": "org/modern", "generator_backbone": "org/small"}
+OTHERS = [name for name in FAMILY_NAMES if name != "electra"]
+CLAIMS = (
+    "ELECTRA pair",
+    "ELECTRA-Small",
+    "ELECTRA-Tiny",
+    "The published",
+    "The original code",
+    "AutoModelForPreTraining",
+)
+
+
+def pair_of(family, **options):
+    configs = {f"{name}_config": tiny_family_config(family, pad_token_id=0) for name in ("generator", "discriminator")}
+    return ElectraForRTDPretraining(ElectraRTDConfig(**configs, sharing="none", **options))
+
+
+def card_of(family, part, described=None, **options):
+    record = run_record(model=pair_of(family, **options).config.to_dict(), described=described)
+    record.flops["paper"], record.data["train"]["max_seq_length"] = None, 32
+    return pretraining_card(record, part, REPO, CARD)
+
+
+def test_the_head_for_detection_is_published_beside_an_encoder_without_one_and_on_demand_of_electra():
+    bert, electra = (pair_of(family).config.to_dict() for family in ("bert", "electra"))
+    assert list(repository_ids("org/name", bert)) == ["discriminator", "generator", "detector"]
+    assert list(repository_ids("org/name", electra)) == ["discriminator", "generator"]
+    assert "one layer more, which computes ELECTRA's head" in card_of("electra", "detector")
+    for model in (bert, electra):
+        assert repository_ids("org/name", model, ["detector"]) == {"detector": "org/name-detector"}
+        with pytest.raises(ValueError, match="--parts detector: this run has no such part"):
+            repository_ids("org/name", {**model, "objective": "replace_mlm"}, ["detector"])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_tags_and_sentences_of_a_card_are_of_its_family_and_no_figure_of_electra_stands_beside(part):
+    for family in OTHERS:
+        metadata, body = parts(card_of(family, part))
+        assert metadata["tags"][:3] == [family, "hf-electra-rtd", "pretraining"]
+        assert not [claim for claim in CLAIMS if claim in body]
+        assert "None" not in body
+        assert "on sequences of 32 tokens. It accepts up to 64, but" in body
+    detected = {"detector": "token-classification", "generator": "fill-mask"}
+    assert metadata.get("pipeline_tag") == detected.get(part)
+    assert ("replaced-token-detection" in metadata["tags"]) == (part in ("detector", "discriminator"))
+    assert parts(model_card(pair_of("bert").config.to_dict(), REPO))[0]["tags"][0] == "bert"
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_the_code_of_the_cards_runs_on_what_was_exported(family, tokenizer, tmp_path, capsys):
+    pair = pair_of(family)
+    pair.save_towers(tmp_path, tokenizer)
+    for part, shown in (("detector", "ate"), ("discriminator", "torch.Size([1, 8, 32])"), ("generator", "0.")):
+        blocks = code_of(card_of(family, part))
+        assert len(blocks) == (2 if part == "discriminator" else 1)
+        for block in blocks:
+            exec(block.replace(REPO, str(tmp_path / part)).replace("chef", "boy"), {})
+        assert shown in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("part", "described", "base"),
+    [
+        ("discriminator", {**HUB, "loaded_backbones": ["backbone"]}, "org/modern"),
+        ("detector", {**HUB, "loaded_backbones": ["backbone"]}, "org/modern"),
+        ("generator", {**HUB, "loaded_backbones": ["backbone"]}, None),
+        ("generator", {**HUB, "loaded_backbones": ["backbone", "generator_backbone"]}, "org/small"),
+        ("discriminator", {**HUB, "loaded_backbones": []}, None),
+        # A directory, whose place the record does not keep.
+        ("discriminator", {"backbone": "modern", "loaded_backbones": ["backbone"]}, None),
+        ("detector", {"continue_from": "org/pair"}, "org/pair"),
+    ],
+)
+def test_the_model_that_a_network_began_as_is_its_base_model(part, described, base):
+    metadata, body = parts(card_of("modernbert", part, described))
+    assert metadata.get("base_model") == base
+    assert ("from random weights" in body) == (described.get("loaded_backbones") == [])
+
+
+def test_a_run_of_another_family_is_published_with_its_detector(corpus, tmp_path, capsys):
+    tiny_family_config("modernbert", pad_token_id=0).save_pretrained(tmp_path / "backbone")
+    flags = {"model_config": None, "backbone": tmp_path / "backbone" / "config.json", "max_steps": 1, "eval_steps": 1}
+    words = pretraining_flags(tmp_path, corpus, tmp_path / "run", **flags)
+    assert pretrain.main([*words, "--checkpoint_fractions", "1.0"]) == 0
+    record = PretrainingRecord.load(tmp_path / "run")
+    assert "from random weights" in pretraining_card(record, "detector", REPO, CARD)
+    capsys.readouterr()
+    words = ["--run", str(tmp_path / "run"), "--hub_model_id", "org/modern", "--license", "mit", "--dry_run"]
+    assert publish.main(words) == 0
+    told = capsys.readouterr().out
+    for part in ("discriminator", "generator", "detector"):
+        assert [f"org/modern-{part}, branch {name}:" in told for name in ("main", "step-1")] == [True] * 2

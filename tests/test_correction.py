@@ -1,0 +1,445 @@
+"""Judging and correcting texts: the formula, places in texts, the rules by which words change, and the commands."""
+
+# ruff: noqa: RUF001  # punctuation of Chinese
+
+import io
+import json
+import math
+import random
+from itertools import pairwise
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import BertTokenizer, ElectraConfig, PreTrainedTokenizerFast
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, correction, detection
+from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairJudge, rank_candidates
+from hf_electra_rtd.data import confusion
+from hf_electra_rtd.data.confusion import Confusions, Misspeller, read_confusions
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.data.units import Unit, cut_text, find_units
+from hf_electra_rtd.detection import Detector
+from tests.families_for_tests import tiny_family_config
+
+
+def test_the_formula_gives_back_the_data_that_an_optimal_discriminator_saw():
+    torch.manual_seed(0)
+    p_data, p_generator = torch.rand(2, 50, dtype=torch.float64)
+    for p in (0.1, 0.15, 0.5):
+        # An original is unmasked, or masked and drawn again; a replaced token is masked and drawn.
+        is_original = (1 - p) * p_data + p * p_data * p_generator
+        share = is_original / ((1 - p) * p_data + p * p_generator)
+        logits = -torch.log(share / (1 - share))
+        assert torch.allclose(rank_candidates(logits, p_generator.log(), p).exp(), p_data)
+    assert rank_candidates(torch.tensor([800.0, -800.0]), torch.tensor([-700.0, -700.0])).isfinite().all()
+
+
+# ---- Places in texts ----
+
+CHARACTERS = "今天新心情很好坏我们去看电影店。，！"
+
+
+@pytest.fixture(scope="module")
+def chinese():
+    words = [*SPECIAL_TOKENS, *CHARACTERS, "the", "river", "mill", "##s", "horse"]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)}, do_lower_case=True)
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )  # fmt: skip
+    backend.train_from_iterator(["the river and the mill and the horse", "今天心情很好"] * 20, trainer)
+    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="<mask>", **names)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The  mills, 今天iPhone好", ["The", "mills", ",", "今", "天", "iPhone", "好"]),
+        ("the river 😀 xyz", ["the", "river", "😀", "xyz"]),
+        ("the mi\u0301ll\u0301 horse", ["the", "mi\u0301ll\u0301", "horse"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["chinese", "byte_level"])
+def test_words_are_pieces_of_the_text_whatever_the_tokens_look_like(name, text, words, request):
+    tokenizer = request.getfixturevalue(name)
+    encoding = tokenizer([text], split_special_tokens=True).encodings[0]
+    units = find_units(text, encoding)
+    found = [text[unit.start : unit.stop] for unit in units]
+    assert "".join(found) == "".join(text.split())
+    if name == "chinese":
+        assert found == words
+    else:  # Chinese is cut where its tokens are
+        assert [word for word in found if word.isascii()] == [word for word in words if word.isascii()]
+    assert all(unit.first >= before.last for before, unit in pairwise(units))  # spaces may be tokens
+    assert (units[0].first, units[-1].last) == (1, len(encoding) - 1)
+
+
+def test_pieces_are_the_text_and_end_after_sentences(chinese, byte_level):
+    draw = random.Random(0)
+    for tokenizer in (chinese, byte_level):
+        for length in (0, 1, 30, 200):
+            text = "".join(draw.choices(CHARACTERS + "  the", k=length))
+            spans = cut_text(text, tokenizer, 12)
+            assert "".join(text[start:stop] for start, stop in spans) == text
+            if tokenizer is chinese:
+                assert max(len(tokenizer(text[start:stop])["input_ids"]) for start, stop in spans) <= 12
+    text = "我们去看电影。今天很好，心情很好！我们去看电影"
+    assert [text[start:stop] for start, stop in cut_text(text, chinese, 13)] == [
+        "我们去看电影。", "今天很好，心情很好！", "我们去看电影",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="--max_length 2 leaves no room"):
+        cut_text(text, chinese, 2)
+
+
+# ---- A pair that knows what is wrong ----
+
+
+class Tower(torch.nn.Module):
+    """A model whose logits a function makes of the ids (L,) of each text."""
+
+    def __init__(self, vocab_size, logits):
+        super().__init__()
+        self.config, self.logits = ElectraConfig(vocab_size=vocab_size), logits
+        self.device, self.calls = torch.device("cpu"), 0
+
+    def forward(self, input_ids, **inputs):
+        self.calls += 1
+        return type("Output", (), {"logits": torch.stack([self.logits(ids.tolist()) for ids in input_ids])})
+
+
+WRONG = {"新": 3.0, "店": 2.0, "mill": 2.0}  # logits of being replaced; of all others -6
+
+
+@pytest.fixture
+def corrector(chinese):
+    ids = chinese.get_vocab()
+
+    def detect(text):
+        return torch.tensor([{ids[word]: z for word, z in WRONG.items()}.get(index, -6.0) for index in text])
+
+    def generate(text):
+        logits = torch.zeros(len(text), len(chinese))
+        logits[:, [ids["心"], ids["影"], ids["好"], ids["horse"]]] = torch.tensor([3.0, 2.5, 2.0, 2.0])
+        return logits
+
+    towers = Tower(len(chinese), generate), Tower(len(chinese), detect)
+
+    def make(**options):
+        judge = _PairJudge(*towers, chinese.mask_token_id, 0.0, 4)
+        return Corrector(judge, chinese, **{"margin": 1.0, "batch_size": 4, "max_length": 16, **options})
+
+    make.detector = Detector(towers[1], chinese, error_rate=0.5, replaced_rate=0.5)
+    return make
+
+
+def test_a_wrong_character_is_replaced_and_right_text_stays(corrector):
+    assert corrector()("今天新情很好") == {
+        "source": "今天新情很好",
+        "target": "今天心情很好",
+        "errors": [("新", "心", 2)],
+    }
+    assert corrector()("今天心情很好")["errors"] == []
+    results = corrector()(["去看电店", "今天新情很好。我们去看电店！" * 3, "The Mills mill MILL", "新 mill"])
+    assert results[0]["target"] == "去看电心"  # the generator's first choice
+    assert [at for _, _, at in results[1]["errors"]] == [2, 12, 16, 26, 30, 40]
+    # A word of several tokens stays; English words become English ones, in their case.
+    assert results[2]["target"] == "The Mills horse HORSE"
+    assert results[2]["errors"] == [("mill", "horse", 10), ("MILL", "HORSE", 15)]
+    assert results[3]["target"] == "心 mill"  # as many characters as before
+
+
+def test_confusions_limit_what_a_word_becomes_and_protect_others(corrector):
+    confusions = Confusions({"新": ("好", "坏"), "店": ("影", "店")}, frozenset({"新情"}))
+    (first, second, third) = corrector(confusions=confusions)(["去看电店", "新电", "新情"])
+    assert [result["target"] for result in (first, second, third)] == ["去看电影", "好电", "新情"]
+    nothing = corrector(confusions=Confusions({"新": ("x",)}))
+    assert nothing("新")["errors"] == []
+
+
+def test_changes_need_suspicion_and_a_gain_above_the_margin(corrector):
+    text = "今天新情很好"
+    (change,) = corrector().propose([text], threshold=0.5)[0]
+    # Of both tokens p_G and D are known, so the gain follows.
+    logits = torch.zeros(len(corrector().tokenizer), dtype=torch.float64)
+    ids = corrector().tokenizer.get_vocab()
+    logits[[ids["心"], ids["影"], ids["好"], ids["horse"]]] = torch.tensor([3.0, 2.5, 2.0, 2.0], dtype=torch.float64)
+    log_p = logits.log_softmax(0)
+
+    def brute_force(z, log_p_generator):
+        share, p = 1 / (1 + math.exp(z)), math.exp(log_p_generator)
+        return math.log(share * p / (0.85 / 0.15 * (1 - share) + p))
+
+    gain = brute_force(-6.0, log_p[ids["心"]].item()) - brute_force(3.0, log_p[ids["新"]].item())
+    assert change[1:3] == ("心", 3.0)
+    assert change.gain == pytest.approx(gain, rel=1e-6)
+    assert corrector(margin=gain + 0.01)(text)["errors"] == []
+    assert corrector(margin=gain - 0.01)(text)["errors"] != []
+    share = 1 / (1 + math.exp(-3.0))
+    assert corrector(threshold=share + 1e-4)(text)["errors"] == []
+    assert corrector(threshold=share - 1e-4)(text)["errors"] != []
+
+
+def test_texts_that_cannot_be_judged_are_told_and_the_others_go_on(corrector):
+    for judge in (corrector(), corrector.detector):
+        empty, other, huge, fine = judge(["  ", "Привет мир", "今天很好。" * 8_000, "新"])
+        assert empty["skipped"] == "it is empty"
+        assert other["skipped"] == "the vocabulary has none of its words"
+        assert "skipped" not in huge
+        assert huge["errors"] == []
+        assert len(fine["errors"]) == 1
+
+
+def test_a_detector_moves_probabilities_to_the_rate_of_errors(corrector, chinese):
+    tower = corrector.detector.discriminator
+    result = Detector(tower, chinese, error_rate=0.02, replaced_rate=0.13, threshold=0.6)("天新 mills")
+    words = {word: (at, share) for word, at, share in result["tokens"]}
+    assert {word: at for word, (at, _) in words.items()} == {"天": 0, "新": 1, "mills": 3}
+    for word, z in (("天", -6.0), ("新", 3.0), ("mills", 2.0)):  # of `mill` and `##s`
+        odds = math.exp(z) * (0.02 / 0.98) / (0.13 / 0.87)
+        assert words[word][1] == pytest.approx(odds / (1 + odds), rel=1e-6)
+    assert [error[0] for error in result["errors"]] == ["新"]
+    assert corrector.detector(["新"])[0] == corrector.detector("新")
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "word", "changed", "expected"),
+    [
+        ("teh mill", "the mill", "teh", "the", True),
+        ("teh mill", "then mill", "teh", "the", False),  # which begins with it
+        ('he said "teh" mill', 'he said "the" mill', "teh", "the", True),
+        ("teh mill", "the mill", "mill", "river", False),
+        ("今天新情", "今天心情", "新", "心", True),
+    ],
+)
+def test_a_change_is_right_where_it_makes_the_right_word(source, right, word, changed, expected):
+    first = source.index(word)
+    change = Change(Unit(first, first + len(word), 1, 2), changed, 0.0, 0.0)
+    assert _is_right(change, source, right) is expected
+
+
+def test_calibration_keeps_to_the_false_positive_rate_on_right_sentences(chinese):
+    ids, draw, size = chinese.get_vocab(), random.Random(0), len(chinese)
+    noise = [draw.gauss(0, 2) for _ in range(size)]
+
+    def detect(text):
+        pairs = zip([0, *text], text, strict=False)
+        return torch.tensor([noise[(index + before) % size] + 3 * (index == ids["店"]) for before, index in pairs])
+
+    towers = Tower(size, lambda text: torch.tensor([noise[::-1]] * len(text))), Tower(size, detect)
+    rights = ["".join(draw.choices(CHARACTERS[:14], k=6)) for _ in range(60)]
+    sources = [text[:2] + "店" + text[3:] if row % 3 else text for row, text in enumerate(rights)]
+    for rate in (0.0, 0.1, 0.5):
+        corrector = Corrector(_PairJudge(*towers, chinese.mask_token_id, 0.0, 8), chinese)
+        for judge in (corrector, Detector(towers[1], chinese)):
+            kept = judge.calibrate(sources, rights, rate)
+            clean = list(dict.fromkeys(rights))
+            flagged = sum(bool(result["errors"]) for result in judge(clean)) / len(clean)
+            assert flagged <= rate
+            assert kept["false_positive_rate"] == pytest.approx(flagged)
+            assert kept["threshold"] == judge.threshold
+
+
+# ---- Confusions ----
+
+
+def test_confusion_files_are_read_with_strings_of_characters_and_protected_words(tmp_path):
+    path = tmp_path / "confusions.txt"
+    path.write_text("# sound\n新\t心辛\t欣\n\nteh the\n电影 电影\nteh then teh\n", encoding="utf-8-sig")
+    read = read_confusions(str(path))
+    assert read.rights == {"新": ("心", "辛", "欣"), "teh": ("the", "then")}
+    assert read.protected_in("去看电影院") == [range(2, 4)]
+    assert Confusions({}, frozenset({"art"})).protected_in("party art") == [range(6, 9)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("新 心\n情\n", "line 2 has one column. Write a word and what it may be meant to be"),
+        ("今天 明天\n", "line 1: '今天' has several characters"),
+        ("万\thzp\n", "line 1: 'hzp' is no Chinese character, as '万' is"),
+        ("# nothing\n", "has no row"),
+        (b"\xff\xfe", "cannot be read: .* It must be text in UTF-8"),
+    ],
+)
+def test_confusion_files_with_wrong_columns_are_refused(tmp_path, text, message):
+    path = tmp_path / "confusions.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ValueError, match=message):
+        read_confusions(str(path))
+
+
+def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
+    sets = [Confusions({"新": ("心",), "天": ("田", "天")}), Confusions({"好": ("号",), "x": ("y",)})]
+    misspell, source = Misspeller(sets, [0.6, 0.3], seed=1), "今天新好"
+    counts = {"sound": 0, "shape": 0, "random": 0}
+    for _ in range(3000):
+        (change,) = [(old, new) for old, new in zip(source, misspell(source), strict=True) if old != new]
+        kind = "sound" if change in (("新", "心"), ("天", "田")) else "shape" if change == ("好", "号") else "random"
+        counts[kind] += 1
+    assert counts == pytest.approx({"sound": 1800, "shape": 900, "random": 300}, abs=90)
+    assert Misspeller(sets[1:], [1.0])("今天") == "今天"  # no row, and nothing is random
+    for shares in ([0.5], [0.9, 0.2], [-0.1, 0.5]):
+        with pytest.raises(ValueError, match="--shares has"):
+            Misspeller(sets, shares)
+
+
+def test_pairs_are_made_from_text(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text(
+        "今天新情很好。我们去看电影！好\n\nThe horse saw the mill. It was\tthere.\n" * 30
+    )
+    (tmp_path / "set.txt").write_text("新 心\n电 店\nhorse house\n")
+    flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
+    confusion.main([*flags, "--output_file", str(tmp_path / "pairs.tsv"), "--max_pairs", "100"])
+    assert "100 pairs" in capsys.readouterr().out
+    header, *rows = (line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines())
+    assert header == ["text", "right"]
+    assert len(rows) == 100
+    assert {right for _, right in rows} == {
+        "今天新情很好。",
+        "我们去看电影！",
+        "The horse saw the mill.",
+        "It was there.",
+    }
+    errors = {(text, right) for text, right in rows if text != right}
+    assert errors == {("今天心情很好。", "今天新情很好。"), ("我们去看店影！", "我们去看电影！"),
+                      ("The house saw the mill.", "The horse saw the mill.")}  # fmt: skip
+
+
+# ---- The commands ----
+
+
+@pytest.fixture
+def directory(model, tokenizer, tmp_path):
+    """The models of a finished run, with random weights."""
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    return str(tmp_path / "run")
+
+
+def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_path, capsys, monkeypatch):
+    lines = ["The old mill was the river.", "", "Привет", "the mill " * 200]
+    (tmp_path / "lines.txt").write_text("\n".join(lines) + "\n")
+    flags = ["--model", directory, "--threshold", "0", "--margin", "-100", "--top_k", "3"]
+    correction.main([*flags, "--file", str(tmp_path / "lines.txt")])
+    output = capsys.readouterr()
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    correction.main(flags)
+    assert capsys.readouterr() == output
+    results = [json.loads(line) for line in output.out.splitlines()]
+    assert [result["source"] for result in results] == lines
+    for result in results:
+        target = result["source"]
+        for wrong, right, at in reversed(result["errors"]):
+            assert result["source"][at : at + len(wrong)] == wrong
+            target = target[:at] + right + target[at + len(wrong) :]
+        assert target == result["target"]
+    assert results[0]["errors"]
+    assert "1 of 4 texts skipped: it is empty." in output.err
+    assert "1 of 4 texts skipped: the vocabulary has none of its words." in output.err
+    detection.main(["--model", directory, "--as_is", "--file", str(tmp_path / "lines.txt")])
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(result["tokens"]) for result in found] == [7, 0, 0, 400]
+    assert all(result["source"][at : at + len(word)] == word for result in found for word, at, _ in result["tokens"])
+
+
+def test_texts_are_shown_with_wrong_and_right_words(directory, capsys):
+    correction.main(["--model", directory, "--threshold", "0", "--margin", "-100", "the [river] was"])
+    out = capsys.readouterr().out
+    assert "\x1b[" not in out
+    assert out.count("[-") == out.count("{+") > 0
+
+
+def test_thresholds_are_written_read_and_checked(directory, tmp_path, capsys):
+    pairs, kept = tmp_path / "pairs.tsv", str(tmp_path / "kept.json")
+    pairs.write_text(
+        "text\tright\n" + "the old mill .\tthe old river .\n" + "".join(f"{w} it\t{w} it\n" for w in ("a", "he", "in"))
+    )
+    flags = ["--model", directory, "--thresholds", kept]
+    for module, more, names in ((detection, ["--as_is"], {"threshold"}), (correction, [], {"threshold", "margin"})):
+        module.main([*flags, *more, "--calibrate", str(pairs), "--false_positive_rate", "0.3"])
+        written = json.loads((tmp_path / "kept.json").read_text())
+        assert names <= written.keys()
+        assert written["false_positive_rate"] <= 0.3
+    capsys.readouterr()
+    detection.main([*flags, "--as_is", "the old mill .", "--format", "json"])
+    result = json.loads(capsys.readouterr().out)
+    assert result["errors"] == [word for word in result["tokens"] if word[2] > written["threshold"]]
+    correction.main([*flags, "--score", str(pairs), "--format", "json"])
+    assert json.loads(capsys.readouterr().out)["sentences"] == 4
+    (tmp_path / "kept.json").write_text('{"threshold": "high"}')
+    with pytest.raises(ValueError, match="threshold is no number"):
+        correction.main([*flags, "a"])
+
+
+def test_predictions_of_another_program_are_scored_without_a_model(tmp_path, capsys):
+    (tmp_path / "pairs.tsv").write_text("text\tright\n他跑的快\t他跑的快\n今新\t今心\n")
+    (tmp_path / "lines.txt").write_text("他跑得快\n今心\n")
+    flags = ["--score", str(tmp_path / "pairs.tsv"), "--predictions", str(tmp_path / "lines.txt")]
+    correction.main(flags)
+    assert "2 sentences, 1 of them wrong; 2 flagged, 1 of them right" in capsys.readouterr().out
+    correction.main([*flags, "--sighan13", "--format", "json"])
+    assert json.loads(capsys.readouterr().out)["false_positive_rate"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["a", "--file", "b"], "either texts or --file"),
+        (["--calibrate", "a"], r"name it \(--thresholds FILE\)"),
+        (["a", "--calibrate", "a", "--thresholds", "b"], "Leave out the texts"),
+        (["--predictions", "a"], "--predictions is for --score"),
+        (["a", "--score", "b"], "--score reads pairs alone"),
+        (["a"], "Give either --model"),
+        (["a", "--threshold", "2"], "--threshold is 2: it must be at least 0 and at most 1"),
+        (["a", "--error_rate", "0"], "--error_rate is 0: it must be above 0"),
+        (["a", "--model", "x", "--runtime", "onnx"], "--runtime onnx needs exports"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        correction.main(flags)
+
+
+@pytest.mark.parametrize(
+    "flag", [["--error_rate", "0.1"], ["--threshold", "0.5"], ["--format", "json"], ["--max_length", "9"]]
+)
+def test_detection_with_masks_has_no_flags_of_whole_texts(flag):
+    with pytest.raises(ValueError, match=f"{flag[0]} is for texts as they are. Add --as_is"):
+        detection.main(["a sentence", "--model", "x", *flag])
+
+
+# ---- Pairs of other families ----
+
+
+@pytest.mark.parametrize("name", ["roberta", "modernbert"])
+def test_pairs_of_other_families_detect_and_correct_from_a_run_and_its_towers(name, byte_level, tmp_path):
+    sizes = {"vocab_size": len(byte_level), "pad_token_id": byte_level.pad_token_id}
+    towers = [tiny_family_config(name, **sizes) for _ in range(2)]
+    model = ElectraForRTDPretraining(
+        ElectraRTDConfig(generator_config=towers[0], discriminator_config=towers[1], sharing="none")
+    ).eval()
+    model.save_pretrained(tmp_path / "joint")
+    byte_level.save_pretrained(tmp_path / "joint")
+    model.save_towers(tmp_path / "run", byte_level)
+    text, kept = "the river and the mill", {}
+    for source in ("joint", "run"):
+        detector = Detector.from_pretrained(str(tmp_path / source))
+        corrector = Corrector.from_pretrained(str(tmp_path / source), threshold=0.0, margin=-100.0)
+        kept[source] = [share for _, _, share in detector(text)["tokens"]], corrector(text)
+        assert "Ġ" not in str(kept[source])
+    assert kept["joint"][0] == pytest.approx(kept["run"][0], rel=1e-4)
+    assert kept["joint"][1] == kept["run"][1]
+    errors = kept["run"][1]["errors"]
+    assert errors
+    assert all(text[at : at + len(wrong)] == wrong for wrong, _, at in errors)
+    assert len(kept["run"][1]["target"].split(" ")) == len(text.split(" "))

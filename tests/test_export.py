@@ -1,0 +1,346 @@
+"""Models as ONNX graphs: accepted only if they give what torch gives."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, ElectraForPreTraining, ElectraModel
+
+from hf_electra_rtd import ElectraForRTDPretraining, detectors, export
+from hf_electra_rtd.data.tokenization import save_tokenizer
+from hf_electra_rtd.families import inputs_of
+from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_adapters
+from hf_electra_rtd.finetuning.kinds import KINDS
+from hf_electra_rtd.finetuning.predict import Classifier
+from hf_electra_rtd.publishing.publish import exported_repositories
+from hf_electra_rtd.records import ExportRecord
+from hf_electra_rtd.runtime import GRAPHS, load_onnx
+from tests.conftest import make_text, tiny_config
+from tests.families_for_tests import tiny_family_config
+
+
+BROWSER = Path(__file__).parents[1] / "examples" / "browser"
+CHROMIUM = shutil.which("chromium")
+
+
+def run(*flags: object) -> None:
+    """The command, with short measurements of speed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hf-electra-rtd export", *map(str, flags)])
+        patch.setattr(export, "_SPEED_SECONDS", 0.0)
+        assert export.main(sys.argv[1:]) == 0
+
+
+@pytest.fixture(scope="module")
+def towers(tokenizer, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    torch.manual_seed(0)
+    ElectraForRTDPretraining(tiny_config()).save_towers(directory, tokenizer)
+    (directory / "texts.txt").write_text(make_text(3), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def detector(towers, tmp_path_factory) -> Path:
+    """An exported detector."""
+    directory = tmp_path_factory.mktemp("exports") / "detector"
+    run("--model", towers / "discriminator", "--output_dir", directory, "--file", towers / "texts.txt")
+    return directory
+
+
+@pytest.fixture
+def copy(detector, tmp_path) -> Path:
+    return Path(shutil.copytree(detector, tmp_path / "copy"))
+
+
+def random_batch(shape: tuple[int, int], seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 40, shape, generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1:, shape[1] // 2 :] = 0  # all but the first are padded
+    return {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": torch.arange(shape[1]).gt(3) * mask}
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (1, 64), (5, 9)])
+def test_the_two_labels_of_the_graph_are_zero_and_torchs_logit(detector, towers, shape):
+    batch = random_batch(shape)
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        wanted = ElectraForPreTraining.from_pretrained(towers / "discriminator").eval()(**batch).logits
+    logits = load_onnx(detector)(**batch).logits
+    assert torch.equal(logits[..., 0], torch.zeros(shape))
+    torch.testing.assert_close(logits[..., 1][real], wanted[real], rtol=0, atol=1e-5)
+    spread = wanted[real].std() if real.sum() > 2 else 1.0
+    assert (load_onnx(detector, quantized=True)(**batch).logits[..., 1] - wanted)[real].abs().mean() < 0.1 * spread
+
+
+def test_an_export_has_the_layout_of_transformers_js_and_tells_how_it_was_accepted(detector):
+    record, config = ExportRecord.load(detector), json.loads((detector / "config.json").read_text())
+    assert config["architectures"] == ["ElectraForTokenClassification"]
+    assert config["id2label"] == {"0": "original", "1": "replaced"}
+    assert {"tokenizer.json", "tokenizer_config.json", "quantize_config.json", "README.md"} <= {
+        path.name for path in detector.iterdir()
+    }
+    assert len(record.shapes) >= 5
+    assert [1, 64] in record.shapes
+    assert 0 <= record.largest_difference <= record.tolerance == 1e-4
+    assert record.dev["equal"]["onnx"] == record.dev["predictions"] > 100
+    assert set(record.speed["sentences_per_second"]) == {"torch", "onnx", "onnx-int8"}
+    inputs = onnx.load(detector / GRAPHS["onnx"]).graph.input
+    assert [each.name for each in inputs] == record.inputs == ["input_ids", "attention_mask", "token_type_ids"]
+    assert {each.type.tensor_type.elem_type for each in inputs} == {onnx.TensorProto.INT64}
+    assert record.int8_loss is not None
+    assert f"{record.dev['predictions']:,} predictions" in (detector / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("compared", "told"), [(True, "outputs differ"), (False, "are not torch's")])
+def test_a_graph_that_is_not_accepted_leaves_nothing(detector, towers, tmp_path, monkeypatch, compared, told):
+    def write_another(graph, example, limit, path, source):
+        model = onnx.load(detector / GRAPHS["onnx"])
+        weights = next(each for each in model.graph.initializer if len(each.dims) == 2)
+        weights.raw_data = (-np.frombuffer(weights.raw_data, np.float32)).tobytes()
+        onnx.save(model, path)
+
+    monkeypatch.setattr(export, "_write_graph", write_another)
+    if not compared:
+        monkeypatch.setattr(export, "_compare", lambda *args: (0.0, 1e-4))
+    flags = ("--model", towers / "discriminator", "--output_dir", tmp_path / "out", "--file", towers / "texts.txt")
+    with pytest.raises(ValueError, match=told):
+        run(*flags)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("tokenizer.json", "tokenizer .* is not that of the exported model"),
+        ("onnx/model.onnx", "model.onnx is not the file that was exported"),
+        ("export_record.json", "there is no export_record.json. Make one by `hf-electra-rtd export`"),
+    ],
+)
+def test_another_tokenizer_another_graph_and_no_export_are_refused(copy, file, told):
+    text = (copy / file).read_bytes()
+    (copy / file).unlink()
+    if file != "export_record.json":
+        (copy / file).write_bytes(text.replace(b'"river"', b'"revir"') if file.endswith("json") else text[:-1] + b"\0")
+    with pytest.raises(ValueError, match=told):
+        load_onnx(copy)
+
+
+@pytest.mark.parametrize(("module", "call"), [("onnxruntime", "load"), ("onnxscript", "export")])
+def test_a_missing_package_names_the_extra(detector, towers, tmp_path, monkeypatch, module, call):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"{module} is not installed. .*hf-electra-rtd\[onnx\]"):
+        load_onnx(detector) if call == "load" else run("--model", towers, "--output_dir", tmp_path / "out")
+
+
+def test_what_is_no_model_of_ours_is_refused_before_anything_is_written(towers, tokenizer, tmp_path):
+    ElectraModel(tiny_config().discriminator_config).save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match="ElectraModel: it is neither a generator, nor"):
+        run("--model", tmp_path / "bare", "--output_dir", tmp_path / "out")
+    config = json.loads((tmp_path / "bare" / "config.json").read_text())
+    config["fine_tuned_for"] = {"task": {"kind": "correction"}}
+    (tmp_path / "bare" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="a model for correction, which gives tokens and not scores"):
+        run("--model", tmp_path / "bare", "--output_dir", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
+    (repository,) = exported_repositories(copy, {"hub_model_id": "org/small", "license": "mit"})
+    assert repository.repo_id == "org/small-detector-onnx"
+    assert {*GRAPHS.values(), "config.json", "tokenizer.json", ExportRecord.FILE} <= repository.files.keys()
+    assert b"license: mit" in repository.files["README.md"]
+    (copy / GRAPHS["onnx-int8"]).write_bytes(b"another")
+    with pytest.raises(ValueError, match="is not the file that was exported"):
+        exported_repositories(copy, {"hub_model_id": "org/small"})
+
+
+# ---- All of a run, and all heads ----
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--data_dir", "glue"], "--data_dir: .* was not fine-tuned. Give it texts"),
+        (["--file", "a.txt", "--label_column_name", "age"], "--label_column_name: .* was not fine-tuned"),
+        (["--file", "a.txt", "--data_dir", "glue"], "both name rows"),
+        (["--file", "no_file.txt"], "no_file.txt cannot be read"),
+    ],
+)
+def test_rows_that_a_model_cannot_be_tried_on_are_refused_before_the_export(flags, told, towers, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        run("--model", towers / "discriminator", "--output_dir", tmp_path / "out", *flags)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_weights_beside_a_graph_that_is_too_large_for_one_file(towers, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "_LARGEST_FILE", 1000)
+    run("--model", towers, "--output_dir", tmp_path)
+    batch = random_batch((2, 7))
+    for name, auto_class in (("detector", ElectraForPreTraining), ("generator", AutoModelForMaskedLM)):
+        tower = towers / ("discriminator" if name == "detector" else name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["transformers.js_config"] == {"use_external_data_format": {"model.onnx": True}}
+        assert "onnx/model.onnx_data" in ExportRecord.load(tmp_path / name).files
+        logits = load_onnx(tmp_path / name)(**batch).logits
+        with torch.no_grad():
+            wanted = auto_class.from_pretrained(tower).eval()(**batch).logits
+        logits = logits[..., 1] if name == "detector" else logits
+        torch.testing.assert_close(logits[0], wanted[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_detector_of_another_family_takes_the_inputs_that_it_has(tokenizer, tmp_path):
+    config = tiny_family_config("roberta", pad_token_id=0)
+    detectors.label(config)
+    model = AutoModelForTokenClassification.from_config(config).eval()
+    model.save_pretrained(tmp_path / "detector")
+    save_tokenizer(tokenizer, tmp_path / "detector")
+    run("--model", tmp_path / "detector", "--output_dir", tmp_path / "out")
+    assert ExportRecord.load(tmp_path / "out").inputs == ["input_ids", "attention_mask"]
+    batch = random_batch((3, 12))
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        wanted = detectors.detection_logits(model, **inputs_of(config, batch))
+    graph = detectors.detection_logits(load_onnx(tmp_path / "out"), **batch)
+    torch.testing.assert_close(graph[real], wanted[real], rtol=0, atol=1e-4)
+
+
+LABELS = ("old", "young", "other")
+TAGS = ("O", "B-X", "I-X")
+TEXTS = ["the old river was young .", "he saw the mill", "she went to the garden and took the letter !"]
+QUESTIONS = [{"question": "who saw it ?", "context": text} for text in TEXTS]
+CHOICES = [{"context": text, "question": "", "choices": ["old", "the young river", "."]} for text in TEXTS]
+HEADS = {
+    "classification paper": (LABELS, {"head": "paper"}),
+    "classification lora": (LABELS, {}),
+    "multi_label": (LABELS, {}),
+    "regression": ((), {"head": "paper", "unit": (300.0, 50.0)}),
+    "tagging": (TAGS, {}),
+    "question_answering": ((), {}),
+    "question_answering paper": ((), {"head": "paper", "unanswerable": True}),
+    "multiple_choice": ((), {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HEADS)
+def test_every_head_predicts_by_its_graph_what_it_predicts_by_torch(case, towers, tokenizer, tmp_path):
+    kind = case.split()[0]
+    labels, options = HEADS[case]
+    source = towers / "discriminator"
+    model = load_with_head(KINDS[kind].auto_class, source, labels=labels, **options).eval()
+    model.config.fine_tuned_for = {
+        "task": {"kind": kind, "language": "en", "unanswerable": "unanswerable" in options},
+        "characters": False,
+        "lengths": {"max_seq_length": 48, "doc_stride": 8, "max_query_length": 16},
+    }
+    if case.endswith("lora"):
+        model = add_adapters(model, str(source), ["query", "value"], r=2, init_lora_weights=False)
+        save_adapters(model, tmp_path / "model")
+    else:
+        model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tokenizer, tmp_path / "model")
+    run("--model", tmp_path / "model", "--output_dir", tmp_path / "out")
+    given = {"question_answering": QUESTIONS, "multiple_choice": CHOICES}.get(kind, TEXTS)
+    if kind == "tagging":
+        given = [{"text": text.split()} for text in TEXTS]
+    wanted = Classifier(str(tmp_path / "model"), use_cpu=True).predict(given)
+    answers = Classifier(str(tmp_path / "out"), use_cpu=True, runtime="onnx").predict(given)
+    for answer, other in zip(answers, wanted, strict=True):
+        assert rounded(answer) == rounded(other)
+
+
+def rounded(answer):
+    """Without what differs in the seventh digit."""
+    return json.loads(json.dumps(answer), parse_float=lambda number: float(f"{float(number):.3g}"))
+
+
+@pytest.mark.slow
+def test_a_file_of_labeled_rows_gives_the_scores_of_torch_and_of_both_graphs(towers, tokenizer, tmp_path, capsys):
+    torch.manual_seed(0)
+    model = load_with_head(KINDS["classification"].auto_class, towers / "discriminator", labels=LABELS[:2])
+    lengths = {"max_seq_length": 32, "doc_stride": 8, "max_query_length": 8}
+    task = {"kind": "classification", "language": "en", "unanswerable": False}
+    model.config.fine_tuned_for = {"task": task, "characters": False, "lengths": lengths}
+    model.save_pretrained(tmp_path / "model")
+    save_tokenizer(tokenizer, tmp_path / "model")
+    lines = filter(None, make_text(20).replace('"', "").split("\n"))
+    rows = [f'"{line[:100]}",{LABELS[row % 2]}' for row, line in enumerate(lines)]
+    (tmp_path / "dev.csv").write_text("\n".join(["review,age", *rows]))
+    columns = ("--text_column_name", "review", "--label_column_name", "age")
+    run("--model", tmp_path / "model", "--output_dir", tmp_path / "out", "--file", tmp_path / "dev.csv", *columns)
+    dev = ExportRecord.load(tmp_path / "out").dev
+    assert dev["predictions"] == dev["equal"]["onnx"] == len(rows)
+    assert dev["scores"]["onnx"] == dev["scores"]["torch"]
+    assert dev["classes"]["onnx"] == dev["classes"]["torch"]
+    assert dev["classes"]["torch"].keys() == {"old", "young"}
+    assert "young: recall" in capsys.readouterr().out
+
+
+# ---- In a browser ----
+
+
+@pytest.fixture
+def site(detector, tmp_path):
+    """The address of the page, with the exported detector."""
+    shutil.copytree(BROWSER, tmp_path / "site", ignore=shutil.ignore_patterns("node_modules", "models"))
+    if not (BROWSER / "node_modules").is_dir():
+        subprocess.run(["npm", "ci"], cwd=BROWSER, check=True, capture_output=True, timeout=240)
+    (tmp_path / "site" / "node_modules").symlink_to(BROWSER / "node_modules")
+    shutil.copytree(detector, tmp_path / "site" / "models" / "detector")
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Handler, directory=tmp_path / "site")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
+def test_the_page_judges_a_typed_sentence_as_onnxruntime_does(site, detector, tokenizer):
+    from playwright.sync_api import sync_playwright
+
+    sentence = "The old mill was young ."
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        errors = []
+        page.on("pageerror", lambda error: errors.append(error))
+        page.on("requestfailed", lambda request: errors.append(request.url))
+        page.goto(f"{site}/index.html")
+        page.wait_for_selector("#judge:enabled", timeout=60_000)
+        page.fill("#sentence", sentence)
+        page.click("#judge")
+        page.wait_for_function("document.querySelectorAll('#tokens span').length === 6", timeout=60_000)
+        spans = page.query_selector_all("#tokens span")
+        words = [span.inner_text().split("\n")[0] for span in spans]
+        shares = [float(span.get_attribute("data-share")) for span in spans]
+        page.goto(f"{site}/index.html?model=nothing")
+        page.wait_for_function("document.querySelector('#status').textContent.includes('nothing cannot be loaded')")
+        browser.close()
+    assert errors == []
+    logits = load_onnx(detector, quantized=True)(**tokenizer(sentence, return_tensors="pt")).logits[0, 1:-1]
+    assert words == tokenizer.tokenize(sentence)
+    assert shares == pytest.approx(logits.softmax(-1)[:, 1].tolist(), abs=1e-4)

@@ -28,7 +28,6 @@ class Workload:
 
     Attributes:
         size: a named size.
-        backbone: the configuration of an encoder of another family, in place of the size's.
         vocab_size: V.
         batch_size: B.
         max_seq_length: L; every row is full.
@@ -36,10 +35,10 @@ class Workload:
         generator_size: the generator's width as a fraction of the discriminator's; None for that of the size.
         dropout: of hidden layers and attention, in both towers.
         seed: of weights, rows, masks and samples.
+        backbone: the configuration of an encoder of another family, in place of the size's.
     """
 
     size: str = "small"
-    backbone: str | None = None
     vocab_size: int = 30522
     batch_size: int = 16
     max_seq_length: int = 128
@@ -47,6 +46,7 @@ class Workload:
     generator_size: float | None = None
     dropout: float = 0.1
     seed: int = 0
+    backbone: str | None = None
 
     @property
     def tokens(self) -> int:

@@ -328,7 +328,8 @@ def assert_equal_weights(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("loop", [pretrain.main, pytest.param(pretrain_no_trainer.main, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", [pretrain.main, pretrain_no_trainer.main])
 def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(
     command, tmp_path, tokenizer, loop, capsys
 ):

@@ -34,6 +34,7 @@ assert "hf_electra_rtd.training.trainer" in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+@pytest.mark.slow
 def test_pretraining_on_prepared_blocks_needs_no_datasets(tmp_path, blocks, tokenizer):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     flags = ["--train_files", blocks[0].path, "--held_out_files", blocks[1].path, "--max_seq_length", "32"]

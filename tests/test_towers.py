@@ -23,6 +23,7 @@ def exported(model, tokenizer, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_exported_towers_load_without_this_package_and_give_the_same_logits(model, exported, batch):
     script = """
 import json, sys

@@ -330,6 +330,7 @@ def test_mistakes_are_named_before_anything_is_asked(flags, message, runs, hub):
 # ---- Round trip ----
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_what_was_published_loads_by_its_id_and_answers_the_same_and_the_code_of_its_cards_runs(
     runs, hub, tmp_path, monkeypatch

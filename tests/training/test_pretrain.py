@@ -227,6 +227,7 @@ def test_a_run_that_replaces_another_and_dies_early_can_be_replaced(pretrain, co
     assert not (copied_run / ".outputs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", "hf_invalid")
     path, asked = copied_run / "publish.json", []

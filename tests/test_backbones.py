@@ -1,6 +1,7 @@
 """Replaced-token detection with encoders of any family."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -474,6 +475,12 @@ def test_weights_without_a_tokenizer_are_not_trained_with_another(places):
     with pytest.raises(ValueError, match="weights without a tokenizer"):
         _ = ModelArguments(backbone=str(places / "bert-alone")).tokenizer_source
     assert ModelArguments(backbone=str(places / "bert.json")).tokenizer_source is None
+
+
+def test_the_tokenizer_of_weights_without_one_can_be_named(tmp_path, places, corpus):
+    shutil.copytree(places / "bert-bare", tmp_path / "bare", ignore=shutil.ignore_patterns("*tokenizer*", "vocab*"))
+    backbone = {"backbone": tmp_path / "bare", "model_config": None, "max_steps": 1}
+    assert pretrain.main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **backbone)) == 0
 
 
 def test_the_generator_may_be_of_another_family_and_frozen(places, tokenizer):

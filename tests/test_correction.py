@@ -14,12 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import BertTokenizer, ElectraConfig, PreTrainedTokenizerFast
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, correction, detection
-from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairJudge, rank_candidates
+from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairJudge
 from hf_electra_rtd.data import confusion
 from hf_electra_rtd.data.confusion import Confusions, Misspeller, read_confusions
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.data.units import Unit, cut_text, find_units
 from hf_electra_rtd.detection import Detector
+from hf_electra_rtd.objectives import token_log_probability
 from tests.families_for_tests import tiny_family_config
 
 
@@ -31,8 +32,8 @@ def test_the_formula_gives_back_the_data_that_an_optimal_discriminator_saw():
         is_original = (1 - p) * p_data + p * p_data * p_generator
         share = is_original / ((1 - p) * p_data + p * p_generator)
         logits = -torch.log(share / (1 - share))
-        assert torch.allclose(rank_candidates(logits, p_generator.log(), p).exp(), p_data)
-    assert rank_candidates(torch.tensor([800.0, -800.0]), torch.tensor([-700.0, -700.0])).isfinite().all()
+        assert torch.allclose(token_log_probability(logits, p_generator.log(), p).exp(), p_data)
+    assert token_log_probability(torch.tensor([800.0, -800.0]), torch.tensor([-700.0, -700.0]), 0.15).isfinite().all()
 
 
 # ---- Places in texts ----

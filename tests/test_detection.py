@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.detection import detect, load_for_detection, main, score_tokens
+from hf_electra_rtd.detection import _encode, _score, detect, load_for_detection, main
 from tests.conftest import tiny_config
 
 
@@ -24,6 +24,13 @@ def run(model, tokenizer):
     return lambda sentence=SENTENCE, **options: detect(
         model.generator, model.discriminator, tokenizer, sentence, **{"random": seeded(), **options}
     )
+
+
+@torch.no_grad()
+def score_tokens(discriminator, tokenizer, sentence):
+    """Every token of a sentence as it is, [CLS] and [SEP] included."""
+    ids = torch.tensor(_encode(tokenizer, sentence, discriminator)["input_ids"])
+    return _score(discriminator, tokenizer, ids, ids, [])
 
 
 def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(run):

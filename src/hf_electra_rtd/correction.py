@@ -29,7 +29,6 @@ import torch
 from rich.console import Console
 from rich.text import Text
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import run
@@ -56,29 +55,15 @@ from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_score
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
 from hf_electra_rtd.finetuning.predict import find_model
+from hf_electra_rtd.objectives import token_log_probability
 from hf_electra_rtd.runtime import TORCH
 
 
-MASK_PROBABILITY = 0.15  # of pre-training, in the formula of `rank_candidates`
+_DRAWN = 0.15  # share of the tokens that a generator draws in pre-training
 _ANY_GAIN = -1000.0  # a margin that everything passes
 _MOST_CHANGES = 10  # of one piece of a text
 _CALIBRATED_ON = 1000  # right and wrong sentences, drawn from all
 _SUSPECTS = 4  # words of a piece for which others are tried, the most suspicious ones
-
-
-def rank_candidates(detection: Tensor, generator: Tensor, mask_probability: float = MASK_PROBABILITY) -> Tensor:
-    """The logarithm of the probability of a token at a place, by a generator and a discriminator:
-
-        p(x | context) = D p_G / (a (1 - D) + p_G),   a = (1 - mask_probability) / mask_probability
-
-    A discriminator that knew all sees an original with D = p (a + p_G) / (a p + p_G); this is solved for p.
-
-    Args:
-        detection: its logits with the token at its place, positive for "replaced": D = sigmoid(-detection).
-        generator: the logarithm of the token's probability p_G by the generator, with [MASK] at its place.
-    """
-    odds = math.log((1 - mask_probability) / mask_probability)
-    return logsigmoid(-detection) + generator - torch.logaddexp(odds + logsigmoid(detection), generator)
 
 
 class Change(NamedTuple):
@@ -132,7 +117,7 @@ class _PairJudge(_Judge):
             tried["input_ids"].scatter_(1, places, ids_RK[some].reshape(-1, 1))
             logits = replaced_logits(self.discriminator, tried).gather(1, places)
             detection[some] = logits.view(-1, ids_RK.shape[1])
-        scores_RK = rank_candidates(detection, log_p_RV.gather(1, ids_RK))
+        scores_RK = token_log_probability(detection, log_p_RV.gather(1, ids_RK), _DRAWN)
         gains_RK = scores_RK[:, 1:] - scores_RK[:, :1]
         return best_RK, gains_RK.masked_fill(~allowed_RV.gather(1, best_RK), -math.inf)
 

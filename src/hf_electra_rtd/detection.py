@@ -177,7 +177,7 @@ def detector_of(model: str) -> str | None:
     """The directory of a run, or of its export, that holds what detects: an encoder of another family than ELECTRA has
     no head."""
     name = Path(model, "discriminator")
-    if name.is_dir() and read_config(name).get("architectures", [""])[0] == ElectraForPreTraining.__name__:
+    if name.is_dir() and ElectraForPreTraining.__name__ in (read_config(name).get("architectures") or ()):
         return name.name
     return "detector" if Path(model, "detector").is_dir() else name.name if name.is_dir() else None
 
@@ -434,13 +434,6 @@ def detect(
         rank = 1 + int((softmax_V > original[1]).sum())
         fills.append(Fill(position, original, rank, sampled, proposals))
     return _score(discriminator, tokenizer, ids_L, corrupted_L, positions_K.tolist()), fills
-
-
-@torch.no_grad()
-def score_tokens(discriminator: Any, tokenizer: PreTrainedTokenizerBase, sentence: str) -> list[ScoredToken]:
-    """The probability that each token of a sentence was replaced, [CLS] and [SEP] included."""
-    ids_L = torch.tensor(_encode(tokenizer, sentence, discriminator)["input_ids"])
-    return _score(discriminator, tokenizer, ids_L, ids_L, [])
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, sentence: str, *towers: Any) -> BatchEncoding:

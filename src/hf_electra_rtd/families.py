@@ -35,6 +35,7 @@ class Family:
     transform: Callable[[Any, Tensor], Tensor]  # of a masked LM: hidden states (..., H) to what its output layer reads
     output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # of a masked LM
     first_position: Callable[[Any], int] = lambda config: 0  # of a configuration: the position id of the first token
+    has_positions: Callable[[Any], bool] = lambda config: True  # likewise: whether it has a table of positions
     # Stock model with one logit a token, positive where it was replaced; else the one for token classification.
     detector: type[PreTrainedModel] | None = None
     resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
@@ -74,7 +75,13 @@ FAMILIES: dict[str, Family] = {
     "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden)),
     "camembert": _ROBERTA,
     "convbert": Family(lambda model, hidden: model.generator_predictions(hidden), layers=("ConvBertLayer",)),
-    "deberta-v2": Family(_deberta_transform, _deberta_output, resize=_resize_deberta, layers=("DebertaV2Layer",)),
+    "deberta-v2": Family(
+        _deberta_transform,
+        _deberta_output,
+        has_positions=lambda config: config.position_biased_input,
+        resize=_resize_deberta,
+        layers=("DebertaV2Layer",),
+    ),
     "distilbert": Family(
         lambda model, hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))),
         layers=("TransformerBlock",),
@@ -84,7 +91,7 @@ FAMILIES: dict[str, Family] = {
         detector=ElectraForPreTraining,
         layers=("ElectraLayer",),
     ),
-    "modernbert": Family(lambda model, hidden: model.head(hidden)),
+    "modernbert": Family(lambda model, hidden: model.head(hidden), has_positions=lambda config: False),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
@@ -183,13 +190,10 @@ def size_of(config: Any, name: str) -> Any:
     without a width of their own are as wide as the layers."""
     if name == "embedding_size":
         return getattr(config, name, config.hidden_size)
-    if name == "max_position_embeddings" and not _has_position_table(config):
+    row = FAMILIES.get(config.model_type)
+    if name == "max_position_embeddings" and row is not None and not row.has_positions(config):
         return None
     return getattr(config, name, None)
-
-
-def _has_position_table(config: Any) -> bool:
-    return config.model_type != "modernbert" and getattr(config, "position_biased_input", True)
 
 
 def feed_forward_name(config: Any) -> str:

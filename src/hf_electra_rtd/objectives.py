@@ -135,8 +135,7 @@ class ReplacedTokenDetection(Objective):
         if not drawn:
             raise ValueError("keep_probability=1 hid no token from the generator: the pair gives no probability.")
         logits = pair.discriminate(input_ids, **inputs).logits.to(log_p.dtype)
-        log_odds = math.log(1 / drawn - 1)
-        return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
+        return token_log_probability(logits, log_p, drawn)
 
 
 class MaskedOnlyDetection(ReplacedTokenDetection):
@@ -260,6 +259,13 @@ def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_B
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
     return _sum_over_real(losses, attention_mask_BL)
+
+
+def token_log_probability(logits: Tensor, log_p: Tensor, drawn: float) -> Tensor:
+    """The log-probability of a token in its context, from its logit of being replaced, its log-probability under the
+    generator, and the share of the tokens that are drawn (`ReplacedTokenDetection.log_likelihoods`)."""
+    log_odds = math.log(1 / drawn - 1)
+    return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
 
 
 def _sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:

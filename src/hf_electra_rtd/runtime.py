@@ -64,9 +64,14 @@ class OnnxModel(nn.Module):
         self.output_names = [each.name for each in self._session.get_outputs()]
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> OnnxOutput:
-        """As the model itself is called; what is not given is as there: all tokens are real, and of type 0."""
+        """As the model itself is called; what is not given is as there: all tokens are real, and of type 0. Positions
+        count from the first token: the graph holds them."""
         given = {
             "input_ids": input_ids,
             "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,

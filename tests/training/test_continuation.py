@@ -16,7 +16,7 @@ from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.continuation import find_pair
 from hf_electra_rtd.training.meters import before_and_after
-from hf_electra_rtd.training.model import ModelArguments, build_model, continued_defaults
+from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
 
@@ -139,11 +139,11 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
     pair.describe()
     assert "as wide as the discriminator (256)" in caplog.text
     assert find_pair(name, {}, new_generator=True).towers == {"discriminator": name}
-    defaults = continued_defaults(given(continue_from=name))
+    defaults = recipe_defaults(given(continue_from=name))
     assert (defaults["size"], defaults["learning_rate"], defaults["max_steps"]) == ("small++", 5e-5, 400_000)
     for fractions, size in (({}, "small"), ({"generator_hidden_size": 1.0}, "small++")):
         flags = {"continue_from": name, "new_generator": True, **fractions}
-        assert continued_defaults(given(**flags))["size"] == ModelArguments(**flags).continued.size == size
+        assert recipe_defaults(given(**flags))["size"] == ModelArguments(**flags).continued.size == size
     with pytest.raises(ValueError, match="in the discriminator's place is ElectraForMaskedLM"):
         find_pair("google/electra-small-generator", {}, new_generator=True)
 
@@ -155,7 +155,7 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
     for tower, share in (("generator", SIZES[name].generator_hidden_size), ("discriminator", 1)):
         tiny.hidden_size, tiny.num_attention_heads = round(share * shape["hidden_size"]), 1
         tiny.save_pretrained(tmp_path / tower)
-    defaults, recipe = continued_defaults(given(continue_from=str(tmp_path))), SIZES[name].pretraining
+    defaults, recipe = recipe_defaults(given(continue_from=str(tmp_path))), SIZES[name].pretraining
     assert defaults["size"] == name
     assert (defaults["learning_rate"], defaults["max_steps"]) == (
         recipe["learning_rate"] / 10,

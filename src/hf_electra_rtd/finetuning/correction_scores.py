@@ -22,7 +22,7 @@ from typing import Any
 from hf_electra_rtd.data.units import align
 from hf_electra_rtd.files import reading
 from hf_electra_rtd.finetuning.reading import make_examples, read_rows
-from hf_electra_rtd.finetuning.scores import _check_lengths, _ratio
+from hf_electra_rtd.finetuning.scores import check_lengths, ratio
 from hf_electra_rtd.tasks import Task
 
 
@@ -61,8 +61,8 @@ def score_correction(
     Raises:
         ValueError: for no sentence, numbers of sentences that differ, and texts of which one has more parts.
     """
-    _check_lengths(predictions, references)
-    _check_lengths(sources, references)
+    check_lengths(predictions, references)
+    check_lengths(sources, references)
     hits = {family: dict.fromkeys(LEVELS, 0) for family in ("sentence", "character")}
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
     for row, (source, prediction, reference) in enumerate(zip(sources, predictions, references, strict=True), 1):
@@ -86,7 +86,7 @@ def score_correction(
         "false_positives": false_positives,
         "wrong_parts": wrong_parts,
         "changed_parts": changed_parts,
-        "false_positive_rate": _ratio(false_positives, clean),
+        "false_positive_rate": ratio(false_positives, clean),
     }
     for family in FAMILIES:
         of_family: Any = hits["character" if family == "character" else "sentence"]
@@ -94,10 +94,10 @@ def score_correction(
             hit = of_family[level]
             made_by = {"bakeoff": hit + false_positives, "sentence": flagged, "character": changed_parts}[family]
             asked = wrong_parts if family == "character" else wrong
-            values = {"precision": _ratio(hit, made_by), "recall": _ratio(hit, asked)}
-            values |= {"f1": _ratio(2 * hit, made_by + asked), "hits": hit}
+            values = {"precision": ratio(hit, made_by), "recall": ratio(hit, asked)}
+            values |= {"f1": ratio(2 * hit, made_by + asked), "hits": hit}
             if family == "bakeoff":
-                values["accuracy"] = _ratio(hit + clean - false_positives, len(sources))
+                values["accuracy"] = ratio(hit + clean - false_positives, len(sources))
             scores.setdefault(family, {})[level] = values
     return scores
 

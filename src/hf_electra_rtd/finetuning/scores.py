@@ -52,7 +52,7 @@ def score_labels(
     from scipy import stats
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    _check_lengths(predictions, references)
+    check_lengths(predictions, references)
     if labels and (unknown := (set(predictions) | set(references)) - set(labels)):
         raise ValueError(f"{unknown.pop()!r} is none of the labels {', '.join(map(str, labels))}.")
     options: dict[str, Any] = {"average": None, "zero_division": 0.0}
@@ -89,7 +89,7 @@ def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
     label that is right or predicted somewhere; and those of all labels of all examples together, with `micro_f1` (the
     same `f1`), `macro_f1`, the mean over the labels, and `accuracy`, the share of examples whose labels are exactly
     those. What has nothing to divide by is 0. No example, and lengths that differ, are a ValueError."""
-    _check_lengths(predictions, references)
+    check_lengths(predictions, references)
     pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
     return _report([({(x,) for x in one}, {(x,) for x in two}) for one, two in pairs], [a == b for a, b in pairs])
 
@@ -98,7 +98,7 @@ def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequen
     """As `label_report`, of the chunks (entities, phrases) in sequences of BIO tags, by the rules of `conlleval`
     (CoNLL-2000): a chunk is right if its first word, its last word and its type are. `macro_f1` is the mean over the
     types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError, too."""
-    _check_lengths(predictions, references)
+    check_lengths(predictions, references)
     hits: list[bool] = []
     pairs = []
     for row, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
@@ -117,13 +117,13 @@ def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) ->
             counter.update(item[-1] for item in items)
 
     def values(predicted: int, right: int, both: int) -> dict[str, float]:
-        f1 = _ratio(2 * both, predicted + right)
-        return {"precision": _ratio(both, predicted), "recall": _ratio(both, right), "f1": f1, "number": right}
+        f1 = ratio(2 * both, predicted + right)
+        return {"precision": ratio(both, predicted), "recall": ratio(both, right), "f1": f1, "number": right}
 
     report = {kind: values(*(counter[kind] for counter in counts)) for kind in sorted(counts[0] | counts[1])}
     overall = values(*(counter.total() for counter in counts))
-    overall |= {"micro_f1": overall["f1"], "accuracy": _ratio(sum(hits), len(hits))}
-    return report, overall | {"macro_f1": _ratio(math.fsum(of_type["f1"] for of_type in report.values()), len(report))}
+    overall |= {"micro_f1": overall["f1"], "accuracy": ratio(sum(hits), len(hits))}
+    return report, overall | {"macro_f1": ratio(math.fsum(of_type["f1"] for of_type in report.values()), len(report))}
 
 
 def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
@@ -190,7 +190,7 @@ def score_answers(
     Raises:
         ValueError: for no question, lengths that differ, or a question without an answer.
     """
-    _check_lengths(predictions, answers)
+    check_lengths(predictions, answers)
     if not all(answers):
         raise ValueError("A question has no answer. Score unanswerable questions by the rules of SQuAD 2.0.")
     normalized, f1 = _rules(language)
@@ -222,7 +222,7 @@ def score_squad_v2(
     Raises:
         ValueError: for no question, lengths that differ, or a score that is not finite.
     """
-    _check_lengths(predictions, answers)
+    check_lengths(predictions, answers)
     if len(no_answer_scores) != len(predictions) or not all(map(math.isfinite, no_answer_scores)):
         raise ValueError(f"There must be a finite no_answer_score for each of the {len(predictions)} questions.")
     normalized, f1 = _rules(language)
@@ -283,7 +283,7 @@ def _korquad_f1(prediction: str, answer: str) -> float:
 
 def _shared(predicted: Sequence[str], right: Sequence[str]) -> float:
     """F1 of words or characters, in any order."""
-    return _ratio(2 * (Counter(predicted) & Counter(right)).total(), len(predicted) + len(right))
+    return ratio(2 * (Counter(predicted) & Counter(right)).total(), len(predicted) + len(right))
 
 
 def _cmrc_normalized(text: str) -> str:
@@ -293,7 +293,7 @@ def _cmrc_normalized(text: str) -> str:
 def _cmrc_f1(prediction: str, answer: str) -> float:
     predicted, right = _cmrc_segments(prediction), _cmrc_segments(answer)
     shared = SequenceMatcher(None, predicted, right, autojunk=False).find_longest_match().size
-    return _ratio(2 * shared, len(predicted) + len(right))
+    return ratio(2 * shared, len(predicted) + len(right))
 
 
 def _cmrc_segments(text: str) -> list[str]:
@@ -303,12 +303,12 @@ def _cmrc_segments(text: str) -> list[str]:
     return segments
 
 
-def _check_lengths(predictions: Sequence[Any], references: Sequence[Any]) -> None:
+def check_lengths(predictions: Sequence[Any], references: Sequence[Any]) -> None:
     if len(predictions) != len(references):
         raise ValueError(f"There are {len(predictions)} predictions for {len(references)} references.")
     if not len(references):
         raise ValueError("There is nothing to score: no example has a label.")
 
 
-def _ratio(numerator: float, denominator: float) -> float:
+def ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0

@@ -264,7 +264,7 @@ class ModelArguments:
         return self.discriminator or self.generator
 
 
-def continued_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults that `--continue_from` and `--backbone` bring, from the values of all flags (None: not given), for
     `cli.parse_arguments`: the size that the pair will have or be closest to, and its recipe."""
     if given["continue_from"] is None and given["backbone"] is None:

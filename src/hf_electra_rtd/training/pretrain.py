@@ -55,7 +55,7 @@ from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_masking, settle_products
-from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model, continued_defaults
+from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -158,7 +158,7 @@ def start(
         description=description,
         defaults=defaults,
         recipes={name: size.pretraining for name, size in SIZES.items()},
-        more_defaults=continued_defaults,
+        more_defaults=recipe_defaults,
     )
     if run_args.old_held_out_files and model_args.continue_from is None:
         raise ValueError("--old_held_out_files is for --continue_from, which is not given.")
@@ -185,7 +185,8 @@ def start(
         # One process prepares; the others wait and read what it made.
         with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
-            tokenizer = get_tokenizer(data_args, args, blocks, model_args.tokenizer_source, checkpoint)
+            of_towers = None if data_args.tokenizer else model_args.tokenizer_source
+            tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
             model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
             check_balance(args, **vars(model.config))
             saved = model_args.continued

@@ -15,9 +15,8 @@ from hf_electra_rtd.files import remove_partial, write_text, writing
 def run_script(script, *arguments):
     """Runs a script in a process of its own and returns its exit status and its message."""
     imports = "import os, sys\nfrom hf_electra_rtd.files import *\n"
-    done = subprocess.run(
-        [sys.executable, "-c", imports + script, *map(str, arguments)], capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", imports + script, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
     return done.returncode, done.stderr
 
 

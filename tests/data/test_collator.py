@@ -64,16 +64,6 @@ def test_what_comes_out_is_the_sequence_with_the_right_number_of_masks(tokenizer
     assert ("sampling_uniforms" in batch) == (seed is not None)
 
 
-def test_special_tokens_are_never_masked_and_unknown_ones_may_be(tokenizer):
-    ids = np.array([CLS, UNK, MASK, SEP, PAD, UNK, WORD, SEP])
-    collator = DataCollatorForRTD(tokenizer, mask_probability=0.9, seed=0)
-    masked = set()
-    for position in range(200):
-        batch = collator([{"input_ids": ids, "stream_position": position}])
-        masked |= set(batch["masked_positions"][batch["labels"].ne(IGNORED)].tolist())
-    assert masked == {1, 5, 6}
-
-
 def test_85_percent_are_hidden_and_15_percent_kept(tokenizer):
     collator = DataCollatorForRTD(tokenizer, seed=1)
     batch = collator(features([128] * 400))

@@ -108,14 +108,6 @@ def test_dropping_duplicates_loses_no_line_of_which_a_copy_is_read(tmp_path, tok
         assert 0 < made.header.statistics["duplicate_lines"] < len(WORDS)
 
 
-@pytest.mark.parametrize("packing", ["full", "original"])
-def test_special_tokens_in_a_corpus_are_text(tmp_path, tokenizer, packing):
-    (tmp_path / "a.txt").write_text("the [MASK] river [PAD] was [CLS] old\n" * 20)
-    for sequence in prepare(tmp_path / "a.txt", tokenizer, tmp_path, packing=packing)[0]:
-        assert not {tokenizer.pad_token_id, tokenizer.mask_token_id} & {*sequence["input_ids"]}
-        assert list(sequence["input_ids"]).count(tokenizer.cls_token_id) == 1
-
-
 def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_parts(monkeypatch):
     def chosen(num_documents, share, seed):
         lines = list(itertools.chain.from_iterable((str(document), "") for document in range(num_documents)))

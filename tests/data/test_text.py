@@ -115,12 +115,23 @@ def test_any_encoding_is_read_with_every_kind_of_line_end(tmp_path, content, opt
         ("a.jsonl", b"[" * 100_000, "line 1 is not a JSON record"),
         *(("a.parquet", PARQUET[:kept], "cannot be read") for kept in (0, 3, 20, len(PARQUET) - 1)),
         ("a.parquet", PARQUET, r"record 1 has no text in a column 'text' \(there are: body, n\)"),
+        ("a.txt,wieght=2", b"", "no option 'wieght'. Did you mean 'weight'"),
+        ("a.txt,split=train", b"", "no option 'split'"),
+        ("a.txt,weight=two", b"", "weight=two is not a number"),
+        ("a.txt,weight=0", b"", "weight is 0: it must be above 0 and at most 1000"),
+        ("a.txt,encoding=utf9", b"", "a.txt cannot be read: unknown encoding: utf9.*--encoding"),
+        ("a.txt,encoding_errors=skip", b"", "a.txt cannot be read: unknown error handler name 'skip'"),
+        ("a/b,streaming=maybe", None, "streaming=maybe is not true or false"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_line_and_the_remedy(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{name}[, ].*{message}|{name}, {message}"):
-        lines_of(tmp_path / name)
+def test_what_cannot_be_read_is_named_with_its_line_or_option_and_the_remedy(
+    tmp_path, monkeypatch, name, content, message
+):
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        (tmp_path / name.partition(",")[0]).write_bytes(content)
+    with pytest.raises(ValueError, match=message if "," in name else rf"^{name}[, ].*{message}"):
+        [list(read_lines(source)) for source in parse_sources(name, is_dataset=content is None)]
 
 
 def test_a_line_of_200_mb_is_refused_in_little_memory(tmp_path):
@@ -217,25 +228,6 @@ def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
     text = "wikimedia/wikipedia,config=20231101.en,split=train[:1%],streaming=true,weight=0.5"
     expected = Source("wikimedia/wikipedia", True, "20231101.en", "train[:1%]", None, True, "body", weight=0.5)
     assert parse_sources(text, is_dataset=True, text_column="body") == [expected]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("a.txt,wieght=2", "no option 'wieght'. Did you mean 'weight'"),
-        ("a.txt,split=train", "no option 'split'"),
-        ("a.txt,weight=two", "weight=two is not a number"),
-        ("a.txt,weight=0", "weight is 0: it must be above 0 and at most 1000"),
-        ("a.txt,encoding=utf9", "a.txt cannot be read: unknown encoding: utf9.*--encoding"),
-        ("a.txt,encoding_errors=skip", "a.txt cannot be read: unknown error handler name 'skip'"),
-        ("a/b,streaming=maybe", "streaming=maybe is not true or false"),
-    ],
-)
-def test_options_that_cannot_be_used_are_refused(tmp_path, monkeypatch, options, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").touch()
-    with pytest.raises(ValueError, match=message):
-        list(read_lines(*parse_sources(options, is_dataset=options.startswith("a/b"))))
 
 
 # ---- Datasets ----

@@ -2,9 +2,9 @@
 
 Layout of the file, little-endian: 16 bytes of magic; the ids of all sequences, uint16 or uint32, padded to 8 bytes;
 for each sequence a bit a token, whether a word begins there, padded to max_seq_length and whole bytes (as `packbits`),
-together padded to 8 bytes; for each where it ends among the ids (uint64) and where its second segment begins (uint32);
-a JSON header with the SHA-256 of all this; its length (uint64) and SHA-256, which a file that was cut off does not end
-with.
+and likewise whether a document does, together padded to 8 bytes; for each where it ends among the ids (uint64) and
+where its second segment begins (uint32); a JSON header with the SHA-256 of all this; its length (uint64) and SHA-256,
+which a file that was cut off does not end with.
 """
 
 import dataclasses
@@ -12,16 +12,18 @@ import hashlib
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from huggingface_hub.dataclasses import strict
 from torch.utils.data import Dataset
 
-from hf_electra_rtd.data.packing import WORD_START, PackedSequence
+from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
 from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.ops import randomness
 
@@ -29,7 +31,7 @@ from hf_electra_rtd.ops import randomness
 BLOCK_SUFFIX = ".blocks"
 # Position of the first held-out sequence, so that none shares a random number with a training sequence.
 HELD_OUT_POSITION = 2**40
-_MAGIC = b"HF-RTD-BLOCKS\x00\x00\x05"
+_MAGIC = b"HF-RTD-BLOCKS\x00\x00\x06"
 _FOOTER = struct.Struct("<Q32s")
 _INDEX = np.dtype([("end", "<u8"), ("second_segment", "<u4")])
 
@@ -61,6 +63,7 @@ class SequenceBatch(Sequence[dict[str, Any]]):
     second_segments: np.ndarray  # (B,) int64: where segment B begins; the length if there is none
     stream_positions: np.ndarray | None = None  # (B,) int64: places in the stream, which decide the random numbers
     word_starts: np.ndarray | None = None  # (B, L) bool: where a word begins; None if it is not known
+    document_starts: np.ndarray | None = None  # (B, L) bool: where a document, or the part that is here, begins
     samples: np.ndarray | None = None  # (B,) rows of a `CorruptedFile`, where there is one
 
     def __len__(self) -> int:
@@ -74,18 +77,22 @@ class SequenceBatch(Sequence[dict[str, Any]]):
         }
         if self.stream_positions is not None:
             sequence["stream_position"] = int(self.stream_positions[index])
-            if self.word_starts is not None:
-                sequence["word_starts"] = self.word_starts[index, :length]
+            sequence |= self.starts(index)
         return sequence
+
+    def starts(self, index: int) -> dict[str, np.ndarray]:
+        """What is known of where words and documents begin in a sequence."""
+        both = {"word_starts": self.word_starts, "document_starts": self.document_starts}
+        return {name: rows[index, : self.lengths[index]] for name, rows in both.items() if rows is not None}
 
 
 class BlockWriter:
     """Writes a block file: `write` any number of times, then `finish`. Memory does not grow with their number."""
 
     def __init__(
-        self, file: BinaryIO, word_file: BinaryIO, index_file: BinaryIO, max_seq_length: int, vocab_size: int
+        self, file: BinaryIO, bit_file: BinaryIO, index_file: BinaryIO, max_seq_length: int, vocab_size: int
     ) -> None:
-        self._file, self._word_file, self._index_file, self._digest = file, word_file, index_file, hashlib.sha256()
+        self._file, self._bit_file, self._index_file, self._digest = file, bit_file, index_file, hashlib.sha256()
         self.max_seq_length, self.vocab_size = max_seq_length, vocab_size
         self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
         self._write(_MAGIC)
@@ -94,11 +101,12 @@ class BlockWriter:
         if not sequences:
             return
         tokens = np.concatenate([sequence.tokens for sequence in sequences])
-        self._write(tokens.astype(id_dtype(self.vocab_size)).tobytes())  # which has no room for `WORD_START`
+        self._write(tokens.astype(id_dtype(self.vocab_size)).tobytes())  # which has no room for other bits
         lengths, second_segments = np.array([(len(tokens), second_segment) for tokens, second_segment in sequences]).T
-        word_starts = np.zeros((len(sequences), self.max_seq_length), dtype=bool)
-        word_starts[np.arange(self.max_seq_length) < lengths[:, None]] = tokens >= WORD_START
-        self._word_file.write(np.packbits(word_starts, axis=1).tobytes())
+        starts = np.zeros((len(sequences), 2, self.max_seq_length), dtype=bool)
+        for plane, bit in enumerate((WORD_START, DOCUMENT_START)):
+            starts[:, plane][np.arange(self.max_seq_length) < lengths[:, None]] = tokens & bit > 0
+        self._bit_file.write(np.packbits(starts, axis=2).tobytes())
         index = np.empty(len(sequences), dtype=_INDEX)
         index["end"], index["second_segment"] = self.num_tokens + lengths.cumsum(), second_segments
         self._index_file.write(index.tobytes())
@@ -109,15 +117,23 @@ class BlockWriter:
 
     def finish(self, **described: Any) -> None:
         """Writes what follows the ids; `described` are the fields of [`BlockHeader`] that are not known here."""
+        write_header(self._file, BlockHeader(**self.end(), **described))
+
+    def end(self) -> dict[str, Any]:
+        """Writes what follows the ids but for the header, of which it returns the fields that are known here."""
         self._write(bytes(-self.num_tokens * id_dtype(self.vocab_size).itemsize % 8))
-        self._word_file.write(bytes(-self._word_file.tell() % 8))
-        for file in (self._word_file, self._index_file):
+        self._bit_file.write(bytes(-self._bit_file.tell() % 8))
+        for file in (self._bit_file, self._index_file):
             file.seek(0)
             while content := file.read(2**16):
                 self._write(content)
         known = {name: getattr(self, name) for name in ("max_seq_length", "num_sequences", "num_tokens", "vocab_size")}
-        header = BlockHeader(**known, sha256=self._digest.hexdigest(), **described)
-        write_header(self._file, header)
+        return {**known, "sha256": self._digest.hexdigest()}
+
+    @property
+    def size(self) -> int:
+        """Bytes that were written."""
+        return sum(file.tell() for file in (self._file, self._bit_file, self._index_file))
 
     def _write(self, content: bytes) -> None:
         self._file.write(content)
@@ -146,16 +162,75 @@ def map_file(path: str, magic: bytes, kind: str) -> tuple[np.ndarray, dict[str, 
 @contextmanager
 def writing_blocks(path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
     """Yields a [`BlockWriter`]. The file has its name, whole, when the block ends without an error."""
-    with writing(path) as partial, open(partial, "wb") as file, ExitStack() as stack:
-        word_file, index_file = (
-            stack.enter_context(open(partial.parent / name, "w+b")) for name in ("words", "index")
-        )
-        yield BlockWriter(file, word_file, index_file, max_seq_length, vocab_size)
+    with writing(path) as partial, block_writer(partial, max_seq_length, vocab_size) as writer:
+        yield writer
 
 
-class BlockFile(Dataset):
-    """A block file as a map-style dataset of `{"input_ids", "token_type_ids", "word_starts"}`; `read` gives a whole
-    batch, whose items have no `word_starts`, which collators of others would pass on to the model.
+@contextmanager
+def block_writer(path: Path, max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
+    """A [`BlockWriter`] of a file in a directory of its own, where it keeps some more until the block ends."""
+    with (
+        open(path, "wb") as file,
+        tempfile.TemporaryFile(dir=path.parent) as bit_file,
+        tempfile.TemporaryFile(dir=path.parent) as index_file,
+    ):
+        yield BlockWriter(file, bit_file, index_file, max_seq_length, vocab_size)
+
+
+class Blocks(Dataset):
+    """Prepared sequences, in one file ([`BlockFile`]) or in several (`shards.ShardedBlocks`): a map-style dataset of
+    `{"input_ids", "token_type_ids", "word_starts", "document_starts"}`. `read` gives a whole batch, whose items have
+    only the first two, as collators of others would pass the rest on to the model."""
+
+    path: str
+    header: BlockHeader
+
+    def __len__(self) -> int:
+        return self.header.num_sequences
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        batch = self.read(np.array([range(len(self))[index]]))
+        return batch[0] | batch.starts(0)
+
+    def __getitems__(self, indices: Sequence[int]) -> SequenceBatch:
+        return self.read(np.asarray(indices, dtype=np.int64))
+
+    def read(self, indices: np.ndarray) -> SequenceBatch:
+        """The sequences at an int64 array (B,) of indices."""
+        raise NotImplementedError
+
+    def lengths(self, indices: np.ndarray) -> np.ndarray:
+        """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
+        raise NotImplementedError
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every sequence has `max_seq_length` tokens."""
+        return self.header.num_tokens == self.header.num_sequences * self.header.max_seq_length
+
+    @property
+    def shard_rows(self) -> np.ndarray:
+        """Sequences of each shard, int64 (S,)."""
+        return np.array([len(self)])
+
+    @property
+    def shard_tokens(self) -> np.ndarray:
+        """Tokens of each shard, int64 (S,)."""
+        return np.array([self.header.num_tokens])
+
+    def part(self, shards: Sequence[int]) -> "Blocks":
+        """The sequences of some shards."""
+        return self
+
+    def check_room(self, num_shards: int) -> None:
+        """Raises ValueError where so many shards at once do not fit in the cache."""
+
+    def expect(self, now: Sequence[int], then: Sequence[int]) -> None:
+        """Says which shards are read now, and which after them."""
+
+
+class BlockFile(Blocks):
+    """A block file.
 
     All comes from one mapping of the file, which lives on when another file takes its name. `verify` reads all of it,
     and compares its hash and its ids; the hash of the header is always compared. Raises ValueError for a file that is
@@ -173,8 +248,8 @@ class BlockFile(Dataset):
             size = len(_MAGIC) + self._ids.nbytes
             size += -size % 8
             row_size = -(-header.max_seq_length // 8)
-            self._words = content[size : size + header.num_sequences * row_size].reshape(-1, row_size)
-            size += self._words.nbytes
+            self._bits = content[size : size + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
+            size += self._bits.nbytes
             named = all({"name", "sha256", "weight"} <= source.keys() for source in header.sources)
             if not (size + -size % 8 + index_size == len(content) and named and index_size and header.num_tokens > 0):
                 raise ValueError("its header does not fit its content")
@@ -188,34 +263,19 @@ class BlockFile(Dataset):
     def __reduce__(self) -> tuple[Any, ...]:
         return BlockFile, (self.path, False, self.header.sha256)
 
-    def __len__(self) -> int:
-        return self.header.num_sequences
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        batch = self.read(np.array([range(len(self))[index]]))
-        words = {} if batch.word_starts is None else {"word_starts": batch.word_starts[0, : batch.lengths[0]]}
-        return batch[0] | words
-
-    def __getitems__(self, indices: Sequence[int]) -> SequenceBatch:
-        return self.read(np.asarray(indices, dtype=np.int64))
-
     def read(self, indices: np.ndarray) -> SequenceBatch:
-        """The sequences at an int64 array (B,) of indices."""
         lengths, second_segments = self.lengths(indices), self._index["second_segment"][indices].astype(np.int64)
         header, length = self.header, self.header.max_seq_length
-        if header.num_tokens == header.num_sequences * length:  # all are full
+        if self.is_full:
             ids = self._ids.reshape(-1, length).take(indices, axis=0)
         else:
             starts = self._index["end"][indices].astype(np.int64) - lengths
             ids = self._ids.take(starts[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1))
-        batch = SequenceBatch(ids, lengths, second_segments)
-        if header.word_segmenter is not None:
-            words = np.unpackbits(self._words.take(indices, axis=0), axis=1, count=length)
-            batch.word_starts = words.view(bool)
-        return batch
+        starts = np.unpackbits(self._bits.take(indices, axis=0), axis=2, count=length).view(bool)
+        words = None if header.word_segmenter is None else starts[:, 0]
+        return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        """Tokens of the sequences at an int64 array (B,) of indices, int64 (B,)."""
         ends = self._index["end"]
         return (ends[indices] - np.where(indices > 0, ends[indices - 1], 0)).astype(np.int64)
 
@@ -228,10 +288,12 @@ def id_dtype(vocab_size: int) -> np.dtype:
 class SequenceStream(Dataset):
     """`num_positions` sequences in the order of training. Read it in order, from wherever a run was interrupted.
 
-    `sequences` is a [`BlockFile`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation
-    that depends on the seed and the epoch alone: workers, processes, accumulation and resuming do not change it.
-    `num_positions` is one epoch by default; `shuffle=False` keeps the order of the dataset. `corrupted` is a
-    [`CorruptedFile`] of this stream, whose samples go with the sequences of a block file.
+    `sequences` are [`Blocks`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation that
+    depends on the seed and the epoch alone: workers, processes, accumulation and resuming do not change it.
+    `num_positions` is one epoch by default; `shuffle=False` keeps the order of the dataset. With `shuffle_window`,
+    shards are drawn in a random order, and sequences shuffled within each window of so many shards. `corrupted` is a
+    [`CorruptedFile`] of this stream, whose samples go with the sequences of a block file. Raises ValueError for no
+    sequence, a window of more shards than there are, or one that does not fit in the cache.
     """
 
     corrupted: Any = None
@@ -243,16 +305,27 @@ class SequenceStream(Dataset):
         seed: int = 0,
         shuffle: bool = True,
         first_position: int = 0,
+        shuffle_window: int | None = None,
     ) -> None:
         if not len(sequences):
             raise ValueError("The dataset holds no sequence. Give more text, or shorter sequences.")
+        is_prepared = isinstance(sequences, Blocks)
         self.sequences = sequences
         self.num_positions = len(sequences) if num_positions is None else num_positions
         self.seed, self.shuffle, self.first_position = seed, shuffle, first_position
-        self._order: tuple[int, np.ndarray] | None = None
+        self.shuffle_window = shuffle_window or None
+        self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
+        if (shuffle_window or 1) > len(self._rows):
+            what = f"--shuffle_window {shuffle_window}, but the sequences have {len(self._rows)} shard(s)"
+            raise ValueError(f"{what}. Choose at most as many, or prepare smaller shards (--shard_size).")
+        self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
+        if is_prepared:
+            sequences.check_room(self._window_size)
+        self._windows_of: tuple[int, Any] | None = None  # an epoch
+        self._order_of: tuple[tuple[int, int], np.ndarray] | None = None  # an epoch and a window
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_order": None}  # workers compute the permutation that they need
+        return {**self.__dict__, "_windows_of": None, "_order_of": None}  # workers compute what they need
 
     def __len__(self) -> int:
         return self.num_positions
@@ -263,12 +336,19 @@ class SequenceStream(Dataset):
     def __getitems__(self, indices: Sequence[int]) -> SequenceBatch | list[dict[str, Any]]:
         positions = np.asarray(indices, dtype=np.int64)
         found, stream_positions = self.sequence_indices(positions), positions + self.first_position
-        if isinstance(self.sequences, BlockFile):
+        if isinstance(self.sequences, Blocks):
+            if len(self._rows) > 1:
+                self.sequences.expect(*self._shards_at(positions))
             batch = dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
             batch.samples = None if self.corrupted is None else self.corrupted.read(positions)
             return batch
         pairs = zip(found.tolist(), stream_positions.tolist(), strict=True)
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
+
+    @property
+    def counted(self) -> Any:
+        """The sequences that are counted before a run: all of them, or the first window."""
+        return self.sequences if self.shuffle_window is None else self.sequences.part(self._windows(0)[0][0].tolist())
 
     def sequence_indices(self, positions: np.ndarray) -> np.ndarray:
         """Index of the sequence at each position, int64 (B,)."""
@@ -276,17 +356,64 @@ class SequenceStream(Dataset):
         if not self.shuffle:
             return places
         indices = np.empty_like(places)
-        for epoch in set(epochs.tolist()):
-            if self._order is None or self._order[0] != epoch:
-                order = randomness.permutation(self.seed, epoch, len(self.sequences))
-                # Every worker keeps it for an epoch, so in half of the memory.
-                self._order = (epoch, order.astype(np.uint32) if len(order) <= 2**32 else order)
-            here = epochs == epoch
-            indices[here] = self._order[1][places[here]]
+        for epoch in sorted(set(epochs.tolist())):
+            ends = self._windows(epoch)[1]
+            windows = np.where(epochs == epoch, np.searchsorted(ends, places, side="right"), -1)
+            for window in sorted(set(windows[epochs == epoch].tolist())):
+                here = windows == window
+                indices[here] = self._order(epoch, window)[places[here] - (ends[window - 1] if window else 0)]
         return indices
 
     def num_tokens(self, num_positions: int | None = None) -> int:
-        """Tokens in the first `num_positions` sequences (by default all) of a block file, padding left out."""
-        epochs, rest = divmod(len(self) if num_positions is None else num_positions, len(self.sequences))
-        last = self.sequence_indices(np.arange(rest) + epochs * len(self.sequences))
-        return epochs * self.sequences.header.num_tokens + int(self.sequences.lengths(last).sum())
+        """Tokens in the first `num_positions` sequences (by default all) of prepared ones, padding left out."""
+        num_positions = len(self) if num_positions is None else num_positions
+        if self.sequences.is_full:
+            return num_positions * self.sequences.header.max_seq_length
+        epochs, rest = divmod(num_positions, len(self.sequences))
+        windows, ends = self._windows(epochs)
+        whole = int(np.searchsorted(ends, rest, side="right"))
+        of_shards, first = self.sequences.shard_tokens, int(ends[whole - 1]) if whole else 0
+        read_out = sum(int(of_shards[shards].sum()) for shards in windows[:whole])
+        last = self.sequence_indices(np.arange(first, rest) + epochs * len(self.sequences))
+        return epochs * int(of_shards.sum()) + read_out + int(self.sequences.lengths(last).sum())
+
+    def _windows(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """The shards of each window of an epoch, and the place where each window ends."""
+        if self._windows_of is None or self._windows_of[0] != epoch:
+            shards = np.arange(len(self._rows))
+            if self.shuffle and self.shuffle_window:
+                shards = randomness.permutation(self.seed, epoch, len(shards))
+            firsts = np.arange(0, len(shards), self._window_size)
+            ends = np.add.reduceat(self._rows[shards], firsts).cumsum()
+            self._windows_of = (epoch, (np.split(shards, firsts[1:]), ends))
+        return self._windows_of[1]
+
+    def _order(self, epoch: int, window: int) -> np.ndarray:
+        """The sequences of a window in their order."""
+        if self._order_of is None or self._order_of[0] != (epoch, window):
+            if self.shuffle_window is None:
+                order = randomness.permutation(self.seed, epoch, len(self.sequences))
+            else:
+                firsts = self._rows.cumsum() - self._rows
+                of_shards = [firsts[shard] + np.arange(self._rows[shard]) for shard in self._windows(epoch)[0][window]]
+                rows = np.concatenate(of_shards)
+                order = rows[randomness.permutation(self.seed, epoch, len(rows), 1 + window)]
+            # Every worker keeps it for an epoch or window, so in half of the memory.
+            order = order.astype(np.uint32) if len(self.sequences) <= 2**32 else order
+            self._order_of = ((epoch, window), order)
+        return self._order_of[1]
+
+    def _shards_at(self, positions: np.ndarray) -> tuple[list[int], list[int]]:
+        """The shards of the windows that hold some positions, and those of the window after them."""
+        found, size = dict[int, None](), len(self.sequences)
+        then: list[int] = []
+        for position in (int(positions.min()), int(positions.max())):
+            epoch, place = divmod(position, size)
+            windows, ends = self._windows(epoch)
+            number = int(np.searchsorted(ends, place, side="right"))
+            found |= dict.fromkeys(windows[number].tolist())
+            end = epoch * size + int(ends[number])
+            if end < len(self):
+                following = self._windows(end // size)[0]
+                then = following[(number + 1) % len(windows)].tolist()
+        return list(found), [shard for shard in then if shard not in found]

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, Blocks, SequenceBatch
+from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.corruption import fill
+from hf_electra_rtd.data.packing import check_mixed
 from hf_electra_rtd.data.tokenization import check_tokenizer
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.files import known_names
@@ -37,6 +39,10 @@ MASKING: dict[str, tuple[float, ...] | None] = {
     "ngram": (0.4, 0.3, 0.2, 0.1),
     "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
+_NO_DOCUMENTS = (
+    "--document_attention needs to know where documents begin, and these sequences do not say it. Prepare the text "
+    "(hf-electra-rtd prepare), or give plain features a column document_starts."
+)
 
 
 class DataCollatorForRTD:
@@ -57,11 +63,18 @@ class DataCollatorForRTD:
     [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
     the batch. Without a seed they are drawn from torch's generator.
 
+    `document_attention`: where a sequence holds parts of several documents, tokens see only their own, and positions
+    begin again in each. [CLS] belongs to the first, a [SEP] to the one that it closes; token type 1 is only for a
+    document that segment B goes on with. That needs to know where documents begin, which block files hold; plain
+    features say it in a column `document_starts`, as for words.
+
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
     `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
     stream positions (B,), the temperatures of sampling (B,), which are then returned as `sampling_temperature`. Where
-    a stream has samples (`SequenceStream.corrupted`), there is `corrupted_input_ids` (B, L) in place of both. Raises
-    ValueError for sequences that it cannot use.
+    a stream has samples (`SequenceStream.corrupted`), there is `corrupted_input_ids` (B, L) in place of both.
+    `confusions` add `confused_ids` (B, K): wrong tokens that stand in place of samples, -1 where these stay. With
+    `document_attention`, batches with several documents in a sequence have `document_ids` and `position_ids` (B, L).
+    Raises ValueError for sequences that it cannot use.
     """
 
     def __init__(
@@ -73,6 +86,8 @@ class DataCollatorForRTD:
         seed: int | None = None,
         max_seq_length: int | None = None,
         temperature: Callable[[np.ndarray], np.ndarray] | None = None,
+        confusions: TokenConfusions | None = None,
+        document_attention: bool = False,
     ) -> None:
         self.mask_probability, self.keep_probability = mask_probability, keep_probability
         check_ranges(self)
@@ -81,6 +96,7 @@ class DataCollatorForRTD:
             raise ValueError(f"There is no masking {masking!r}. {known_names(masking, MASKING, 'kinds')}")
         self.tokenizer, self.masking = tokenizer, masking
         self.seed, self.max_seq_length, self.temperature = seed, max_seq_length, temperature
+        self.confusions, self.document_attention = confusions, document_attention
         self._run_lengths, self._continues = MASKING[masking], tokens_that_continue(tokenizer)
         self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
 
@@ -99,6 +115,15 @@ class DataCollatorForRTD:
             input_ids_BL[~real_BL] = self.tokenizer.pad_token_id
             candidates_BL &= real_BL
             types_BL &= real_BL
+        documents: dict[str, np.ndarray] = {}
+        if self.document_attention:
+            if (starts_BL := batch.document_starts) is None:
+                raise ValueError(_NO_DOCUMENTS)
+            ids_BL = starts_BL.cumsum(axis=1)
+            types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
+            if (ids_BL > ids_BL[:, :1]).any():
+                firsts_BL = np.maximum.accumulate(np.where(starts_BL, columns_L, 0), axis=1)
+                documents = {"document_ids": ids_BL, "position_ids": columns_L - firsts_BL}
 
         # Uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
         num_slots = min(num_masked(self.mask_probability, length), length)
@@ -129,6 +154,7 @@ class DataCollatorForRTD:
             "token_type_ids": types_BL.astype(np.int64),
             "masked_positions": positions_BK,
             "labels": labels_BK,
+            **documents,
         }
         if padded:
             arrays["attention_mask"] = real_BL.astype(np.int64)
@@ -138,6 +164,9 @@ class DataCollatorForRTD:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
             if self.temperature is not None and batch.stream_positions is not None:
                 arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)
+        if self.confusions is not None:
+            confusing_B2K = self._uniforms(batch, 2 * num_slots, randomness.CONFUSING)
+            arrays["confused_ids"] = self.confusions.draw(labels_BK, confusing_B2K.reshape(batch_size, num_slots, 2))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def check_words(self, are_known: bool) -> None:
@@ -161,6 +190,15 @@ class DataCollatorForRTD:
                 "remove_unused_columns=False with a plain Trainer), or leave the seed out."
             )
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
+
+
+def check_documents(sequences: Any) -> None:
+    """Raises ValueError for sequences, [`Blocks`] or any dataset of dicts, that do not say where documents begin, or
+    that have one each."""
+    if isinstance(sequences, Blocks):
+        check_mixed(sequences.header.packing)
+    elif "document_starts" not in sequences[0]:
+        raise ValueError(_NO_DOCUMENTS)
 
 
 def falling_temperature(
@@ -190,9 +228,10 @@ def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> S
         second_segments[place] -= int(np.sum(np.asarray(feature.get("token_type_ids", [0]))[:size]))
     positions = [feature.get("stream_position") for feature in features]
     stream_positions = None if None in positions else np.array(positions, dtype=np.int64)
-    word_starts = None
-    if all("word_starts" in feature for feature in features):
-        word_starts = np.zeros(matrix.shape, dtype=bool)
-        for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
-            word_starts[place, :size] = feature["word_starts"][:size]
-    return SequenceBatch(matrix, lengths, second_segments, stream_positions, word_starts)
+    starts = {}
+    for name in ("word_starts", "document_starts"):
+        if all(name in feature for feature in features):
+            starts[name] = np.zeros(matrix.shape, dtype=bool)
+            for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
+                starts[name][place, :size] = feature[name][:size]
+    return SequenceBatch(matrix, lengths, second_segments, stream_positions, **starts)

@@ -1,30 +1,40 @@
-"""What words may be confused with, by a user's file; and pairs of wrong and right sentences, made from text by it.
+"""What words may be confused with, by a user's file: in pre-training, in pairs of wrong and right sentences that are
+made from text, and in correction.
 
     hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
 
 Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a character or word
-drawn at random), at a place drawn among those where the kind has a row. --clean_share of the sentences stay as they
-are: a model that saw no right sentences would find errors everywhere. The table has the columns `text` and `right`, as
-`finetune --task_kind correction` reads them. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors,
-40 % had the same sound, 30 % a similar one, 20 % were alike in strokes, and 10 % were random.
+drawn at random among the right ones of all rows), at a place drawn among the words that stand behind another one in a
+row of the kind (or that do in lower case). Words that a row `x x` protects stay. --clean_share of the sentences stay
+as they are: a model that saw no right sentences would find errors everywhere. The table has the columns `text` and
+`right`, as `finetune --task_kind correction` reads them; pairs.tsv.json beside it says how it was made, with the
+hashes of the files. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the
+same sound, 30 % a similar one, 20 % were alike in strokes, 10 % were random.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
-from hf_electra_rtd.data.units import WORD, is_han
-from hf_electra_rtd.files import check_output, read_lines, writing
+from hf_electra_rtd.data.units import WORD, in_case_of, is_han
+from hf_electra_rtd.data.words import whole_words
+from hf_electra_rtd.files import check_output, named_file, read_lines, write_text, writing
+from hf_electra_rtd.ops import confuse
 
 
 _BETWEEN = re.compile(r"(?<=[。！？])|(?<=[.!?])\s+")  # sentences  # noqa: RUF001
@@ -37,6 +47,20 @@ class Confusions:
 
     rights: Mapping[str, tuple[str, ...]]
     protected: frozenset[str] = frozenset()
+
+    @cached_property
+    def wrongs(self) -> dict[str, list[str]]:
+        """The other way round: for a right word, what may stand in its place."""
+        found: dict[str, list[str]] = {}
+        for wrong, rights in self.rights.items():
+            for right in rights:
+                found.setdefault(right, []).append(wrong)
+        return found
+
+    def wrongs_of(self, word: str) -> list[str]:
+        """What may stand in a word's place; without a row of its own, that of the word in lower case, in its case."""
+        found = self.wrongs.get(word)
+        return [in_case_of(word, wrong) for wrong in self.wrongs.get(word.lower(), ())] if found is None else found
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
@@ -76,6 +100,32 @@ def read_confusions(path: str) -> Confusions:
     return Confusions(rights, frozenset(protected))
 
 
+class TokenConfusions:
+    """What the tokens of a vocabulary are confused with, by a file: each right word with its wrong ones, where both
+    are single tokens. `described` is what a configuration and a record hold. Raises ValueError for a file that cannot
+    be read, and for one without such a pair."""
+
+    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, share: float) -> None:
+        words, found = whole_words(tokenizer), [dict[int, None]() for _ in range(len(tokenizer))]
+        for right, wrongs in read_confusions(path).wrongs.items():
+            for continues in (False, True):
+                if (index := words.find(right, continues)) is not None:
+                    tokens = (words.find(wrong, continues) for wrong in wrongs)
+                    found[index] |= dict.fromkeys(token for token in tokens if token not in (None, index))
+        self._others = np.array([token for tokens in found for token in tokens], dtype=np.int64)
+        self._starts = np.cumsum([0, *map(len, found)])
+        self.num_tokens = sum(map(bool, found))  # that have an entry
+        if not self.num_tokens:
+            rule = "both a word and what it may be meant to be are single tokens of the vocabulary"
+            raise ValueError(f"{path}: in none of its rows {rule}. Give rows of such words.")
+        self.share = share
+        self.described = {**named_file(path), "tokens": self.num_tokens, "share": share}
+
+    def draw(self, ids: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """With the probability `share`, a wrong token for each of `ids` (...), by `uniforms` (..., 2); else -1."""
+        return confuse(ids, uniforms, self._others, self._starts, self.share)
+
+
 class Misspeller:
     """Puts one error into a sentence; see this module. Raises ValueError for shares that do not fit the sets."""
 
@@ -84,14 +134,16 @@ class Misspeller:
             what = f"--shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}"
             raise ValueError(f"{what}: it needs one for each file, from 0 to 1, with a sum of 1 at most.")
         self.sets, self.shares, self.draw = sets, [*shares, max(1 - sum(shares), 0)], random.Random(seed)
-        known = dict.fromkeys(word for one in sets for word in one.rights)
+        known = dict.fromkeys(word for one in sets for word in one.wrongs)  # the right words: they are words
         self._strangers = {is_chinese: [word for word in known if is_han(word) == is_chinese] for is_chinese in (0, 1)}
 
     def __call__(self, sentence: str) -> str:
         """The sentence with an error in it; as it is where no kind of error has a place."""
-        words = list(WORD.finditer(sentence))
+        kept = [span for one in self.sets for span in one.protected_in(sentence)]
+        words = [word for word in WORD.finditer(sentence)
+                 if not any(word.start() < span.stop and span.start < word.end() for span in kept)]  # fmt: skip
         rows: list[list[tuple[Any, Sequence[str]]]]
-        rows = [[(word, one.rights.get(word[0], ())) for word in words] for one in self.sets]
+        rows = [[(word, one.wrongs_of(word[0])) for word in words] for one in self.sets]
         rows.append([(word, self._strangers[is_han(word[0])]) for word in words])
         usable = [
             [(word, others) for word, others in of_kind if any(other != word[0] for other in others)]
@@ -127,7 +179,7 @@ def main(argv: list[str]) -> None:
     misspell = Misspeller(sets, arguments.shares or [1 / len(sets)] * len(sets), arguments.seed)
     sources = [source for name in arguments.files for source in parse_sources(name)]
     check_output(arguments.output_file, *(source.place for source in sources))
-    pairs, draw = 0, random.Random(arguments.seed + 1)
+    pairs, changed, draw = 0, 0, random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("text\tright\n")
         lines = (line for source in sources for line in read_text(source))
@@ -135,11 +187,25 @@ def main(argv: list[str]) -> None:
             text = sentence if draw.random() < arguments.clean_share else misspell(sentence)
             file.write(f"{text}\t{sentence}\n")
             pairs += 1
+            changed += text != sentence
         if not pairs:
             raise ValueError(
                 f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
             )
-    print(f"{arguments.output_file}: {pairs:,} pairs.")
+        if not changed:
+            what = f"none of {pairs:,} sentences got an error"
+            remedy = "Give rows whose right words stand in the text, more text, or a lower --clean_share."
+            raise ValueError(f"{', '.join(arguments.confusion_files)}: {what}. {remedy}")
+    made: dict[str, Any] = {name: getattr(arguments, name) for name in ("clean_share", "seed")}
+    made |= {
+        "pairs": pairs,
+        "changed": changed,
+        "files": [Path(name).name for name in arguments.files],
+        "shares": misspell.shares,
+    }
+    made["confusion_files"] = list(map(named_file, arguments.confusion_files))
+    write_text(f"{arguments.output_file}.json", json.dumps(made, indent=2) + "\n")
+    print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 
 
 def _sentences(lines: Iterable[str]) -> Iterator[str]:

@@ -43,9 +43,10 @@ class CorruptedHeader:
 
 
 def describe_stream(stream: SequenceStream, collator: Any) -> dict[str, Any]:
-    """What decides the order of the sequences and their masks."""
-    masking = {name: getattr(collator, name) for name in ("masking", "mask_probability", "keep_probability")}
-    order = {name: getattr(stream, name) for name in ("seed", "shuffle", "first_position")}
+    """What decides the order of the sequences, their masks, and what a token sees."""
+    names = ("masking", "mask_probability", "keep_probability", "document_attention")
+    masking = {name: getattr(collator, name) for name in names}
+    order = {name: getattr(stream, name) for name in ("seed", "shuffle", "first_position", "shuffle_window")}
     return {"sequences": stream.sequences.header.sha256, **order, **masking}
 
 

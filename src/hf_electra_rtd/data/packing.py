@@ -1,7 +1,8 @@
 """From tokenized lines to sequences of at most L tokens: [CLS] A [SEP] or [CLS] A [SEP] B [SEP].
 
 A packer takes lines in order (`add_lines`, then `finish`) and returns the sequences that became complete. How lines
-are split into calls does not matter. A token is an id, with the bit `WORD_START` where a word begins.
+are split into calls does not matter. A token is an id, with the bit `WORD_START` where a word begins, and in sequences
+`DOCUMENT_START` where a document does.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ ONE_SEGMENT_SHARE = 0.1
 SHORT_SHARE = 0.05
 SHORTEST = 5
 
-WORD_START = 2**32  # bit of a token that begins a word, beside its id
+# Bits of a token beside its id.
+WORD_START = 2**32  # a word begins
+DOCUMENT_START = 2**33  # the part of a document that is in this sequence begins: at [CLS], and behind another's [SEP]
 _ID = WORD_START - 1
-_TOKEN, _END, _MARK = 2**33 - 1, 2**33, 2**34  # bits of a pending item: the token, and what `FullPacker` knows of it
+_TOKEN, _END, _MARK = 2**34 - 1, 2**34, 2**35  # bits of a pending item: the token, and what `FullPacker` knows of it
 
 
 class PackedSequence(NamedTuple):
-    """`tokens` int64 (at most L,), ids with `WORD_START` where a word begins; `second_segment` is where segment B
-    begins, or the length if there is none."""
+    """`tokens` int64 (at most L,), ids with `WORD_START` where a word begins and `DOCUMENT_START` where a document
+    does; `second_segment` is where segment B begins, or the length if there is none."""
 
     tokens: np.ndarray
     second_segment: int
@@ -62,6 +65,7 @@ class FullPacker:
     """
 
     minimum_length: ClassVar[int] = 8
+    mixes_documents: ClassVar[bool] = True
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens, self.max_seq_length, self.seed = tokens, max_seq_length, seed
@@ -106,6 +110,7 @@ class FullPacker:
             return []
         items, length, start = np.concatenate(self._pending), self.max_seq_length, 0
         tokens, is_mark = items & _TOKEN, (items >= _MARK).tobytes()
+        tokens[1:][items[:-1] >= _MARK] |= DOCUMENT_START
         cls, sep = np.array([self.tokens.cls]), np.array([self.tokens.sep])
         # The place after each end that no document's [SEP] follows, as Python numbers: they are looked up singly.
         splits = (np.flatnonzero((items[:-1] & _END > 0) & (items[1:] < _MARK)) + 1).tolist()
@@ -126,6 +131,7 @@ class FullPacker:
                     second_segment, stop = second_segment + 1, stop - 1
             if len(items) < stop:
                 break
+            tokens[start] &= ~DOCUMENT_START  # [CLS] has it
             whole = stop - start == length - 2
             parts = (tokens[start:stop],) if whole else (tokens[start:split], sep, tokens[split:stop])
             sequences.append(PackedSequence(np.concatenate((cls, *parts, sep)), second_segment))
@@ -153,6 +159,7 @@ class OriginalPacker:
     """
 
     minimum_length: ClassVar[int] = SHORTEST
+    mixes_documents: ClassVar[bool] = False
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens, self.max_seq_length = tokens, max_seq_length
@@ -206,6 +213,13 @@ Packer = FullPacker | OriginalPacker
 PACKERS: dict[str, type[Packer]] = {"full": FullPacker, "original": OriginalPacker}
 
 
+def check_mixed(packing: str) -> None:
+    """Raises ValueError for a packing whose sequences have one document each."""
+    if not PACKERS[packing].mixes_documents:
+        what = f"--packing {packing} never puts two documents into one sequence"
+        raise ValueError(f"--document_attention does nothing where {what}. Leave one of them out.")
+
+
 def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int) -> Packer:
     """A new packer. Raises ValueError for an unknown name, or a sequence length that is too short for it."""
     if name not in PACKERS:
@@ -218,6 +232,6 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
     closing, texts = "".join(CLOSING_MARKS), token_texts(tokenizer, range(len(tokenizer)))
     ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]
     marks = [index for index, text in enumerate(texts) if text and not text.strip(closing)]
-    cls, sep = (token + WORD_START for token in (tokenizer.cls_token_id, tokenizer.sep_token_id))
+    cls, sep = tokenizer.cls_token_id + WORD_START + DOCUMENT_START, tokenizer.sep_token_id + WORD_START
     tokens = PackingTokens(cls, sep, ends, marks)
     return PACKERS[name](tokens, max_seq_length, seed)

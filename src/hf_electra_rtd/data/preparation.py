@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,12 +25,13 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile, writing_blocks
-from hf_electra_rtd.data.packing import WORD_START, get_packer
+from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
+from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
+from hf_electra_rtd.data.shards import INDEX_FILE, open_blocks, writing_directory
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
 from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
-from hf_electra_rtd.files import naming
+from hf_electra_rtd.files import naming, remove_directory
 from hf_electra_rtd.ops import randomness
 from hf_electra_rtd.records import count_cores
 
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 18  # characters that are tokenized at once
 _DRAWN = 1 << 18  # documents whose random numbers are drawn at once
 _SORTED = 1 << 23  # hashes of lines that are sorted at once
-_TRAIN, _HELD_OUT = 0, 1  # numbers of the parts
+TRAIN, HELD_OUT = 0, 1  # numbers of the parts
 
 
 def prepare_blocks(
@@ -58,7 +59,8 @@ def prepare_blocks(
     disable_progress: bool = False,
     sha256: str | None = None,
     word_segmenter: str | Segmenter | None = None,
-) -> tuple[BlockFile, BlockFile | None]:
+    shard_size: int | None = None,
+) -> tuple[Blocks, Blocks | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
     `sources` are paths (files, directories, globs, with options behind them) or [`Source`] objects. One of weight 2 is
@@ -72,10 +74,14 @@ def prepare_blocks(
     `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words.
     With a function, which has no version, the text is always prepared anew.
 
+    With `shard_size` (bytes), there are directories `<name>` and `held_out` of files of at most this size, with an
+    index (see `shards`), in place of the two files.
+
     Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
     OSError if the files cannot be written.
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
+    recipe |= {} if shard_size is None else {"shard_size": shard_size}
     check_ranges(SimpleNamespace(**recipe, num_proc=num_proc))
     check_tokenizer(tokenizer)
     segmenter, segmenter_name = get_segmenter(word_segmenter)
@@ -85,7 +91,7 @@ def prepare_blocks(
     wanted = list(chain.from_iterable(given))
     if not wanted or any(source.is_prepared for source in wanted):
         raise ValueError("prepare_blocks takes text or datasets, at least one, and no block files.")
-    paths = [Path(directory) / f"{part}{BLOCK_SUFFIX}" for part in (name, "held_out")[: 2 if held_out_share else 1]]
+    paths = [part_path(directory, part, shard_size) for part in (name, "held_out")[: 2 if held_out_share else 1]]
     packers = [get_packer(packing, tokenizer, max_seq_length, seed) for _ in paths]
     described: dict[str, Any] = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
     described["word_segmenter"] = segmenter_name
@@ -105,41 +111,46 @@ def prepare_blocks(
             reader.drop_copies(Path(directory))
         # Files get their names when this block ends, the training sequences last.
         with ExitStack() as stack:
-            writers = [stack.enter_context(writing_blocks(path, max_seq_length, len(tokenizer))) for path in paths]
-            counts = np.zeros((2, 3), dtype=np.int64)
+            shape = (max_seq_length, len(tokenizer))
+            if shard_size is None:
+                writers: list[Any] = [stack.enter_context(writing_blocks(path, *shape)) for path in paths]
+            else:
+                writers = [stack.enter_context(writing_directory(path, *shape, shard_size)) for path in paths]
             encoder, num_threads = LineEncoder(tokenizer, segmenter), num_proc or count_cores()
-            for part, tokens, lengths, document_ends in _encode(encoder, reader.chunks(), num_threads):
-                num_unknown = (tokens % WORD_START == tokenizer.unk_token_id).sum()
-                counts[part] += document_ends.sum(), len(tokens), num_unknown
-                writers[part].write(packers[part].add_lines(tokens, lengths, document_ends))
-            for part, (writer, packer) in enumerate(zip(writers, packers, strict=True)):
-                writer.write(packer.finish())
-                documents, tokens, unknown = counts[part].tolist()
+            counted = pack(reader.chunks(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
+            for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
                 if not writer.num_sequences:
-                    raise ValueError(
-                        f"{paths[part].stem}: {tokens} tokens are too few for one sequence of {max_seq_length}. Give "
-                        "more text, choose a shorter --max_seq_length, or hold another share out (--held_out_share, "
-                        "--held_out_files)."
-                    )
-                statistics = {
-                    "documents": documents,
-                    "corpus_tokens": tokens,
-                    "unknown_tokens": unknown,
-                    "dropped_tokens": packer.num_dropped,
-                    "duplicate_lines": reader.num_copies[part],
-                    "full_sequences": writer.num_full,
-                    "two_segment_sequences": writer.num_two_segments,
-                }
-                writer.finish(statistics=statistics, **described)
-    return BlockFile(paths[0]), BlockFile(paths[1]) if held_out_share else None
+                    raise too_few(path.stem, statistics["corpus_tokens"], max_seq_length)
+                writer.finish(statistics=statistics | {"duplicate_lines": copies}, **described)
+    return open_blocks(paths[0]), open_blocks(paths[1]) if held_out_share else None
 
 
-def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[BlockFile, BlockFile | None] | None:
+def part_path(directory: str | os.PathLike[str], part: str, shard_size: int | None) -> Path:
+    """Where a part (`train`, `held_out`) is prepared: a file, or a directory of shards."""
+    return Path(directory) / (f"{part}{BLOCK_SUFFIX}" if shard_size is None else part)
+
+
+def remove_part(directory: Path, part: str) -> None:
+    """Removes a part, if it was prepared."""
+    part_path(directory, part, None).unlink(missing_ok=True)
+    if (shards := directory / part / INDEX_FILE).is_file():
+        remove_directory(shards.parent)
+
+
+def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
+    """The error for a text that fills no sequence."""
+    return ValueError(
+        f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}. Give more text, choose a "
+        "shorter --max_seq_length, or hold another share out (--held_out_share, --held_out_files)."
+    )
+
+
+def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:
     """The block files that one preparation made as described, unless one of them is missing or altered."""
     try:
-        files = [BlockFile(path, verify=True) for path in paths if path.exists()]
+        files = [open_blocks(path, verify=True) for path in paths if path.exists()]
     except ValueError as error:
-        logger.warning(f"{error} Doing so now.")
+        logger.warning(f"{error} Preparing it again.")
         return None
     same = all(described.items() <= vars(file.header).items() for file in files)
     if not same or len(files) < len(paths) or files[0].header.sources != files[-1].header.sources:
@@ -173,13 +184,22 @@ def _draw(seed: int, purpose: int, first: int, end: int) -> Iterator[np.ndarray]
 
 
 @dataclass
-class _Chunk:
+class Chunk:
     """Lines of one part that are tokenized together."""
 
     part: int
     lines: list[str] = field(default_factory=list)
     document_ends: bytearray = field(default_factory=bytearray)  # of each line, whether its document ends behind it
     size: int = 0
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self.document_ends.append(0)
+        self.size += len(line) + 1
+
+    @property
+    def is_full(self) -> bool:
+        return self.size >= _CHUNK
 
 
 class _Reader:
@@ -214,8 +234,8 @@ class _Reader:
                 copies = numbers[1:][hashes[1:] == hashes[:-1]].astype(np.int64)
                 np.bitwise_or.at(self.copies, copies >> 3, (1 << (copies & 7)).astype(np.uint8))
 
-    def chunks(self) -> Iterator[_Chunk]:
-        chunks = [_Chunk(_TRAIN), _Chunk(_HELD_OUT)]
+    def chunks(self) -> Iterator[Chunk]:
+        chunks = [Chunk(TRAIN), Chunk(HELD_OUT)]
         for number in range(math.ceil(max(text.source.weight for text in self.texts))):
             kept = False  # a line of the document
             for part, index, line in self._read(number, "Tokenizing and packing"):
@@ -227,13 +247,11 @@ class _Reader:
                     self.num_copies[part] += number == 0
                 else:
                     # Only now: the end of a document belongs to the chunk of its last line.
-                    if chunks[part].size >= _CHUNK:
+                    if chunks[part].is_full:
                         yield chunks[part]
-                        chunks[part] = _Chunk(part)
-                    chunk, kept = chunks[part], True
-                    chunk.lines.append(line)
-                    chunk.document_ends.append(0)
-                    chunk.size += len(line) + 1
+                        chunks[part] = Chunk(part)
+                    chunks[part].add(line)
+                    kept = True
         yield from (chunk for chunk in chunks if chunk.lines)
 
     def _read(self, number: int, what: str) -> Iterator[tuple[int, int, str]]:
@@ -254,19 +272,47 @@ class _Reader:
         """The parts of documents; -1 where this pass leaves one out."""
         drawn = (_draw(self.seed, purpose, first, end) for purpose in (randomness.SPLITTING, randomness.WEIGHTING))
         for splitting, weighting in zip(*drawn, strict=True):
-            train = np.where(weighting < round(min(1.0, weight - number) * 2**64), _TRAIN, -1)
-            yield from np.where(splitting < self.threshold, -1 if number else _HELD_OUT, train).tolist()
+            train = np.where(weighting < round(min(1.0, weight - number) * 2**64), TRAIN, -1)
+            yield from np.where(splitting < self.threshold, -1 if number else HELD_OUT, train).tolist()
+
+
+def pack(
+    chunks: Iterable[Chunk],
+    encoder: LineEncoder,
+    unknown_id: int,
+    packers: Sequence[Packer],
+    writers: Sequence[Any],
+    num_threads: int,
+) -> list[dict[str, int]]:
+    """Tokenizes chunks, packs them with the packer of their part and writes the sequences with its writer, which is
+    left to be finished. Returns the counts of each part."""
+    counts = np.zeros((len(packers), 3), dtype=np.int64)
+    for part, tokens, lengths, document_ends in _encode(encoder, chunks, num_threads):
+        counts[part] += document_ends.sum(), len(tokens), (tokens % WORD_START == unknown_id).sum()
+        writers[part].write(packers[part].add_lines(tokens, lengths, document_ends))
+    for packer, writer in zip(packers, writers, strict=True):
+        writer.write(packer.finish())
+    return [
+        {
+            **dict(zip(("documents", "corpus_tokens", "unknown_tokens"), counted, strict=True)),
+            "dropped_tokens": packer.num_dropped,
+            "duplicate_lines": 0,
+            "full_sequences": writer.num_full,
+            "two_segment_sequences": writer.num_two_segments,
+        }
+        for counted, packer, writer in zip(counts.tolist(), packers, writers, strict=True)
+    ]
 
 
 def _encode(
-    encoder: LineEncoder, chunks: Iterator[_Chunk], num_threads: int
+    encoder: LineEncoder, chunks: Iterable[Chunk], num_threads: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
     """The part of each chunk, in order, and what `add_lines` takes. The tokenizer works in threads while the caller
     reads and packs."""
     # Its own pool of threads has one size for the life of the process, and does not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def encode(chunk: _Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    def encode(chunk: Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         return chunk.part, *encoder(chunk.lines), np.frombuffer(chunk.document_ends, dtype=bool)
 
     waiting: deque[Future[Any]] = deque()

@@ -21,9 +21,10 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
-from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, parse_size, run
+from hf_electra_rtd.data.blocks import BlockHeader, Blocks
+from hf_electra_rtd.data.preparation import part_path, prepare_blocks, remove_part
+from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
 from hf_electra_rtd.data.words import get_segmenter, segmenter_flag
@@ -42,7 +43,8 @@ class DataArguments:
     train_files: list[str] = flag(
         [],
         "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs, each with options behind it "
-        "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file.",
+        "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file, "
+        "directory of shards, or its address (hf://datasets/ORG/NAME/path, s3://...).",
     )
     train_datasets: list[str] = flag(
         [],
@@ -61,6 +63,9 @@ class DataArguments:
     word_segmenter: str | None = flag(
         None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
     )
+    shard_size: str | None = flag(
+        None, "Writes directories of files of at most this size (512MB, or bytes), with an index; by default one file."
+    )
     packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
     vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.")
@@ -70,6 +75,7 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_ranges(self)
         get_segmenter(self.word_segmenter)
+        self.shard_bytes = None if self.shard_size is None else parse_size("shard_size", self.shard_size)
 
     def set_default_text(self, files: Sequence[str]) -> None:
         """Takes `files` where no text is named."""
@@ -95,11 +101,23 @@ class PreparationArguments:
     output_dir: str = flag("runs/corpus", "For block files and tokenizer.")
     max_seq_length: int = flag(128, "Tokens a sequence (paper: 128 for small, else 512).")
     seed: int = flag(42, "Of split, weights and packing.")
-    disable_tqdm: bool = flag(False, "Show no progress bars.")
+    disable_tqdm: bool = flag(False, "Show no progress bars. (Tasks of an --executor show none.)")
+    executor: Literal["local", "slurm", "ray"] | None = flag(
+        None, "Prepares in several tasks, on one machine or many, into shards (the extra scale; for ray also ray)."
+    )
+    tasks: int | None = flag(None, "Tasks of the --executor. Their number changes no sequence.")
+    workers: int | None = flag(None, "Tasks at a time; by default one a core (local), else all there is room for.")
+    slurm: list[str] = flag([], "Options of sbatch for --executor slurm: partition=NAME time=24:00:00 account=ME ...")
     process_index: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if (self.executor is None) != (self.tasks is None):
+            raise ValueError("--executor and --tasks belong together: name both, or none.")
+        if self.executor is None and self.workers is not None:
+            raise ValueError("--workers is for --executor. Name one, or leave it out.")
+        if self.slurm and self.executor != "slurm":
+            raise ValueError("--slurm is for --executor slurm. Leave it out.")
 
 
 # Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks.
@@ -138,25 +156,26 @@ def get_sequences(
     tokenizer: PreTrainedTokenizerBase,
     trained_on: str | None = None,
     called: str = "Training",
-) -> tuple[BlockFile, BlockFile | None]:
+    **cache: Any,
+) -> tuple[Blocks, Blocks | None]:
     """The training and the held-out sequences, prepared from text, or of block files.
 
     The main process prepares, and verifies what is there; others open it without reading all of it. `trained_on` is
-    the hash of the training sequences of a run that is resumed; the log says what they are `called`. Raises ValueError
-    for files that cannot be used.
+    the hash of the training sequences of a run that is resumed; the log says what they are `called`; `cache` are
+    options of `open_blocks`. Raises ValueError for files that cannot be used.
     """
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
     def get(
         sources: list[Source], name: str, share: float, segmenter: str | None = data.word_segmenter
-    ) -> tuple[BlockFile, BlockFile | None]:
+    ) -> tuple[Blocks, Blocks | None]:
         length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
                 raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
-            file = BlockFile(sources[0].place, verify=is_main)
+            file = open_blocks(sources[0].place, verify=is_main, **cache)
             found = file.header.max_seq_length
             if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
                 raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")
@@ -170,8 +189,8 @@ def get_sequences(
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
             options |= {"name": name, "sha256": trained_on if name == "train" else None, "word_segmenter": segmenter}
-            return prepare_blocks(sources, tokenizer, directory, length, **options)
-        files = (BlockFile(directory / f"{part}{BLOCK_SUFFIX}") for part in (name, "held_out"))
+            return prepare_blocks(sources, tokenizer, directory, length, shard_size=data.shard_bytes, **options)
+        files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
         return next(files), next(files) if share else None
 
     train, held_out = get(data.sources(), "train", share)
@@ -180,17 +199,21 @@ def get_sequences(
         held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0, segmenter)
         check_held_out(train, held_out)
     elif is_main and not share:
-        (directory / f"held_out{BLOCK_SUFFIX}").unlink(missing_ok=True)  # its text is trained on now
+        remove_part(directory, "held_out")  # its text is trained on now
     for what, file in ((called, train), ("Held out", held_out)):
         if file is not None:
-            num_sequences, length = len(file), file.header.max_seq_length
-            filled = file.header.num_tokens / (num_sequences * length)
-            told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in file.header.statistics.items())
-            logger.info(f"{what}: {num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+            log_header(what, file.header)
     return train, held_out
 
 
-def check_held_out(train: BlockFile, held_out: BlockFile) -> None:
+def log_header(what: str, header: BlockHeader) -> None:
+    """Tells how much was prepared."""
+    length, filled = header.max_seq_length, header.num_tokens / (header.num_sequences * header.max_seq_length)
+    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
+    logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+
+
+def check_held_out(train: Blocks, held_out: Blocks) -> None:
     """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
     of_both = [(file.header.sources, file.header.recipe) for file in (train, held_out)]
     names = {source["sha256"]: source["name"] for source in train.header.sources}
@@ -213,15 +236,24 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO)
     directory = Path(arguments.output_dir)
-    tokenizer = get_tokenizer(data, arguments, directory)
-    if data.tokenizer is not None:
-        keep_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)  # the blocks' own
-    train, held_out = get_sequences(data, arguments, directory, tokenizer)
-    flags = ["--train_files", train.path, "--max_seq_length", str(arguments.max_seq_length)]
-    flags += ["--held_out_files", held_out.path] if held_out is not None else ["--held_out_share", "0"]
+    if arguments.executor is not None:
+        try:
+            from hf_electra_rtd.data import distributed
+        except ImportError as error:
+            remedy = "pip install 'hf-electra-rtd[scale]'"
+            raise ValueError(f"--executor needs the package datatrove ({error}): {remedy}") from None
+        places, done = distributed.prepare(arguments, data)
+    else:
+        tokenizer = get_tokenizer(data, arguments, directory)
+        if data.tokenizer is not None:
+            keep_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)  # the blocks' own
+        files, done = get_sequences(data, arguments, directory, tokenizer), "Train"
+        places = [file.path for file in files if file is not None]
+    flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]
+    flags += ["--held_out_files", places[1]] if places[1:] else ["--held_out_share", "0"]
     flags += ["--tokenizer", str(directory / TOKENIZER_DIRECTORY)]
     command = "hf-electra-rtd pretrain --size small --output_dir runs/small"
-    print(f"\nTrain on it with (choose --size and --output_dir)\n\n    {command} {shlex.join(flags)}\n")
+    print(f"\n{done} on it with (choose --size and --output_dir)\n\n    {command} {shlex.join(flags)}\n")
 
 
 if __name__ == "__main__":

@@ -16,10 +16,9 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from tqdm.auto import tqdm
 
 from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
+from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
 from hf_electra_rtd.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 
@@ -47,9 +47,11 @@ _CONVERT: dict[str, Callable[[str], Any]] = {"weight": float, "streaming": {"tru
 
 @dataclass(frozen=True)
 class Source:
-    """A text file, a file of prepared blocks or a dataset, and how it is read."""
+    """A text file, prepared blocks or a dataset, and how it is read."""
 
-    place: str  # a file; the id of a dataset on the Hub, or a directory that `load_dataset` or `load_from_disk` reads
+    # A file; a directory of shards, or its address; the id of a dataset on the Hub, or a directory that `load_dataset`
+    # or `load_from_disk` reads.
+    place: str
     is_dataset: bool = False
     config: str | None = None  # this, `split` and `revision` as in `load_dataset`
     split: str = "train"
@@ -74,7 +76,8 @@ class Source:
 
     @property
     def is_prepared(self) -> bool:
-        return self.place.endswith(BLOCK_SUFFIX)
+        is_sharded = "://" in self.place or os.path.isfile(os.path.join(self.place, INDEX_FILE))
+        return self.place.endswith(BLOCK_SUFFIX) or (is_sharded and not self.is_dataset)
 
 
 def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[Source]:
@@ -102,13 +105,16 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted.
+    """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
+    address, and a directory of shards without texts, stay as they are.
 
     What is no file (FIFOs, devices, links that lead nowhere or back) and directories that this program wrote are
     passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
     directory that cannot be read.
     """
     is_directory, known = os.path.isdir(pattern), (*TEXT_SUFFIXES, BLOCK_SUFFIX)
+    if "://" in pattern:
+        return [pattern]
     if is_directory:
         found = set(_walk(pattern, set()))
     else:
@@ -118,6 +124,8 @@ def find_files(pattern: str) -> list[str]:
         logger.warning(f"Passed over, for they are no texts: {', '.join(passed)}.")
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
+        if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
+            return [pattern]
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
         problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."
@@ -157,7 +165,7 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
         try:
             for number, record in enumerate(records, 1):
                 try:
-                    lines = [_clean(line) for line in ([record] if is_plain else _document(record, column))]
+                    lines = [_clean(record)] if is_plain else [*document_lines(_text(record, column)), ""]
                 except ValueError as error:
                     raise ValueError(f"{source}, {unit} {number} {error}") from None
                 for line in lines:
@@ -199,8 +207,13 @@ def _clean(line: str) -> str:
     )
 
 
-def _document(record: Any, column: str) -> Iterable[str]:
-    """The lines of a row, or of a line of JSON."""
+def document_lines(text: str) -> list[str]:
+    """The lines of a document, as `read_lines` gives them. Raises ValueError for what is no text."""
+    return [_clean(line) for line in io.StringIO(text, newline=None) if line.strip()]
+
+
+def _text(record: Any, column: str) -> str:
+    """The text of a row, or of a line of JSON."""
     if isinstance(record, str):
         if len(record.removesuffix("\n")) > MAX_RECORD:
             raise ValueError(f"has more than {MAX_RECORD:,} characters. Split it.")
@@ -213,7 +226,7 @@ def _document(record: Any, column: str) -> Iterable[str]:
     if not isinstance(text, str | None):
         found = f"it is {type(text).__name__}" if column in record else f"there are: {', '.join(record)}"
         raise ValueError(f"has no text in a column {column!r} ({found}). Name its column (text_column).")
-    return chain(filter(str.strip, io.StringIO(text or "", newline=None)), [""])
+    return text or ""
 
 
 def _parquet_records(file: str, column: str) -> Iterator[dict[str, Any]]:

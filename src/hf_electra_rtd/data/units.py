@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -42,6 +43,13 @@ def in_case_of(word: str, other: str) -> str:
     if other.islower() and word[:1].isupper():
         return other.upper() if len(word) > 1 and word.isupper() else other.capitalize()
     return other
+
+
+def replace_parts(text: str, changes: Iterable[tuple[int, int, str]]) -> str:
+    """A text with other words in place of the characters from the first number to before the second."""
+    for start, stop, word in sorted(changes, reverse=True):
+        text = text[:start] + word + text[stop:]
+    return text
 
 
 def align(source: str, other: str) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -71,6 +71,35 @@ def _tokens_with(tokenizer: PreTrainedTokenizerBase, prefix: str) -> np.ndarray:
     for token, index in tokenizer.get_vocab().items():
         found[index] = token.startswith(prefix)
     return found
+
+
+class WholeWords(NamedTuple):
+    """Tokens that are words by themselves. V tokens of the vocabulary."""
+
+    texts: list[str]  # of every token, without spaces around
+    is_word: np.ndarray  # bool (V,): letters alone
+    continues: np.ndarray  # bool (V,): it goes on with a word, or has no mark of its beginning
+    ids: dict[tuple[str, bool], int]  # of a word, by its text and whether it continues
+
+    def find(self, text: str, continues: bool) -> int | None:
+        """The token of a word, in lower case if it is not there as it is written."""
+        return self.ids.get((text, continues), self.ids.get((text.lower(), continues)))
+
+
+def whole_words(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> WholeWords:
+    """The words of a vocabulary of `size` tokens, by default the tokenizer's."""
+    every = list(range(len(tokenizer)))
+    texts = [text.strip() for text in tokenizer.batch_decode([[index] for index in every])]
+    is_word, continues = np.zeros((2, size or len(every)), dtype=bool)
+    special, found = set(tokenizer.all_special_ids), tokens_that_continue(tokenizer)
+    is_word[: len(every)] = [text.isalpha() and index not in special for index, text in enumerate(texts)]
+    if found is None:  # tokens of one kind go to the same places: with and without a space before them
+        found = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
+    continues[: len(found)] = found
+    ids: dict[tuple[str, bool], int] = {}
+    for index in np.flatnonzero(is_word).tolist():
+        ids.setdefault((texts[index], bool(continues[index])), index)
+    return WholeWords(texts, is_word, continues, ids)
 
 
 def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], before: str = " ") -> list[str]:

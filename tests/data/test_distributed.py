@@ -1,0 +1,517 @@
+"""Preparation in many tasks: the same shards for any number, after any kill, on each executor."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import VOCABULARY, make_text, pretraining_flags
+
+
+pytest.importorskip("datatrove", reason="needs the extra scale")
+
+import deduplicate
+from datatrove.data import Document
+
+from hf_electra_rtd.data import distributed, preparation
+from hf_electra_rtd.data.distributed import PackShards, ReadTexts, index_shards
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.data.prepare import check_held_out, main
+from hf_electra_rtd.data.shards import open_blocks
+from hf_electra_rtd.data.text import parse_sources
+from hf_electra_rtd.training import pretrain
+
+
+NUM_FILES = 5
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """Text of every kind; the last file holds a document of the first, too."""
+    directory, files = tmp_path_factory.mktemp("texts"), [make_text(40 + 9 * each, seed=each) for each in range(5)]
+    for number, text in enumerate([*files[:3], files[4] + "\n" + files[0].partition("\n\n")[0] + "\n"]):
+        (directory / f"{number}.txt").write_text(text)
+    documents = files[3].strip().split("\n\n")
+    (directory / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents[:20]))
+    pq.write_table(pa.table({"text": documents[20:]}), directory / "b.parquet")
+    return directory
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    monkeypatch.setattr(distributed, "_LARGEST_GROUP", 16)
+
+
+def run_task(output_dir, tokenizer, texts, rank, tasks, **options):
+    pack = PackShards(output_dir, tokenizer, 32, held_out_share=0.2, seed=1, **options)
+    deque(pack.run(ReadTexts(parse_sources(str(texts))).run(None, rank, tasks), rank, tasks), maxlen=0)
+
+
+def prepare_in(output_dir, tokenizer, texts, tasks, **options):
+    for rank in reversed(range(tasks)):
+        run_task(output_dir, tokenizer, texts, rank, tasks, **options)
+    index_shards(output_dir, tasks)
+    return output_dir
+
+
+def content(output_dir):
+    """Of the shards and indexes, the hash of each."""
+    files = [file for part in ("train", "held_out") for file in (output_dir / part).iterdir()]
+    return {f"{file.parent.name}/{file.name}": hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def words(blocks, tokenizer):
+    """All tokens of block files but the special ones, in order."""
+    ids = np.concatenate([blocks[index]["input_ids"] for index in range(len(blocks))])
+    return ids[~np.isin(ids, tokenizer.all_special_ids)].tolist()
+
+
+@pytest.fixture(scope="module")
+def reference(texts, tokenizer, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "_LARGEST_GROUP", 16)
+        return prepare_in(tmp_path_factory.mktemp("one"), tokenizer, texts, 1, shard_size=20_000)
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 9])
+def test_any_number_of_tasks_writes_the_same_shards_and_indexes(
+    tmp_path, texts, tokenizer, reference, small_parts, tasks
+):
+    expected = content(reference)
+    assert len(expected) > 2 * NUM_FILES  # some parts fill several shards
+    assert content(prepare_in(tmp_path, tokenizer, texts, tasks, shard_size=20_000)) == expected
+
+
+def test_a_document_is_held_out_by_its_seed_and_text_alone(tmp_path, texts, tokenizer, reference):
+    documents = []
+    for text in ReadTexts(parse_sources(str(texts))).run():
+        drawn = hashlib.blake2b(text.text.encode(), digest_size=8, key=b"1").digest()
+        documents.append((text.text, int.from_bytes(drawn, "big") / 2**64 < 0.2))
+    held_out = [text for text, is_held_out in documents if is_held_out]
+    counts = {name: open_blocks(reference / name).header.statistics for name in ("train", "held_out")}
+    assert counts["held_out"]["documents"] == len(held_out)
+    assert counts["train"]["documents"] == len(documents) - len(held_out)
+    assert counts["held_out"]["corpus_tokens"] == sum(len(tokenizer.tokenize(text)) for text in held_out)
+    assert 0.1 < len(held_out) / len(documents) < 0.3  # 5 standard deviations
+    trained_on = {text for text, is_held_out in documents if not is_held_out}
+    assert not trained_on.intersection(held_out)
+    assert len(set(held_out) | trained_on) == len(documents) - 1  # one document occurs twice
+
+
+def test_the_text_is_read_hashed_and_tokenized_as_without_tasks(tmp_path, texts, tokenizer):
+    plain, _ = prepare_blocks([str(texts)], tokenizer, tmp_path / "plain", 32, disable_progress=True)
+    pack = PackShards(tmp_path, tokenizer, 32, held_out_share=0)
+    deque(pack.run(ReadTexts(parse_sources(str(texts))).run()), maxlen=0)
+    index_shards(tmp_path, 1)
+    sharded = open_blocks(tmp_path / "train", verify=True)
+    assert sharded.header.sources == plain.header.sources
+    assert sharded.header.statistics.items() >= {"documents": plain.header.statistics["documents"]}.items()
+    ours, others = (words(blocks, tokenizer) for blocks in (sharded, plain))  # small files: one part, in their order
+    assert abs(len(ours) - len(others)) < 32  # the seeds differ, and so do the remainders
+    assert ours[: len(others)] == others[: len(ours)]
+    assert not (tmp_path / "held_out").exists()
+
+
+def test_seeds_and_names_do_not_depend_on_where_the_text_lies(tmp_path, texts, tokenizer, reference, small_parts):
+    shutil.copytree(texts, tmp_path / "elsewhere")
+    made = prepare_in(tmp_path / "made", tokenizer, tmp_path / "elsewhere", 2, shard_size=20_000)
+    assert content(made) == content(reference)
+    assert str(texts) not in (reference / "train" / "index.json").read_text()
+
+
+def test_a_task_that_runs_again_replaces_what_it_left(tmp_path, texts, tokenizer, reference, small_parts):
+    run_task(tmp_path, tokenizer, texts, 0, 2, shard_size=20_000)
+    some = sorted((tmp_path / "train").iterdir())
+    some[0].write_bytes(b"half")
+    some[-1].unlink()
+    (tmp_path / "tasks" / "receipts" / "00000.json").unlink()
+    assert content(prepare_in(tmp_path, tokenizer, texts, 2, shard_size=20_000)) == content(reference)
+
+
+def test_nothing_is_indexed_while_a_task_is_missing_and_the_message_names_it_and_its_log(tmp_path, texts, tokenizer):
+    run_task(tmp_path, tokenizer, texts, 1, 3)
+    (tmp_path / "tasks" / "logs").mkdir()
+    (tmp_path / "tasks" / "logs" / "task_00000.log").write_text("Reading\nMemoryError: too much\n\n")
+    with pytest.raises(ValueError, match=r"2 of 3 tasks did not finish: 0, 2.*task_00000.log.*MemoryError: too much"):
+        index_shards(tmp_path, 3)
+    assert not list(tmp_path.rglob("index.json"))
+
+
+def test_other_settings_than_those_of_finished_tasks_are_refused(tmp_path, texts, tokenizer):
+    run_task(tmp_path, tokenizer, texts, 0, 2)
+    with pytest.raises(ValueError, match=r"Task 0 of .* was finished with other settings \(packing\)"):
+        run_task(tmp_path, tokenizer, texts, 1, 2, packing="original")
+    run_task(tmp_path, tokenizer, texts, 1, 2)
+    with pytest.raises(ValueError, match=r"other settings \(tasks\)"):
+        index_shards(tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("documents", "told"),
+    [
+        ([("a.jsonl", "the mill"), ("b.jsonl", "the mill"), ("a.jsonl", "the mill")], "a.jsonl do not stand together"),
+        ([("../a.jsonl", "the mill")], "no file_path below"),
+        ([("a.jsonl", "the \0 mill")], "a.jsonl: the document 0 holds a NUL character"),
+    ],
+)
+def test_documents_that_cannot_be_packed_are_refused(tmp_path, tokenizer, documents, told):
+    pack = PackShards(tmp_path, tokenizer, 32, str(tmp_path))
+    data = [
+        Document(text, str(number), metadata={"file_path": os.path.normpath(tmp_path / file)})
+        for number, (file, text) in enumerate(documents)
+    ]
+    with pytest.raises(ValueError, match=told):
+        deque(pack.run(iter(data)), maxlen=0)
+    assert not list(tmp_path.rglob("receipts/*"))
+
+
+def test_a_long_document_is_tokenized_in_many_chunks_and_gives_the_same_shards(tmp_path, tokenizer, monkeypatch):
+    text = make_text(60).strip().replace("\n\n", "\n")
+    document = Document(text, "0", metadata={"file_path": str(tmp_path / "a.jsonl")})
+    made = []
+    for size in (2**18, 1000):
+        monkeypatch.setattr(preparation, "_CHUNK", size)
+        pack = PackShards(tmp_path / str(size), tokenizer, 32, str(tmp_path), held_out_share=0)
+        chunks = list(pack._chunks([document], {}))
+        deque(pack.run(iter([document])), maxlen=0)
+        made.append({file.name: file.read_bytes() for file in (pack.output_dir / "train").iterdir()})
+    assert len(chunks) > 10
+    assert max(chunk.size for chunk in chunks) < 1000 + max(map(len, text.splitlines())) + 1
+    assert [line for chunk in chunks for line in chunk.lines] == text.splitlines()
+    assert b"".join(chunk.document_ends for chunk in chunks) == bytes(len(text.splitlines()) - 1) + b"\1"
+    assert made[0] == made[1]
+
+
+def test_two_tasks_that_packed_one_file_and_too_little_text_are_refused(tmp_path, tokenizer):
+    def run(output_dir, tasks, text):
+        pack = PackShards(output_dir, tokenizer, 32, str(tmp_path), held_out_share=0)
+        for rank in range(tasks):
+            document = Document(text, "0", metadata={"file_path": str(tmp_path / "a.jsonl")})
+            deque(pack.run(iter([document]), rank, tasks), maxlen=0)
+        index_shards(output_dir, tasks)
+
+    with pytest.raises(ValueError, match=r"Two tasks packed a\.jsonl"):
+        run(tmp_path / "twice", 2, "the mill " * 50)
+    with pytest.raises(ValueError, match="train: 2 tokens are too few for one sequence of 32"):
+        run(tmp_path / "little", 1, "the mill")
+
+
+def test_held_out_text_of_another_kind_of_preparation_is_refused(tmp_path, texts, tokenizer):
+    (tmp_path / "corpus").mkdir()
+    shutil.copy(texts / "0.txt", tmp_path / "corpus")
+    options = {"held_out_share": 0.2, "seed": 1}
+    train, held_out = prepare_blocks([str(tmp_path / "corpus")], tokenizer, tmp_path, 32, **options)
+    sharded = prepare_in(tmp_path / "many", tokenizer, tmp_path / "corpus", 2)
+    others = [open_blocks(sharded / name) for name in ("train", "held_out")]
+    assert others[0].header.sources == train.header.sources
+    check_held_out(train, held_out)
+    check_held_out(*others)
+    for pair in ((train, others[1]), (others[0], held_out)):
+        with pytest.raises(ValueError, match=r"0\.txt, which is held out, holds the same text"):
+            check_held_out(*pair)
+
+
+def test_equal_files_are_packed_with_a_warning(tmp_path, tokenizer, small_parts, caplog):
+    (tmp_path / "texts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "texts" / f"{name}.txt").write_text("the mill " * 18)
+    pack = PackShards(tmp_path, tokenizer, 32, held_out_share=0)
+    deque(pack.run(ReadTexts(parse_sources(str(tmp_path / "texts"))).run()), maxlen=0)
+    index_shards(tmp_path, 1)
+    assert "b.txt and a.txt, two files, hold the same text" in caplog.text
+    first, second = json.loads((tmp_path / "train" / "index.json").read_text())["shards"]
+    assert first["sha256"] == second["sha256"]
+    assert open_blocks(tmp_path / "train", verify=True).header.statistics["corpus_tokens"] == 2 * 36
+
+
+@pytest.fixture
+def command(tmp_path, texts, monkeypatch, small_parts):
+    """Prepares a copy of the texts in two tasks, which run in this process."""
+
+    def run(executor):
+        for rank in executor.get_incomplete_ranks():
+            ran.append(rank)
+            with suppress(ValueError):
+                executor._run_for_rank(rank, 1)
+        distributed._refuse_unfinished(executor.get_incomplete_ranks(), executor.tasks, executor.logging_dir)
+
+    ran = []
+    monkeypatch.setattr(distributed.LocalExecutor, "run", run)
+    shutil.copytree(texts, tmp_path / "texts")
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    flags = ["--train_files", tmp_path / "texts", "--tokenizer", tmp_path / "vocab.txt", "--max_seq_length", 32]
+    flags += ["--held_out_share", 0.2, "--seed", 1, "--shard_size", 20_000, "--executor", "local", "--tasks", 2]
+
+    def prepare():
+        ran.clear()
+        main([*map(str, flags), "--output_dir", str(tmp_path / "out")])
+        return ran
+
+    return prepare
+
+
+def cut(shard):
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def exchange(shard):
+    shutil.copy(next(file for file in shard.parent.glob("*.blocks") if file != shard), shard)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, cut, exchange])
+def test_a_task_whose_shard_is_gone_or_another_is_named_and_runs_again_with_the_same_command(
+    tmp_path, reference, command, damage
+):
+    assert command() == [0, 1]
+    assert command() == []
+    name = json.loads((tmp_path / "out" / "tasks" / "receipts" / "00001.json").read_text())["parts"][0]["files"][0][0][
+        0
+    ]
+    damage(tmp_path / "out" / "train" / name)
+    with pytest.raises(
+        ValueError, match=rf"1 finished task.*: 1\. Nothing.* Of task 1: .*{name}.*the same command again"
+    ):
+        command()
+    assert command() == [1]
+    assert content(tmp_path / "out") == content(reference)
+
+
+def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, reference, command):
+    file = tmp_path / "texts" / "1.txt"
+    good, times = file.read_bytes(), os.stat(file)
+    file.write_bytes(b"\0" + good[1:])
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # it passes for the same text
+    with pytest.raises(ValueError, match=r"1 of 2 tasks.*: 1\..*1\.txt.* NUL .*alone. If you change the text, remove"):
+        command()
+    file.write_bytes(good)
+    with pytest.raises(ValueError, match=r"Task 0 of .* other settings \(train_files\).*unchanged files"):
+        command()
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert command() == [1]
+    assert content(tmp_path / "out") == content(reference)
+
+
+def test_shards_that_no_task_lists_are_removed_and_other_files_stay(tmp_path, texts, tokenizer):
+    prepare_in(tmp_path, tokenizer, texts, 1)
+    ours, mine = tmp_path / "train" / f"{'0' * 16}-00000.blocks", tmp_path / "train" / "mine.blocks"
+    for file in (ours, mine):
+        file.touch()
+    index_shards(tmp_path, 1)
+    assert mine.exists()
+    assert not ours.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--tasks", "2"], "--executor and --tasks belong together"),
+        (["--executor", "local"], "--executor and --tasks belong together"),
+        (["--executor", "local", "--tasks", "0"], "--tasks is 0"),
+        (["--workers", "2"], "--workers is for --executor"),
+        (["--executor", "local", "--tasks", "2", "--slurm", "time=1"], "--slurm is for --executor slurm"),
+        (["--executor", "local", "--tasks", "2", "--drop_duplicates", "exact"], "MinHash"),
+        (["--executor", "local", "--tasks", "2", "--held_out_files", "x.txt"], "--held_out_files cannot"),
+        (["--executor", "local", "--tasks", "2", "--train_datasets", "org/name"], "not The dataset org/name"),
+        (["--executor", "local", "--tasks", "2", "--train_files", "a.blocks"], "not .*a.blocks"),
+        (["--executor", "local", "--tasks", "2", "--train_files", "a.txt,weight=2"], "has the weight 2"),
+        (["--executor", "local", "--tasks", "2", "--train_files", "a.txt", "./a.txt"], "a.txt is named twice"),
+        (["--executor", "local", "--tasks", "2", "--train_files", "*.nothing"], "No file matches"),
+        (["--executor", "slurm", "--tasks", "2", "--slurm", "partition=x"], "needs sbatch"),
+    ],
+)
+def test_what_an_executor_cannot_do_is_refused_before_any_work(tmp_path, corpus, monkeypatch, flags, told):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "a.blocks"):
+        Path(name).write_text(corpus.read_text())
+    given = [] if "--train_files" in flags else ["--train_files", "a.txt"]
+    with pytest.raises(ValueError, match=told):
+        main([*given, "--output_dir", "out", *flags])
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("package", "executor", "extra"), [("datatrove", "local", "scale"), ("ray", "ray", "ray")])
+def test_an_executor_that_is_not_installed_is_named_with_its_extra(
+    tmp_path, corpus, monkeypatch, package, executor, extra
+):
+    if package == "datatrove":
+        monkeypatch.delitem(sys.modules, "hf_electra_rtd.data.distributed")
+        monkeypatch.delattr("hf_electra_rtd.data.distributed")
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
+    flags = ["--train_files", str(corpus), "--output_dir", str(tmp_path / "out"), "--executor", executor]
+    with pytest.raises(ValueError, match=rf"needs the package {package}.*hf-electra-rtd\[{extra}\]"):
+        main([*flags, "--tasks", "2"])
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory, tokenizer):
+    """The flags that prepare four files of half a megabyte, each a part, and what they give."""
+    directory = tmp_path_factory.mktemp("large")
+    (directory / "texts").mkdir()
+    for number in range(4):
+        (directory / "texts" / f"{number}.txt").write_text(make_text(300, seed=number) * 4)
+    (directory / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    flags = ["--train_files", directory / "texts", "--tokenizer", directory / "vocab.txt", "--max_seq_length", 32]
+    flags += ["--held_out_share", 0.2, "--seed", 1, "--tasks", 4]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "_LARGEST_GROUP", 16)
+        expected = content(prepare_in(directory / "whole", tokenizer, directory / "texts", 1))
+    return [*map(str, flags)], expected
+
+
+def kill(is_task, parent, output_dir, victim=None):
+    """Kills the victim, by default a process below `parent` that is a task, while a task writes a shard and another
+    one is finished. Returns the processes that were below `parent`; none if it could not."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        if list(output_dir.glob("tasks/completions/*")):
+            below = parent.children(recursive=True)
+            for process in below:
+                with suppress(psutil.Error):  # it has just ended
+                    if is_task(process) and any(".partial-" in file.path for file in process.open_files()):
+                        (victim or process).kill()
+                        return below
+    return []
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, small_parts, caplog):
+    def is_task(process):
+        return "forkserver" in " ".join(process.cmdline())
+
+    flags, expected = large
+    flags = [*flags, "--output_dir", str(tmp_path), "--executor", "local", "--workers", "2"]
+    script = "from hf_electra_rtd.data import distributed, prepare; from hf_electra_rtd.cli import run;"
+    script += "distributed._LARGEST_GROUP = 16; run(prepare.main)"
+    process = psutil.Popen(
+        [sys.executable, "-c", script, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    below = kill(is_task, process, tmp_path, process)
+    assert below
+    process.wait()
+    _, alive = psutil.wait_procs(below, timeout=60)
+    assert not alive  # no task outlives the command
+    assert not list(tmp_path.rglob("index.json"))
+
+    with ThreadPoolExecutor(1) as thread:
+        killed = thread.submit(kill, is_task, psutil.Process(), tmp_path)
+        main(flags)
+        assert killed.result()
+    assert "was killed and runs again" in caplog.text
+    assert content(tmp_path) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of Ray's
+def test_ray_runs_a_killed_task_again(tmp_path, large, small_parts, monkeypatch):
+    ray = pytest.importorskip("ray", reason="needs the extra ray")
+    flags, expected = large
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            tasks = (lambda process: process.name().startswith("ray::task"), psutil.Process())
+            killed = thread.submit(kill, *tasks, tmp_path)
+            main([*flags, "--output_dir", str(tmp_path), "--executor", "ray"])
+            assert killed.result()
+    finally:
+        ray.shutdown()
+    assert content(tmp_path) == expected
+
+
+SLURM = {  # what the scripts need of Slurm's commands
+    "sbatch": """#!{python}
+import os, re, subprocess, sys
+script = open(sys.argv[-1]).read()
+home = os.path.dirname(__file__)
+open(home + "/submitted", "a").write(" ".join(sys.argv[1:-1]) + "\\n" + script)
+first, last = map(int, re.search(r"--array=(\\d+)-(\\d+)", script).groups())
+jobs, log = [], open(home + "/log", "a")
+end = last + 1 - ("--job-name=prepare" in script and os.path.exists(home + "/lost"))  # a node, with the last task
+for task in range(first, end) if "merge_stats" not in script else ():  # which adds up datatrove's own counts
+    given = {{"SLURM_ARRAY_TASK_ID": str(task), "SLURM_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7", "RUN_OFFSET": "0"}}
+    jobs.append(subprocess.Popen(["bash", "-c", script], env={{**os.environ, **given}}, stdout=log, stderr=log))
+for job in jobs:
+    job.wait()
+print("Submitted batch job", 7)
+""",
+    "srun": """#!/bin/bash
+while [ "${{1:0:1}}" = - ]; do [ "$1" = -n ] && shift; shift; done
+exec "$@"
+""",
+    "scontrol": "#!/bin/bash\nprintf 'node1\\nnode2\\n'\n",
+}
+
+
+@pytest.mark.slow
+def test_scripts_for_slurm_run_the_tasks_and_then_the_index_or_name_what_failed(
+    tmp_path, texts, reference, monkeypatch, small_parts
+):
+    (tmp_path / "bin").mkdir()
+    for name, script in SLURM.items():
+        (tmp_path / "bin" / name).write_text(script.format(python=sys.executable))
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "bin" / "lost").touch()
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    flags = ["--train_files", str(texts), "--tokenizer", str(tmp_path / "vocab.txt"), "--max_seq_length"]
+    flags += ["32", "--held_out_share", "0.2", "--seed", "1", "--shard_size", "20000", "--executor", "slurm"]
+    options = ["partition=cpu", "time=01:00:00", "account=me", "mem_per_cpu_gb=3"]
+    flags += ["--tasks", "2", "--output_dir", str(tmp_path / "out")]
+    for wrong, told in (("time=", "--slurm lacks time"), ("mem_per_cpu_gb=3G", "whole number of GB")):
+        with pytest.raises(ValueError, match=told):
+            main([*flags, "--slurm", *options, wrong])
+    assert not (tmp_path / "out").exists()
+    main([*flags, "--slurm", *options])
+    submitted = (tmp_path / "bin" / "submitted").read_text()
+    for line in ("partition=cpu", "time=01:00:00", "account=me", "mem-per-cpu=3G", "array=0-1"):
+        assert f"#SBATCH --{line}\n" in submitted
+    assert "--dependency=afterany:7" in submitted
+    assert not list((tmp_path / "out").rglob("index.json"))
+    log = (tmp_path / "out" / "tasks" / "index" / "logs" / "task_00000.log").read_text()
+    assert "1 of 2 tasks did not finish: 1." in log
+
+    (tmp_path / "bin" / "lost").unlink()
+    main([*flags, "--slurm", *options])
+    assert content(tmp_path / "out") == content(reference)
+
+
+@pytest.mark.slow
+def test_near_copies_are_dropped_by_the_pipeline_of_the_example(tmp_path, monkeypatch):
+    documents = [make_text(1, seed=seed, lines=(4, 9)) for seed in range(60)]
+    files = [documents[:30], [*documents[30:], documents[3], documents[7] + "mill"]]
+    (tmp_path / "web").mkdir()
+    for number, texts in enumerate(files):
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+        (tmp_path / "web" / f"{number}.jsonl").write_text(lines)
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--data_folder", "web/", "--tokenizer", "vocab.txt", "--output_dir", "out", "--max_seq_length", "32"]
+    deduplicate.main([*flags, "--tasks", "2"])
+    counts = [open_blocks(tmp_path / "out" / name).header.statistics["documents"] for name in ("train", "held_out")]
+    assert sum(counts) == len(documents)
+
+
+@pytest.mark.slow
+def test_training_reads_the_shards(tmp_path, texts, tokenizer, reference):
+    flags = pretraining_flags(tmp_path, reference / "train", tmp_path / "run", max_steps=2, eval_steps=2)
+    pretrain.main([*flags, "--held_out_files", str(reference / "held_out")])
+    record = json.loads((tmp_path / "run" / "run_record.json").read_text())
+    assert str(texts) not in json.dumps(record)
+    assert "a.jsonl" in json.dumps(record)

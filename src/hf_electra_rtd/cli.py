@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +44,7 @@ RANGES: dict[str, str] = {
     "generator_learning_rate": "[0, inf)",
     **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
     **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
-    **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed"), "[0, inf)"),
+    **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed", "shuffle_window"), "[0, inf)"),
     **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),
     **dict.fromkeys(("gradient_accumulation_steps", "save_total_limit", "num_proc", "top_k"), "[1, inf)"),
     **dict.fromkeys(("early_stopping_patience", "max_train_samples", "max_eval_samples"), "[1, inf)"),
@@ -54,7 +55,10 @@ RANGES: dict[str, str] = {
     **dict.fromkeys(("temperature_start", "temperature_decay"), "(0, inf)"),
     **dict.fromkeys(("mask_probability", "error_rate", "replaced_rate"), "(0, 1)"),
     **dict.fromkeys(("threshold", "false_positive_rate", "clean_share"), "[0, 1]"),
-    **dict.fromkeys(("max_length", "max_pairs"), "[1, inf)"),
+    "confusion_share": "(0, 1]",
+    **dict.fromkeys(("max_length", "max_pairs", "tasks", "workers"), "[1, inf)"),
+    "few_shot": "[0, inf)",
+    "port": "[1, 65535]",
     "keep_probability": "[0, 1]",
     "weight": "(0, 1000]",
     "max_seq_length": "[3, inf)",  # [CLS], a token, [SEP]
@@ -88,7 +92,10 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             if not word or word.encode(errors="replace") != word.encode(errors="surrogatepass"):
                 what = "not UTF-8" if word else "empty"
                 raise ValueError(f"{word!r} (after {before}) is {what}. Give another name.")
-        status = command(sys.argv[1:])
+        try:
+            status: Any = command(sys.argv[1:])
+        except SystemExit as nothing_to_do:
+            status = nothing_to_do.code
         # Its threads would outlive the interpreter, which may abort a process that has done all its work.
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
@@ -171,6 +178,14 @@ def check_ranges(arguments: Any) -> None:
     steps = getattr(arguments, "max_steps", -1)
     if steps < 1 and steps != -1:
         raise ValueError(f"--max_steps is {steps}: it must be at least 1 (or -1: the length is in epochs).")
+
+
+def parse_size(flag: str, text: str) -> int:
+    """The bytes of `512MB`, `1.5 GB` or `4096`. Raises ValueError, with the flag's name, for anything else."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ValueError(f"--{flag} {text} is no size. Give bytes, or a number with KB, MB, GB or TB: 512MB.")
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
 def flag(default: Any, help: str) -> Any:

@@ -1,7 +1,6 @@
 """Generator and discriminator with a learning rate and a clipping each; and what learns or counts in both loops."""
 
-import sys
-
+import pretrain_no_trainer
 import pytest
 import torch
 from accelerate import Accelerator
@@ -9,18 +8,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from hf_electra_rtd import (
     ElectraForRTDPretraining,
-    ElectraRTDConfig,
-    PretrainingRecord,
     RTDTrainer,
     RTDTrainingArguments,
     get_parameter_groups,
 )
-from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.ops import Sampling, masked_slots, num_masked, original_ids
-from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.ops import Sampling, masked_slots, original_ids
 from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule, split_parameters
 from tests.conftest import pretraining_flags, tiny_config
-from tests.training.test_no_trainer import pretrain_no_trainer
 
 
 def arguments(directory, **options):
@@ -133,30 +127,6 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13, msg=name)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            ("--generator_type", "unigram", "--generator_learning_rate", "1e-3"),
-            "--generator_learning_rate needs a gen",
-        ),
-        (("--objective", "mlm", "--clip_separately", "True"), "--clip_separately needs a generator that learns"),
-        (
-            ("--clip_separately", "True", "--max_grad_norm", "0"),
-            "--clip_separately with --max_grad_norm 0 clips nothing",
-        ),
-        (("--generator_type", "two_tower", "--freeze_generator", "True"), "it cannot be frozen: leave freeze_gen"),
-        (("--generator_learning_rate", "1", "--optim", "adafactor"), "is for --optim adamw_torch, not adafactor"),
-        (("--generator_learning_rate", "-1"), "--generator_learning_rate is -1: it must be at least 0"),
-        (("--generator_objective", "adversarial", "--temperature", "0"), "temperature=0.0 does not go with"),
-    ],
-)
-def test_flags_without_sense_are_refused_before_any_work(tmp_path, corpus, monkeypatch, flags, message):
-    monkeypatch.setattr("hf_electra_rtd.training.pretrain.get_tokenizer", lambda *_: pytest.fail("work was done"))
-    with pytest.raises(ValueError, match=message):
-        pretrain.main([*pretraining_flags(tmp_path, corpus, tmp_path / "run", model_config=None), *flags])
-
-
 def test_both_loops_refuse_what_needs_a_generator_that_learns(tmp_path, corpus, blocks, tokenizer):
     model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
     needs = pytest.raises(ValueError, match="--clip_separately needs a generator that learns")
@@ -181,51 +151,3 @@ def test_what_an_optimizer_or_a_collator_of_ones_own_would_undo_is_refused(tmp_p
         pair = ElectraForRTDPretraining(tiny_config(generator=kind))
         with pytest.raises(ValueError, match=f"generator='{kind}' .* special tokens.*: pass processing_class"):
             RTDTrainer(pair, arguments(tmp_path), blocks[0], data_collator=lambda rows: {})
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--generator_type unigram",
-        "--generator_type bigram --disallow_correct True",
-        "--generator_objective adversarial --generator_learning_rate 1e-3 --clip_separately True",
-    ],
-)
-def test_both_loops_and_a_resumed_run_are_equal_bit_for_bit(tmp_path, corpus, monkeypatch, flags):
-    monkeypatch.setattr(sys, "argv", ["pretrain"])
-    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
-    tiny_config(hidden_dropout_prob=0.1).save_pretrained(tmp_path)
-    results = []
-    for name, main in {"trainer": pretrain.main, "loop": pretrain_no_trainer.main}.items():
-        directory, options = tmp_path / name, {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
-        argv = pretraining_flags(tmp_path, corpus, directory, *flags.split(), **options)
-        assert main(argv) == 0
-        record = PretrainingRecord.load(directory)
-        logs = [
-            {name: log.get(name) for name in NAMES} for log in record.curves if "loss" in log or "eval_loss" in log
-        ]
-        results.append(((directory / "model.safetensors").read_bytes(), logs))
-        (directory / "run_record.json").unlink()
-        with pytest.raises(ValueError, match=r"generator was|generator_objective was|generator_learning_rate was"):
-            main([*pretraining_flags(tmp_path, corpus, directory, **options), "--resume_from_checkpoint", "latest"])
-        assert (
-            main([*argv, "--resume_from_checkpoint", str(directory / "checkpoint-2"), "--output_dir", f"{directory}2"])
-            == 0
-        )
-        assert (tmp_path / f"{name}2" / "model.safetensors").read_bytes() == results[-1][0]
-    assert results[0] == results[1]
-    adversarial = "adversarial" in flags
-    assert record.model["generator_objective"] == ("adversarial" if adversarial else "mle")
-    config = ElectraRTDConfig.from_dict(record.model)
-    alone = model_flops(config.changed(generator="uniform"), record.sequences, 32, num_masked(0.15, 32))
-    assert (record.flops["model"] > alone) if adversarial else (record.flops["model"] == alone)
-    assert record.parameters["generator"] > 0 if adversarial else record.parameters["generator"] == 0
-    assert (results[0][1][0]["generator_grad_norm"] is not None) == adversarial
-    assert (record.metrics.get("eval_generator_entropy") is not None) == adversarial
-    assert record.metrics["eval_replaced_share"] > 0.05
-
-
-NAMES = (
-    *("loss", "generator_loss", "generator_accuracy", "generator_entropy", "grad_norm", "generator_grad_norm"),
-    *("eval_loss", "eval_discriminator_auc", "eval_bigram_auc", "eval_generator_entropy"),
-)

@@ -1,11 +1,10 @@
 """Going on with a pair that was trained: from one name to both towers, a recipe, new words, and what is forgotten."""
 
-import runpy
 import shutil
 import sys
 from dataclasses import fields
-from pathlib import Path
 
+import pretrain_no_trainer
 import pytest
 import torch
 from transformers import ElectraConfig
@@ -21,7 +20,6 @@ from hf_electra_rtd.training.pretrain import main
 from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
 
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 IDS = torch.tensor([[2, 10, 11, 12, 20, 3], [2, 30, 31, 9, 14, 3]])
 
 
@@ -157,10 +155,7 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
         tiny.save_pretrained(tmp_path / tower)
     defaults, recipe = recipe_defaults(given(continue_from=str(tmp_path))), SIZES[name].pretraining
     assert defaults["size"] == name
-    assert (defaults["learning_rate"], defaults["max_steps"]) == (
-        recipe["learning_rate"] / 10,
-        recipe["max_steps"] / 10,
-    )
+    assert all(defaults[flag] == recipe[flag] / 10 for flag in ("learning_rate", "max_steps"))
     assert (defaults["warmup_steps"], defaults["bias_correction"], defaults["eval_on_start"]) == (0.06, True, True)
 
 
@@ -275,10 +270,9 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
 
 def test_the_own_loop_goes_on_to_the_same_numbers(go_on, tmp_path):
     more = {"old_held_out_files": tmp_path / "old.txt", "extend_vocabulary": 2}
-    loop = runpy.run_path(str(EXAMPLES / "pretrain_no_trainer.py"))["main"]
     records = [
         PretrainingRecord.load(go_on(**more)),
-        PretrainingRecord.load(go_on(output_dir="own", command=loop, **more)),
+        PretrainingRecord.load(go_on(output_dir="own", command=pretrain_no_trainer.main, **more)),
     ]
     ours, own = (record.before_and_after for record in records)
     for text, times in ours.items():
@@ -320,6 +314,8 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
 
 # ---- Mistakes ----
 
+NEW = {"continue_from": None, "size": "tiny"}
+
 
 @pytest.mark.parametrize(
     ("flags", "message"),
@@ -341,16 +337,12 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ({"output_dir": "{run}"}, "lies where this run writes"),
         ({"tokenizer": "{tmp}/other.txt"}, "The pair .* has other tokens than the tokenizer"),
         ({"max_seq_length": 512}, "64 positions, fewer than --max_seq_length 512"),
-        ({"extend_vocabulary": 0}, "--extend_vocabulary is 0: it must be at least 1"),
         ({"extend_vocabulary": 9}, "--extend_vocabulary 9: the text supports 3 "),
         ({"extend_vocabulary": 1, "train_files": "{run}/blocks/train.blocks"}, "chooses words from text"),
         ({"extend_vocabulary": 1, "old_held_out_files": "{run}/blocks/held_out.blocks"}, "Name text"),
-        (
-            {"continue_from": None, "size": "tiny", "extend_vocabulary": 1},
-            "--extend_vocabulary is for --continue_from",
-        ),
-        ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator is for --continue_from"),
-        ({"continue_from": None, "size": "tiny", "old_held_out_files": "x.txt"}, "--old_held_out_files is for"),
+        (NEW | {"extend_vocabulary": 1}, "--extend_vocabulary is for --continue_from"),
+        (NEW | {"new_generator": True}, "--new_generator is for --continue_from"),
+        (NEW | {"old_held_out_files": "x.txt"}, "--old_held_out_files is for"),
         ({"held_out_share": 0, "old_held_out_files": "{tmp}/old.txt"}, "beside held-out text"),
         ({"train_files": "{run}/blocks/train.blocks", "old_held_out_files": "{tmp}/old.txt"}, "beside held-out text"),
         ({"continue_from": "{tmp}/offline"}, "trained on samples from files.* --generator_type masked_lm"),
@@ -358,9 +350,8 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
     ],
 )
 def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finished_run, monkeypatch, flags, message):
-    monkeypatch.setattr(
-        "hf_electra_rtd.training.pretrain.get_sequences", lambda *_, **__: pytest.fail("work was done")
-    )
+    work = "hf_electra_rtd.training.pretrain.get_sequences"
+    monkeypatch.setattr(work, lambda *_, **__: pytest.fail("work was done"))
     (tmp_path / "other.txt").write_text("\n".join([*VOCABULARY[:20], "other", *VOCABULARY[21:]]) + "\n")
     shutil.copytree(finished_run / "discriminator", tmp_path / "mine")
     offline = ElectraForRTDPretraining(tiny_config(generator="offline"))

@@ -76,6 +76,8 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, tokenizer, options, flag
         ({"two_stage_from": "run", "model_config": "x"}, "Leave --model_config out"),
         ({"objective": "mlm", "sharing": "gdes"}, "gdes"),  # as the configuration says
         ({"two_stage_from": "run", "sharing": "embeddings"}, "sharing='none'"),
+        ({"initialization": "neighbors"}, "there is no 'neighbors'. Did you mean 'neighbours'"),
+        ({"initialization": "neighbours", "generator": "trained"}, "Leave it or --generator out"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused_before_anything_is_prepared(options, message):

@@ -2,8 +2,8 @@
 
 import sys
 from contextlib import nullcontext
-from pathlib import Path
 
+import pretrain_no_trainer
 import pytest
 
 from hf_electra_rtd import PretrainingRecord
@@ -11,11 +11,6 @@ from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.training import pretrain
 from tests.conftest import pretraining_flags
 from tests.training.test_checkpoints import flip
-
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-
-import pretrain_no_trainer
 
 
 @pytest.fixture
@@ -31,17 +26,30 @@ def train(tmp_path, corpus, monkeypatch):
     return run
 
 
-ELECTRIC = ("--objective", "electric", "--generator_type", "two_tower")
+PAIR, ALONE = {"generator", "discriminator"}, {"discriminator"}
 
 
-@pytest.mark.parametrize("flags", [(), (*ELECTRIC, "--masking", "span")])
-def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train, flags, capsys):
+@pytest.mark.parametrize(
+    ("flags", "towers"),
+    [
+        ("", PAIR),
+        ("--objective electric --generator_type two_tower --masking span", ALONE),
+        ("--objective mlm", ALONE),
+        ("--objective all_tokens_mlm --document_attention True", PAIR),
+        ("--generator_type unigram", ALONE),
+        ("--generator_type bigram --disallow_correct True", ALONE),
+        ("--generator_objective adversarial --generator_learning_rate 1e-3 --clip_separately True", PAIR),
+    ],
+)
+def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train, flags, towers, capsys):
     mains = {"trainer": pretrain.main, "loop": pretrain_no_trainer.main}
+    is_electric, flags = "electric" in flags, flags.split()
     one, other = (train(main, name, *flags) for name, main in mains.items())
     shown = capsys.readouterr().out
-    assert (f"score --model {one}" in shown) == ("generator/ for stock" not in shown) == bool(flags)
-    assert (one / "generator").exists() != bool(flags)
-    parts = ("", "discriminator/") if flags else ("", "generator/", "discriminator/")
+    assert ("generator/ for stock" in shown) == (towers == PAIR)
+    assert (f"score --model {one}" in shown) == is_electric
+    assert {path.name for path in one.iterdir()} & PAIR == towers
+    parts = ["", *(f"{name}/" for name in towers)]
     names = [f"{part}model.safetensors" for part in parts]
     weights = [(one / name).read_bytes() for name in names]
     assert [(other / name).read_bytes() for name in names] == weights
@@ -61,8 +69,13 @@ def test_both_loops_are_equal_bit_for_bit_and_either_resumes(train, flags, capsy
         (directory / "run_record.json").unlink()
         train(main, name, *flags, "--resume_from_checkpoint", "latest")
         assert [(directory / part).read_bytes() for part in names] == weights
+    assert records[1].model["generator_objective"] == ("adversarial" if "adversarial" in flags else "mle")
+    assert ("generator_grad_norm" in curves[0][0]) == ("--clip_separately" in flags)
+    assert ("eval_generator_entropy" in records[0].metrics) == ("adversarial" in flags)
     for place in ({"model": "loop/checkpoint-6"}, {"model": "loop"}, {"discriminator": "loop/discriminator"}):
-        with pytest.raises(ValueError, match="Use `hf-electra-rtd score") if flags else nullcontext():
+        if flags and not is_electric:
+            continue
+        with pytest.raises(ValueError, match="Use `hf-electra-rtd score") if is_electric else nullcontext():
             load_for_detection(**{name: str(one.parent / each) for name, each in place.items()}, as_is=True)
     with pytest.raises(ValueError, match=r"written by RTDTrainer, so pretrain_no_trainer\.py cannot resume"):
         train(pretrain_no_trainer.main, "trainer", "--resume_from_checkpoint", "latest")

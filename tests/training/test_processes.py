@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pretrain_no_trainer
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,11 +18,6 @@ from tests.conftest import make_text, pretraining_flags
 
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import pretrain_no_trainer  # noqa: E402
-
-
 pytestmark = pytest.mark.slow
 MAINS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
 SEQUENCES_PER_STEP = 16
@@ -84,9 +80,8 @@ def assert_same_run(one, other, rounding=1e-5):
     assert counts[0] == counts[1]
     names = ("loss", "grad_norm", "learning_rate", "generator_loss", "discriminator_loss", "generator_accuracy")
     names += ("sampled_accuracy", "replaced_share", "epoch", "eval_loss", "eval_discriminator_auc")
-    curves = [
-        {(log["step"], name): log[name] for log in each.curves for name in names if name in log} for each in records
-    ]
+    logs = [each.curves for each in records]
+    curves = [{(log["step"], name): log[name] for log in each for name in names if name in log} for each in logs]
     assert curves[1] == pytest.approx(curves[0], rel=2e-5, abs=1e-7)
 
 
@@ -171,5 +166,6 @@ def test_every_accelerate_config_can_be_read():
 
     paths = (ROOT / "examples/accelerate_configs").iterdir()
     configs = {path.stem: load_config_from_file(str(path)) for path in paths}
-    assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "fsdp2"}
-    assert configs["fsdp2"].fsdp_config["fsdp_version"] == 2
+    assert configs.keys() == {"cpu", "single_gpu", "multi_gpu", "multi_node", "fsdp2", "fsdp2_multi_node"}
+    for name in ("fsdp2", "fsdp2_multi_node"):
+        assert configs[name].fsdp_config["fsdp_version"] == 2

@@ -18,7 +18,9 @@ from transformers.trainer_utils import HubStrategy
 from hf_electra_rtd.cli import check_ranges, flag
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.collator import MASKING
-from hf_electra_rtd.files import known_names
+from hf_electra_rtd.data.confusion import TokenConfusions
+from hf_electra_rtd.families import check_document_attention
+from hf_electra_rtd.files import known_names, named_file
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import get_size
 
@@ -42,8 +44,20 @@ class RTDTrainingArguments(TrainingArguments):
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.")
+    shuffle_window: int | None = flag(
+        None,
+        "Shards (prepare --shard_size) among which sequences are shuffled; the shards are drawn in a random order. By "
+        "default, and with 0, all sequences are shuffled, which reads all shards everywhere.",
+    )
     mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
     masking: str = flag("token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).")
+    confusion_file: str | None = flag(
+        None, "Rows `wrong right right ...`: wrong words take the place of some samples for right ones."
+    )
+    confusion_share: float | None = flag(None, "Share of the masked tokens with a row to which this is done (0.5).")
+    document_attention: bool = flag(
+        False, "Tokens see only their own document where --packing full puts several into one sequence."
+    )
     keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")
     bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
     exact_loss_normalization: bool = flag(
@@ -88,6 +102,10 @@ class RTDTrainingArguments(TrainingArguments):
         check_ranges(self)
         if self.masking not in MASKING:
             raise ValueError(f"--masking: there is no {self.masking!r}. {known_names(self.masking, MASKING, 'kinds')}")
+        if self.confusion_file is None and self.confusion_share is not None:
+            raise ValueError("--confusion_share is of a --confusion_file: name one, or leave it out.")
+        if self.confusion_file is not None and self.confusion_share is None:
+            self.confusion_share = 0.5
         check_hub_options(self)
         if self.clip_separately and not self.max_grad_norm:
             raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
@@ -98,6 +116,8 @@ class RTDTrainingArguments(TrainingArguments):
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) == "epoch":
                 raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
+        if self.save_on_each_node:
+            raise ValueError("--save_on_each_node: a checkpoint is written once, for all nodes. Leave it out.")
         super().__post_init__()
         if self.load_best_model_at_end:
             raise ValueError("--load_best_model_at_end: losses rise as the generator learns, so no step is the best.")
@@ -180,18 +200,42 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
-def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:
-    """Writes the mask and keep probability of a run, and the special tokens of its tokenizer, into the configuration
-    of its pair. Raises ValueError for a pair that learns from another mask probability, or leaves out special tokens
-    of a tokenizer that is not given."""
+def read_token_confusions(args: RTDTrainingArguments, tokenizer: Any) -> TokenConfusions | None:
+    """The confusions of a run; None without a file. Raises ValueError for a file that is of no use."""
+    if args.confusion_file is None or args.confusion_share is None:
+        return None
+    return TokenConfusions(args.confusion_file, tokenizer, args.confusion_share)
+
+
+def settle_masking(
+    config: ElectraRTDConfig,
+    args: RTDTrainingArguments,
+    tokenizer: Any = None,
+    confusions: TokenConfusions | None = None,
+) -> None:
+    """Writes the mask and keep probability of a run, its confusions (those of its collator; before there is one, the
+    file alone), and the special tokens of its tokenizer, into the configuration of its pair. Raises ValueError for a
+    pair that learns from another mask probability, or cannot learn from confusions or with `document_attention`, and
+    where a tokenizer that is needed is not given."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
         what = f"mask_probability={config.mask_probability:g}, but the run masks {args.mask_probability:g}"
         raise ValueError(f"The pair was made with {what}: its loss needs the same in both (--mask_probability).")
     config.mask_probability, config.keep_probability = args.mask_probability, args.keep_probability
     if tokenizer is None and config.num_generator_encoders == 2:
         raise ValueError(f"generator={config.generator!r} leaves special tokens out: pass processing_class.")
+    if confusions is not None:
+        config.confusions = confusions.described
+    else:
+        file, share = args.confusion_file, args.confusion_share
+        config.confusions = None if file is None else {**named_file(file), "share": share}
+    config.check()
     if tokenizer is not None:
         config.take_special_tokens(tokenizer)
+    for tower in config.towers.values() if args.document_attention else ():
+        if config.num_generator_encoders == 2:
+            what = f"--document_attention does not go with the two encoders of --generator_type {config.generator}"
+            raise ValueError(f"{what}: take masked_lm.")
+        check_document_attention(tower)
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:

@@ -29,7 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 from transformers.training_args import OptimizerNames
 
-from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, remove_partial, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
@@ -56,7 +56,7 @@ _RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_r
 # What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
 _OF_MODEL = (
     *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
-    "generator_objective",
+    *("generator_objective", "confusions"),
     *("disallow_correct", "sampling_dropout", "temperature_schedule", "temperature_start", "temperature_decay"),
 )
 _OF_OPTIMIZER = (
@@ -146,6 +146,8 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
     flags say, and what decides the sequences, masks and samples of a step (nothing of a dataset that is no
     [`SequenceStream`])."""
     described = {name: getattr(model.config, name) for name in _OF_MODEL}
+    if (confusions := model.config.confusions) is not None:
+        described["confusions"] = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
@@ -153,12 +155,14 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
         return described
     sequences = stream.sequences
     return described | {
-        "sequences": sequences.header.sha256 if isinstance(sequences, BlockFile) else len(sequences),
+        "sequences": sequences.header.sha256 if isinstance(sequences, Blocks) else len(sequences),
+        "shuffle_window": stream.shuffle_window,
         "corrupted": None if stream.corrupted is None else stream.corrupted.header.sha256,
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
         "mask_probability": args.mask_probability,
         "masking": args.masking,
+        "document_attention": args.document_attention,
         "keep_probability": args.keep_probability,
         # Of the run along which the temperature falls.
         "num_sequences": None if model.config.temperature_schedule == "constant" else len(stream),

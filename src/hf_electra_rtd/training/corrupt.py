@@ -13,7 +13,6 @@ same kind. The same command again finds its files done.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import os
@@ -32,6 +31,7 @@ from hf_electra_rtd.data.corruption import NAMES, CorruptedFile, describe_stream
 from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY
 from hf_electra_rtd.data.tokenization import keep_tokenizer
 from hf_electra_rtd.ops import IGNORED, masked_slots, num_masked
+from hf_electra_rtd.towers import hash_weights
 from hf_electra_rtd.training import pretrain
 
 
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
             raise ValueError("Only a frozen generator can draw its samples before the run: --freeze_generator True.")
         if run.arguments.dry_run or run.checkpoint or args.world_size > 1:
             raise ValueError("corrupt runs in one process, from the start: leave --dry_run and --resume_from_* out.")
-        how = {"sha256": _hash(run.model.generator), "precision": args.mixed_precision}
+        how = {"sha256": hash_weights(run.model.generator), "precision": args.mixed_precision}
         how |= {name: getattr(config, name) for name in _SAMPLING}
         batch_sizes = {"train": args.train_batch_size, "held_out": args.eval_batch_size}
         wanted = []
@@ -94,18 +94,11 @@ def _samples(
         batch = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         slots = masked_slots(*(batch[name] for name in ("input_ids", "masked_positions", "labels")))
         sampling = model.sampling(slots, batch["sampling_uniforms"], batch.get("sampling_temperature"))
-        inputs = {name: batch.get(name) for name in ("attention_mask", "token_type_ids")}
+        names = ("attention_mask", "token_type_ids", "position_ids", "document_ids")
+        inputs = {name: batch.get(name) for name in names}
         with torch.no_grad(), accelerator.autocast():
             sampled = model.generate(batch["input_ids"], slots, sampling, **inputs).sampled
         yield positions_BK, used_BK, sampled.cpu().numpy()
-
-
-def _hash(model: torch.nn.Module) -> str:
-    """SHA-256 of the names and numbers of a model's tensors."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 if __name__ == "__main__":

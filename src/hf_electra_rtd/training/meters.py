@@ -23,7 +23,7 @@ from transformers import TrainerState
 from hf_electra_rtd import records
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.bigram import CountedBigram
-from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.ops import masked_slots, num_masked
@@ -99,12 +99,12 @@ class Stopwatch:
 
 
 def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -> None:
-    """Has the bigram of the training sequences measured beside a discriminator that detects. Only a [`BlockFile`] is
+    """Has the bigram of the training sequences measured beside a discriminator that detects. Only [`Blocks`] are
     counted, and only where something is held out."""
-    sequences = stream.sequences if isinstance(stream, SequenceStream) else stream
+    sequences = stream.counted if isinstance(stream, SequenceStream) else stream
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
     model.yardsticks = ()
-    if is_counted and isinstance(sequences, BlockFile):
+    if is_counted and isinstance(sequences, Blocks):
         vocab_size, masked_only = model.config.discriminator_config.vocab_size, model.objective.masked_only
         model.yardsticks = (CountedBigram(sequences, vocab_size, masked_only),)
 
@@ -303,8 +303,8 @@ def make_record(
 
 
 def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) -> int:
-    """Tokens in the first sequences of a run. Padding counts where the sequences are no [`BlockFile`]."""
-    if isinstance(stream, SequenceStream) and isinstance(stream.sequences, BlockFile):
+    """Tokens in the first sequences of a run. Padding counts where the sequences are no [`Blocks`]."""
+    if isinstance(stream, SequenceStream) and isinstance(stream.sequences, Blocks):
         return stream.num_tokens(num_sequences)
     return num_sequences * args.max_seq_length
 
@@ -322,6 +322,6 @@ def count_flops(
 
 def _describe(sequences: Any) -> dict[str, Any]:
     sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
-    if isinstance(sequences, BlockFile):
+    if isinstance(sequences, Blocks):
         return records.public(asdict(sequences.header))
     return {"num_sequences": len(sequences)}

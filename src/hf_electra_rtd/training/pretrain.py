@@ -26,10 +26,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
+from platform import node
+from tempfile import mkdtemp
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
+from accelerate.utils import broadcast_object_list, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
@@ -37,14 +39,15 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import flag, parse_arguments
+from hf_electra_rtd.cli import flag, parse_arguments, parse_size
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.collator import DataCollatorForRTD, check_documents
 from hf_electra_rtd.data.corruption import attach
+from hf_electra_rtd.data.packing import check_mixed
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
-from hf_electra_rtd.files import lock_directory, naming, remove_directory
+from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory
 from hf_electra_rtd.initialization import begin_on_neighbours
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
@@ -54,7 +57,13 @@ from hf_electra_rtd.publishing.publish import PretrainingPublication, report
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_masking, settle_products
+from hf_electra_rtd.training.arguments import (
+    RTDTrainingArguments,
+    fraction_steps,
+    read_token_confusions,
+    settle_masking,
+    settle_products,
+)
 from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
@@ -76,6 +85,16 @@ class RunArguments:
     old_held_out_files: list[str] | None = flag(  # noqa: RUF009  # None can be shared
         None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
     )
+    cache_size: str = flag("32GB", "Most bytes of remote shards in --cache_dir.")
+    cache_dir: str | None = flag(
+        None,
+        "Local directory for copies of remote shards; all runs of a node can share it. By default beside the "
+        "Hub's cache.",
+    )
+
+    def __post_init__(self) -> None:
+        size = parse_size("cache_size", self.cache_size)
+        self.cache: dict[str, Any] = {"cache_dir": self.cache_dir, "cache_size": size}
 
 
 @dataclass
@@ -160,12 +179,15 @@ def start(
         recipes={name: size.pretraining for name, size in SIZES.items()},
         more_defaults=recipe_defaults,
     )
+    check_launcher(args)
     if run_args.old_held_out_files and model_args.continue_from is None:
         raise ValueError("--old_held_out_files is for --continue_from, which is not given.")
     old = data_args.parse(run_args.old_held_out_files or [])
     if model_args.extend_vocabulary is not None and any(source.is_prepared for source in old):
         raise ValueError("--old_held_out_files: blocks hold ids of words before --extend_vocabulary. Name text.")
     check_balance(args, **model_args.options)
+    if args.document_attention:
+        check_mixed(data_args.packing)
     data_args.set_default_text(default_text)
     is_prepared = bool(old) and any(source.is_prepared for source in data_args.sources())
     if old and not data_args.held_out_files and (is_prepared or not data_args.held_out_share):
@@ -182,8 +204,7 @@ def start(
     with ExitStack() as until_the_end:
         checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
         before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]
-        # One process prepares; the others wait and read what it made.
-        with args.main_process_first(local=False, desc="preparing tokenizer and sequences"):
+        with in_turn(args):
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             of_towers = None if data_args.tokenizer else model_args.tokenizer_source
             tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
@@ -198,22 +219,25 @@ def start(
                 extended = get_extended_tokenizer(tokenizer, *extending)
                 model.append_tokens(old_pieces(tokenizer, extended))
                 tokenizer = extended
+            confusions = read_token_confusions(args, tokenizer)  # the new words can have rows
             if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
                 what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             sequences = None if before is None else before["run"].get("sequences")
-            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences)
+            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
             old_held_out = _get_old_sequences(run_args, data_args, args, blocks, tokenizer)
             if old_held_out is not None:
                 check_held_out(train, old_held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
-        if checkpoint is None and model_args.initialization == "neighbours":
-            begin_on_neighbours(model, train, tokenizer, args.seed)
         stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
-        collator = make_collator(tokenizer, args, model.config)
+        if checkpoint is None and model_args.initialization == "neighbours":
+            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
+        collator = make_collator(tokenizer, args, model.config, confusions)
         for file in filter(None, (train, held_out, old_held_out)):
             collator.check_words(file.header.word_segmenter is not None)
+            if args.document_attention:
+                check_documents(file)
         if model_args.corrupted is not None:
             streams = {"train": stream, "held_out": held_out_positions}
             attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
@@ -233,24 +257,47 @@ def start(
         )
 
 
+@contextmanager
+def in_turn(args: RTDTrainingArguments) -> Iterator[None]:
+    """Lets the first process of the run go first, which prepares for all; then the first of each node, which fetches
+    what lies in the node's caches; then the others."""
+    with args.main_process_first(local=False), args.main_process_first(local=True):
+        yield
+
+
+def check_launcher(args: RTDTrainingArguments) -> None:
+    """Raises ValueError where processes that the launcher starts again (`--max_restarts`) would not go on."""
+    if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
+        return
+    if args.resume_from_checkpoint not in ("auto", "latest"):
+        remedy = "add --resume_from_checkpoint auto, so that it goes on from its last checkpoint."
+        raise ValueError(f"--max_restarts starts a run again that is there already: {remedy}")
+    # The store that torch's launcher keeps for all rounds still has the addresses of the processes before
+    # (https://github.com/pytorch/pytorch/issues/135712).
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        remedy = "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
+        raise ValueError(f"--max_restarts: processes that are started again would wait for those before. {remedy}")
+
+
 def _get_old_sequences(
     run_args: RunArguments, data: DataArguments, args: RTDTrainingArguments, blocks: Path, tokenizer: Any
-) -> BlockFile | None:
+) -> Blocks | None:
     """What `--old_held_out_files` names, prepared as the held-out part, in a directory of its own."""
     if not run_args.old_held_out_files:
         return None
     only: dict[str, Any] = {"train_files": run_args.old_held_out_files, "train_datasets": [], "held_out_files": None}
     data, place = replace(data, **only, held_out_share=0.0), blocks / "old_held_out"
-    return get_sequences(data, args, place, tokenizer, called="Held-out old text")[0]
+    return get_sequences(data, args, place, tokenizer, called="Held-out old text", **run_args.cache)[0]
 
 
 def _settle_directory(
     run_args: RunArguments, model_args: ModelArguments, args: RTDTrainingArguments, until_the_end: ExitStack
 ) -> str | None:
     """Locks the output directory and chooses the checkpoint. The main process does it for all, which then go on from
-    the same checkpoint or end alike."""
+    the same checkpoint or end alike. Raises ValueError where a process has another directory of that name."""
     output_dir = str(args.output_dir)
-    found: list[Any] = [None]
+    found: list[Any] = [None, ""]  # the checkpoint or the error, and the name of a directory that all must see
+    until_seen = ExitStack()
     if args.process_index == 0:
         try:
             checkpoints.check_sources(output_dir, model_args.given(SOURCES))
@@ -261,12 +308,24 @@ def _settle_directory(
                 with naming(output_dir):
                     until_the_end.callback(lock_directory(output_dir).release)
                 checkpoints.remove_unfinished(output_dir)
-            found = [find_checkpoint(*choice)]
+            found[0] = find_checkpoint(*choice)
+            if args.world_size > 1:
+                with naming(output_dir):
+                    os.makedirs(output_dir, exist_ok=True)
+                    token = mkdtemp(dir=output_dir, prefix=f".shared{PARTIAL}")
+                until_seen.callback(os.rmdir, token)
+                found[1] = os.path.basename(token)
         except (ValueError, OSError, SystemExit) as error:
-            found = [error]
-    broadcast_object_list(found)
-    if isinstance(found[0], BaseException):
-        raise found[0]
+            found[0] = error
+    with until_seen:
+        broadcast_object_list(found)
+        if isinstance(found[0], BaseException):
+            raise found[0]
+        is_there = not found[1] or os.path.exists(os.path.join(output_dir, found[1]))
+        without: list[str] = gather_object([] if is_there else [node()])
+    if without:
+        what = f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}"
+        raise ValueError(f"{what}. Name one that all nodes share: prepared text and checkpoints lie there.")
     return found[0]
 
 
@@ -382,6 +441,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
     facts = {
         "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
+        "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
         "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",
         "FLOPs": console.format_flops(meters.count_flops(model, args, total)),
         "time": f"{duration}: {seconds:.3g} s a step, {tokens / steps / seconds:,.0f} tokens/s",
@@ -391,6 +451,24 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     }
     console.print_rows("The run", facts.items(), screen)
     screen.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
+
+
+def describe_batch(args: RTDTrainingArguments, size: str) -> str:
+    """How the sequences of an optimizer step come together, and what makes them as many as in the recipe of `size`."""
+    processes, parts, batch = args.world_size, args.gradient_accumulation_steps, args.sequences_per_step
+    on_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))  # launchers set it
+    factors = {"node(s)": processes // on_a_node, "process(es)": on_a_node, "sequence(s)": args.train_batch_size}
+    product = " x ".join(f"{count:,} {what}" for what, count in {**factors, "accumulated": parts}.items())
+    told = f"{product} = {batch:,}, {batch * args.max_seq_length:,} tokens a step"
+    recipe = SIZES[size].pretraining["per_device_train_batch_size"]
+    if batch == recipe:
+        return f"{told}, as the recipe of {size}"
+    remedy = f"which {processes:,} processes cannot make"
+    if recipe % processes == 0:
+        parts = math.gcd(parts, recipe // processes)
+        remedy = f"which --per_device_train_batch_size {recipe // processes // parts} makes"
+        remedy += "" if parts == args.gradient_accumulation_steps else f" with --gradient_accumulation_steps {parts}"
+    return f"{told}; the recipe of {size} has {recipe:,}, {remedy}"
 
 
 def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> tuple[int, int]:
@@ -422,8 +500,8 @@ def _time_steps(run: Run) -> float:
     args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
     args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
     args.report_to, args.push_to_hub, args.checkpoint_fractions, args.eval_on_start = [], False, None, False
-    few = SequenceStream(run.stream.sequences, args.max_steps * args.sequences_per_step, run.stream.seed)
-    few.corrupted = run.stream.corrupted
+    few = copy.copy(run.stream)
+    few.num_positions = args.max_steps * args.sequences_per_step
     trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
     trainer.remove_callback(console.RTDPrinterCallback)
     trainer.train()

@@ -34,7 +34,8 @@ from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import INTERRUPTED
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
+from hf_electra_rtd.data.collator import DataCollatorForRTD, check_documents, falling_temperature
+from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
@@ -43,7 +44,12 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps, settle_masking
+from hf_electra_rtd.training.arguments import (
+    RTDTrainingArguments,
+    fraction_steps,
+    read_token_confusions,
+    settle_masking,
+)
 from hf_electra_rtd.training.console import RTDPrinterCallback, RTDProgressCallback
 from hf_electra_rtd.training.optimization import check_balance, clip_gradients, make_optimizer, make_schedule
 
@@ -74,7 +80,7 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
         if args.max_steps < 1:
             few = f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}."
             raise ValueError(f"{few} Use more text, a smaller batch, more epochs, or --max_steps.")
-    return SequenceStream(sequences, args.max_steps * batch, args.stream_seed)
+    return SequenceStream(sequences, args.max_steps * batch, args.stream_seed, shuffle_window=args.shuffle_window)
 
 
 def held_out_stream(sequences: Any) -> SequenceStream:
@@ -85,10 +91,13 @@ def held_out_stream(sequences: Any) -> SequenceStream:
 
 
 def make_collator(
-    tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments, config: ElectraRTDConfig | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    args: RTDTrainingArguments,
+    config: ElectraRTDConfig | None = None,
+    confusions: TokenConfusions | None = None,
 ) -> DataCollatorForRTD:
     """The collator of a run, with its masking and its seed, and with the schedule of a model's `config`. Call it after
-    `fit_stream`, which settles the length of the run."""
+    `fit_stream`, which settles the length of the run. `confusions`: those of `args`, where they are read already."""
     masking = (args.mask_probability, args.keep_probability, args.masking)
     length, temperature = args.max_seq_length, None
     if config is not None and config.temperature_schedule != "constant" and args.max_steps > 0:
@@ -100,8 +109,12 @@ def make_collator(
             end=config.temperature,
             decay=config.temperature_decay,
         )
-    seed = args.stream_seed
-    return DataCollatorForRTD(tokenizer, *masking, seed=seed, max_seq_length=length, temperature=temperature)
+    if (confusions := confusions or read_token_confusions(args, tokenizer)) is not None:
+        share = f"in place of {confusions.share:.0%} of their samples"
+        logger.info(f"{args.confusion_file}: {confusions.num_tokens:,} tokens have wrong ones, {share}.")
+    options: dict[str, Any] = {"temperature": temperature, "confusions": confusions}
+    options["document_attention"] = args.document_attention
+    return DataCollatorForRTD(tokenizer, *masking, seed=args.stream_seed, max_seq_length=length, **options)
 
 
 # ---- The trainer ----
@@ -116,7 +129,7 @@ class RTDTrainer(Trainer):
     its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions), as the objective has them.
 
     Args:
-        train_dataset: a [`BlockFile`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
+        train_dataset: [`Blocks`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
             [`SequenceStream`] of exactly the run's length, which is `max_steps` or `num_train_epochs`.
         eval_dataset: held-out sequences, likewise. Without them there is no evaluation.
         data_collator: by default a seeded [`DataCollatorForRTD`]. With another one, datasets are left as they are.
@@ -164,7 +177,20 @@ class RTDTrainer(Trainer):
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
-        settle_masking(model.config, args, tokenizer)
+        confusions = getattr(data_collator, "confusions", None)
+        described = {} if confusions is None else confusions.described
+        file, documents = args.confusion_file, getattr(data_collator, "document_attention", False)
+        for name, asked, found in (
+            ("confusion_file", None if file is None else Path(file).name, described.get("file")),
+            ("confusion_share", args.confusion_share, described.get("share")),
+            ("document_attention", args.document_attention, documents),
+        ):
+            if asked != found:
+                what = f"{name} is {asked}, and that of the data_collator is {found}"
+                raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args).")
+        settle_masking(model.config, args, tokenizer, confusions)
+        for dataset in filter(None, (train_dataset, eval_dataset)) if args.document_attention else ():
+            check_documents(getattr(dataset, "sequences", dataset))
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other

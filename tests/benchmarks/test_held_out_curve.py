@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
+import held_out_curve
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import held_out_curve
 
 
 FLAGS = ["--vocab_size=120", "--batch_size=4", "--max_seq_length=32", "--steps=6", "--eval_every=4", "--device=cpu"]

@@ -10,14 +10,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-import torch
-
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
 import contestants
 import on_gpu
+import pytest
+import torch
 from on_gpu import Job, compare_steps, read_findings, take_step
 
 from hf_electra_rtd.records import PretrainingRecord

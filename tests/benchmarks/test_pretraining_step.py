@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
-
-import pytest
-import torch
-
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import agreement
 import contest
 import contestants
 import pretraining_step
+import pytest
 import timing
+import torch
 from contestants import Contestant, Entry, make_pair
 from loops import BareLoop, TrainerLoop
 from workload import Rows, Workload

@@ -1,8 +1,9 @@
 import pytest
-from transformers import AutoConfig, ElectraConfig
+from transformers import AutoConfig, BartConfig, CLIPConfig, ElectraConfig, GPT2Config, MPNetConfig, ViTConfig
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from tests.conftest import tiny_config
+from tests.families_for_tests import tiny_family_config
 
 
 def test_overrides_reach_both_towers_and_the_pair():
@@ -41,6 +42,34 @@ def test_wrapping_a_towers_configuration_leaves_it_alone_and_leaks_no_path():
 # ---- Combinations that make no sense ----
 
 TOWER = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "num_hidden_layers": 2}
+LINEAR, WIDE = {"temperature_schedule": "linear"}, tiny_family_config("bert", hidden_size=48)
+MAIN = "discriminator_config"
+BERT, MPNET = {MAIN: tiny_family_config("bert")}, {MAIN: MPNetConfig(vocab_size=60)}
+# Beside the noise of two encoders, and beside a generator that learns from the discriminator.
+WITH_NOISE = [
+    ({"generator": "masked_lm"}, "'electric' needs the probability of every token, .*take generator='two_tower'"),
+    ({"generator": "uniform", "sharing": "none"}, "generator='uniform' does not give: take generator='two_tower'"),
+    ({"sharing": "gdes"}, "sharing='gdes' does not go with generator='two_tower'"),
+    ({"sharing": "none", "objective": "rtd"}, "sharing='none' does not go with generator='two_tower'"),
+    ({"sampling_dropout": False}, "sampling_dropout=False does not go with generator='two_tower'"),
+    ({"temperature": 0.5}, "temperature=0.5 draws from another distribution than .*'electric' reckons with"),
+    ({"disallow_correct": True}, "disallow_correct=True draws from another distribution"),
+    ({"temperature_schedule": "linear"}, "temperature_schedule='linear' draws from another distribution"),
+    ({"mask_probability": 1.0}, "mask_probability is 1.0: it must be above 0 and below 1"),
+    ({"objective": "replace_mlm"}, "'two_tower' is for discriminators that detect, and with objective='repl"),
+    ({"objective": "mlm"}, "generator='two_tower' needs a generator, and objective='mlm' has none"),
+]
+WITH_REWARD = [
+    ({"objective": "replace_mlm"}, "needs a discriminator that detects, and with objective='replace_mlm'"),
+    ({"temperature": 0.0}, r"temperature=0\.0 does not go with .*must come from the very softmax .*Take 1\.0"),
+    ({"disallow_correct": True}, "disallow_correct=True does not go with"),
+    ({"sampling_dropout": False}, "sampling_dropout=False does not go with"),
+    ({"freeze_generator": True, "sharing": "none"}, "freeze_generator=True does not go with"),
+    ({"generator": "bigram"}, "needs a generator network, and generator='bigram' has none"),
+    ({"objective": "electric"}, "generator='two_tower', and .*='adversarial' generator='masked_lm': leave one"),
+    ({"generator": "two_tower"}, "generator='two_tower' does not go with .*Take 'masked_lm'"),
+    ({"generator_objective": "gan"}, "no generator_objective='gan'. Known are: 'mle', 'adversarial'"),
+]
 
 
 @pytest.mark.parametrize(
@@ -70,6 +99,30 @@ TOWER = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, 
         ({"size": "small", "generator_hidden_size": 0.0}, "cannot be built"),
         ({"size": "small", "objective": "mlm", "generator_hidden_size": 0.5}, "leave .* .or generator_hidden_size"),
         ({"size": "small", "sharing": "all", "generator_hidden_size": 0.5}, "'all' needs the same hidden_size"),
+        # The temperature along a run, and samples from files.
+        ({"generator_config": {"model_type": "nonsense"}}, "no model_type 'nonsense'"),
+        ({"temperature_schedule": "cosine"}, "There is no temperature_schedule='cosine'.* 'linear'"),
+        ({"temperature_start": 2}, "temperature_start=2 does nothing with temperature_schedule='constant'"),
+        (LINEAR | {"temperature_decay": 0.1}, "temperature_decay=0.1 does nothing"),
+        (LINEAR | {"temperature_start": 0.5}, "must fall, .*start=0.5 to temperature=1"),
+        (LINEAR | {"temperature": 0}, "must fall, .*to temperature=0"),
+        ({"temperature_schedule": "exponential", "temperature_decay": 0}, "temperature_decay is 0: it must be"),
+        (LINEAR | {"generator": "uniform"}, "temperature_schedule='linear' needs a gen"),
+        ({"generator": "offline", "disallow_correct": True}, "disallow_correct=True needs a generator"),
+        ({"generator": "offline", "temperature": 2.0}, "temperature=2.0 needs a generator network"),
+        *(({"objective": "electric", "generator": "two_tower"} | each, message) for each, message in WITH_NOISE),
+        *(({"generator_objective": "adversarial"} | each, message) for each, message in WITH_REWARD),
+        # Encoders of other families.
+        ({MAIN: ViTConfig()}, "no encoder of the family 'vit' that predicts masked tokens. Take"),
+        ({MAIN: BartConfig()}, "no encoder of the family 'bart' that predicts masked tokens"),
+        ({MAIN: GPT2Config(), "generator": "uniform"}, "no encoder of the family 'gpt2'"),
+        ({MAIN: CLIPConfig()}, "no encoder of the family 'clip'"),
+        (BERT | {"generator_config": tiny_family_config("bert", vocab_size=9)}, "9 tokens and the discriminator 120"),
+        (BERT | {"generator_config": WIDE}, "the same hidden_size in both towers, but the generator has 48 and .* 32"),
+        (BERT | {"generator_config": WIDE, "sharing": "none"}, "at most 32, or freeze it"),
+        (BERT | {"generator": "two_tower"}, "is for towers of ELECTRA"),
+        (MPNET | {"objective": "all_tokens_mlm"}, "'all_tokens_mlm' is for the families bert, .* is 'mpnet'"),
+        (MPNET | {"sharing": "gdes"}, "sharing='gdes' is for the families"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_with_the_reason(options, message):

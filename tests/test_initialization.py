@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from transformers import ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
@@ -99,15 +98,6 @@ def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape):
         assert beside > 0.4, f"head {head}"
 
 
-def test_stock_electra_loads_what_began_on_the_neighbours(begun, tmp_path, chain):
-    model = begun()
-    model.save_towers(tmp_path)
-    stock = ElectraForPreTraining.from_pretrained(tmp_path / "discriminator").eval()
-    ids = torch.from_numpy(chain.read(np.arange(2)).ids.astype(np.int64))
-    assert model.state_dict().keys() == make_model().state_dict().keys()
-    torch.testing.assert_close(stock(ids).logits, model.discriminator(ids).logits)
-
-
 def test_positions_have_dimensions_that_words_leave_free(begun):
     embeddings = begun().discriminator.electra.embeddings
     words, positions = embeddings.word_embeddings.weight, embeddings.position_embeddings.weight
@@ -156,18 +146,6 @@ def test_networks_without_room_are_refused(begun, shape):
 )
 def test_new_networks_of_tiny_that_detect_begin_on_the_neighbours(flags, begins):
     assert ModelArguments(**flags).initialization == begins
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"initialization": "neighbors"}, "there is no 'neighbors'. Did you mean 'neighbours'"),
-        ({"initialization": "neighbours", "generator": "trained"}, "Leave it or --generator out"),
-    ],
-)
-def test_a_start_that_is_unknown_or_meant_for_other_networks_is_refused(flags, message):
-    with pytest.raises(ValueError, match=message):
-        ModelArguments(**flags)
 
 
 def test_the_record_of_a_run_names_its_start_and_the_bigram(tmp_path, corpus):

@@ -13,11 +13,6 @@ from tests import reference
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 
-def body(tower):
-    """Parameters of a tower that the other one does not share."""
-    return {name: p for name, p in tower.named_parameters() if not name.startswith("electra.embeddings.")}
-
-
 def wide_labels(batch):
     """The labels at their positions."""
     return torch.full_like(batch["input_ids"], IGNORED).scatter(1, batch["masked_positions"], batch["labels"])
@@ -49,6 +44,18 @@ def test_a_sample_equal_to_the_original_is_labelled_original(model, batch):
     assert torch.equal(output.replaced_labels.gather(1, batch["masked_positions"]), expected)
 
 
+@pytest.mark.parametrize("token", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+def test_a_special_token_may_be_sampled_and_is_a_replaced_token_like_others(model, batch, token):
+    model.generator.generator_lm_head.bias.data[VOCABULARY.index(token)] = 1e4
+    output = model(**batch)
+    masked = torch.zeros_like(batch["input_ids"]).scatter(1, batch["masked_positions"], 1).bool()
+    assert torch.equal(output.corrupted_input_ids.eq(VOCABULARY.index(token)) & masked, masked)
+    assert torch.equal(output.corrupted_input_ids[~masked], batch["input_ids"][~masked])
+    assert torch.equal(output.replaced_labels, masked.long())
+    expected = F.binary_cross_entropy_with_logits(output.logits, masked.to(output.logits.dtype))
+    torch.testing.assert_close(output.discriminator_loss, expected)
+
+
 def test_kept_tokens_are_sampled_over_too(tokenizer, blocks, model):
     collator = DataCollatorForRTD(tokenizer, keep_probability=1.0)
     batch = collator(blocks[0].__getitems__(list(range(8))))
@@ -68,14 +75,6 @@ def test_samples_are_drawn_from_the_generators_logits_as_the_configuration_says(
     assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), expected)
     assert torch.equal(output.generator_predictions, output.generator_logits.argmax(dim=-1))
     assert output.generator_logits.any() == ("generator" not in options)  # equal logits are equal probabilities
-
-
-def test_given_corruption_is_used_as_it_is(model, batch):
-    corrupted = reference.originals(batch).clone()
-    corrupted[:, 5] = 11
-    output = model(**batch, corrupted_input_ids=corrupted)
-    assert torch.equal(output.corrupted_input_ids, corrupted)
-    assert torch.equal(output.replaced_labels, corrupted.ne(reference.originals(batch)).long())
 
 
 # ---- Losses ----
@@ -120,30 +119,26 @@ def test_nothing_masked_gives_finite_losses(model, batch):
 # ---- Gradients ----
 
 
-@pytest.mark.parametrize("sharing", ["none", "word", "embeddings"])
-@pytest.mark.parametrize("objective", ["rtd", "replace_mlm", "all_tokens_mlm"])
-def test_no_gradient_of_the_discriminators_loss_reaches_the_generators_body(batch, sharing, objective):
-    model = ElectraForRTDPretraining(tiny_config(sharing=sharing, objective=objective)).eval()
+SHARINGS, OBJECTIVES = ("none", "word", "embeddings"), ("rtd", "replace_mlm", "all_tokens_mlm")
+ELECTRIC = {"objective": "electric", "generator": "two_tower", "special_token_ids": [2, 3, 4]}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sharing": "gdes"}, ELECTRIC, *({"sharing": one, "objective": each} for one in SHARINGS for each in OBJECTIVES)],
+)
+def test_no_gradient_of_the_discriminators_loss_reaches_what_the_generator_alone_has(batch, options):
+    model = ElectraForRTDPretraining(tiny_config(**options)).eval()
     model(**batch).discriminator_loss.backward()
-    assert all(p.grad is None or not p.grad.any() for p in body(model.generator).values())
-
+    towers = [dict(tower.named_parameters()) for tower in (model.generator, model.discriminator)]
+    shared = set(map(id, towers[0].values())) & set(map(id, towers[1].values()))
+    of_generator, of_discriminator = ({n: p for n, p in each.items() if id(p) not in shared} for each in towers)
+    assert all(p.grad is None or not p.grad.any() for p in of_generator.values())
     # A bias of the keys moves all scores of a query alike: softmax does not see it.
-    learning = (p for name, p in body(model.discriminator).items() if "key.bias" not in name)
+    learning = [p for name, p in of_discriminator.items() if "key.bias" not in name]
+    assert of_generator
+    assert learning
     assert all(p.grad is not None and p.grad.any() for p in learning)
-
-
-@pytest.mark.parametrize("resized", [False, True])
-def test_a_sampled_padding_token_gets_its_gradient(model, batch, resized):
-    if resized:
-        model.resize_token_embeddings(len(VOCABULARY) + 3)
-    with torch.no_grad():
-        model.generator.generator_lm_head.bias[0] = 1e4  # always samples [PAD]
-    model.generator.requires_grad_(False)
-    model.discriminator.requires_grad_(True)
-    output = model(**batch)
-    assert output.corrupted_input_ids.eq(0).any()
-    output.discriminator_loss.backward()
-    assert model.get_input_embeddings().weight.grad[0].any()
 
 
 # ---- Equal results ----

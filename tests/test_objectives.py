@@ -133,9 +133,8 @@ def test_the_loss_is_the_formula(objective, uneven):
         assert model.generator is output.generator_loss is None
         assert torch.equal(output.corrupted_input_ids, uneven["input_ids"])
     else:
-        of_generator = token_loss(
-            model.generator(**tower_inputs(uneven, uneven["input_ids"])).logits, used_slots(uneven)
-        )
+        logits = model.generator(**tower_inputs(uneven, uneven["input_ids"])).logits
+        of_generator = token_loss(logits, used_slots(uneven))
         assert output.generator_loss.item() == pytest.approx(of_generator, rel=1e-12)
         assert output.replaced_labels.any()
     assert output.loss.item() == pytest.approx(of_generator + weight * expected, rel=1e-12)
@@ -150,9 +149,8 @@ def test_the_loss_of_replaced_tokens_errs_no_more_than_the_obvious_code_does(dty
     mask = None if real is None else (torch.arange(shape[1]) < max(1, real * shape[1])).long().expand(shape)
     loss = replaced_token_loss(logits, replaced, mask)
     assert loss.num_items == (logits.numel() if mask is None else mask.sum())
-    naive, truth = (
-        float(reference.replaced_token_loss(each, replaced, mask)) for each in (logits.float(), logits.double())
-    )
+    both = logits.float(), logits.double()
+    naive, truth = (float(reference.replaced_token_loss(each, replaced, mask)) for each in both)
     slack = 4 * torch.finfo(torch.float32).eps * max(1.0, abs(truth))
     assert abs(float(loss.mean()) - truth) <= abs(naive - truth) + slack
 
@@ -297,12 +295,10 @@ def test_masked_only_detection_is_measured_at_masked_positions_and_over_all(unev
     with torch.no_grad():
         model.generator.generator_lm_head.bias[uneven["labels"][1, 0]] += 6.0  # some samples are right
     output, training, held_out = measured(model, uneven)
-    everywhere = real_tokens(uneven, reference.originals(uneven))
+    everywhere, corrupted = real_tokens(uneven, reference.originals(uneven)), output.corrupted_input_ids
     for places, suffix in ((list(used_slots(uneven)), ""), (list(everywhere), "_all")):
         logits = np.array([output.logits[row, position].item() for row, position, _ in places])
-        replaced = np.array(
-            [output.corrupted_input_ids[row, position].item() != label for row, position, label in places]
-        )
+        replaced = np.array([corrupted[row, position].item() != label for row, position, label in places])
         assert 0 < replaced.sum() < len(replaced)
         assert held_out[f"discriminator_auc{suffix}"] == pytest.approx(roc_auc_score(replaced, logits))
         expected = {"accuracy": ((logits > 0) == replaced).mean(), "recall": (logits > 0)[replaced].mean()}

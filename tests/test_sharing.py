@@ -131,14 +131,6 @@ def test_a_tied_tensor_gets_the_sum_of_both_towers_gradients_and_any_other_its_o
         assert ours[shared].any()
 
 
-@pytest.mark.parametrize("sharing", ["none", "gdes"])
-def test_the_discriminators_loss_gives_the_generator_no_gradient_at_all(replay, sharing):
-    ours = gradients(trained_a_little(sharing), replay, "discriminator_loss")
-    assert all(gradient is None for name, gradient in ours.items() if name.startswith("generator."))
-    for table in ("word_embeddings", "position_embeddings"):
-        assert ours[f"discriminator.electra.embeddings.{table}.weight"].any()
-
-
 # ---- Deltas ----
 
 

@@ -1,8 +1,6 @@
 """Native towers: out of the pair, and into it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,30 +19,6 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 def exported(model, tokenizer, tmp_path):
     model.save_towers(tmp_path, tokenizer)
     return tmp_path
-
-
-@pytest.mark.slow
-def test_exported_towers_load_without_this_package_and_give_the_same_logits(model, exported, batch):
-    script = """
-import json, sys
-sys.modules["hf_electra_rtd"] = None  # an import fails
-import torch
-from transformers import AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
-directory, ids = sys.argv[1], torch.tensor(json.loads(sys.argv[2]))
-results = {}
-for name, load in (("generator", AutoModelForMaskedLM), ("discriminator", AutoModelForPreTraining)):
-    tower, report = load.from_pretrained(f"{directory}/{name}", output_loading_info=True)
-    assert not report["missing_keys"] and not report["unexpected_keys"], report
-    assert AutoTokenizer.from_pretrained(f"{directory}/{name}").mask_token_id == 4
-    with torch.no_grad():
-        results[name] = tower.eval()(ids).logits.tolist()
-print(json.dumps(results))
-"""
-    ids = batch["input_ids"][:2]
-    command = [sys.executable, "-c", script, str(exported), json.dumps(ids.tolist())]
-    results = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    for name, tower in model.towers.items():
-        torch.testing.assert_close(torch.tensor(results[name]), tower(ids).logits.detach(), rtol=0, atol=1e-6)
 
 
 def test_exported_directories_hold_weights_configuration_tokenizer_and_vocabulary(exported):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.generators import CountedGenerator, Counts
 from hf_electra_rtd.measures import Measure, Observation, exact_auc
 from hf_electra_rtd.ops import IGNORED
@@ -24,11 +24,11 @@ _DISCOUNT = 0.75  # of Kneser-Ney smoothing, as usual
 
 def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
     """Has a counted generator of a pair (`unigram`, `bigram`) count a text; other pairs stay as they are. `sequences`
-    are a [`BlockFile`], or a stream of one. Anything else, and no tokenizer, is a ValueError."""
-    sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
+    are [`Blocks`], or a stream of them (its `counted`). Anything else, and no tokenizer, is a ValueError."""
+    sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
     if not isinstance(model.proposals, CountedGenerator):
         return
-    if not isinstance(sequences, BlockFile):
+    if not isinstance(sequences, Blocks):
         what = f"generator={model.config.generator!r} counts prepared sequences"
         raise ValueError(f"{what}, a BlockFile (hf-electra-rtd prepare), not a {type(sequences).__name__}.")
     if tokenizer is None:
@@ -48,7 +48,7 @@ class CountedBigram(Measure):
 
     num_sums, num_whole = 0, 2
 
-    def __init__(self, sequences: BlockFile, vocab_size: int, masked_only: bool = False) -> None:
+    def __init__(self, sequences: Blocks, vocab_size: int, masked_only: bool = False) -> None:
         header, self.masked_only = sequences.header, masked_only
         self._vocab_size = max(header.vocab_size, vocab_size)  # that of a model may be padded
         step = max(1, header.num_tokens // _MOST_TOKENS)

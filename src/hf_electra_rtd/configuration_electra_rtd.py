@@ -219,6 +219,9 @@ class ElectraRTDConfig(PreTrainedConfig):
     # tokenizer; by default those of the vocabularies of google-research.
     special_token_ids: Any = (101, 102, 103)
     generator_objective: str = "mle"  # what the generator learns: the original tokens, or to mislead the discriminator
+    # What tokens are confused with, in place of samples (`data.confusion.TokenConfusions.described`). The trainer sets
+    # it, as pseudo-log-likelihoods need to know it.
+    confusions: Any = None
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
     tie_word_embeddings: bool = True
@@ -393,6 +396,12 @@ class ElectraRTDConfig(PreTrainedConfig):
         if self.traits.needs_noise and self.generator_objective == "adversarial":
             rule = "generator='two_tower', and generator_objective='adversarial' generator='masked_lm'"
             raise ValueError(f"objective={self.objective!r} needs {rule}: leave one of them out.")
+        traits = OBJECTIVE_TRAITS.items()
+        known = [name for name, each in traits if each.predicts == "replaced" and not each.needs_noise]
+        if self.confusions is not None and (self.objective not in known or self.generator_objective != "mle"):
+            what = "Confusions (--confusion_file) need a discriminator that detects, and samples that none learns from"
+            mine = f"objective={self.objective!r} with generator_objective={self.generator_objective!r}"
+            raise ValueError(f"{what}: {mine} does not go with them. Take {' or '.join(known)}, with mle.")
 
     def _check_adversarial(self) -> None:
         if self.generator_objective != "adversarial":
@@ -430,7 +439,7 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     def refuse_altered_draws(self) -> None:
         """Raises ValueError for an option by which samples are not of the generator's softmax."""
-        for name in ("temperature", "temperature_schedule", "disallow_correct"):
+        for name in ("temperature", "temperature_schedule", "disallow_correct", "confusions"):
             if (value := getattr(self, name)) != getattr(type(self), name):
                 rule = f"draws from another distribution than the one that objective={self.objective!r} reckons with"
                 raise ValueError(f"{name}={value!r} {rule} for probabilities: train without it.")

@@ -14,6 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import CONFIG_MAPPING, ElectraForPreTraining, PreTrainedModel
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    and_masks,
+    bidirectional_mask_function,
+    eager_mask,
+    packed_sequence_mask_function,
+    sdpa_mask,
+    sliding_window_bidirectional_mask_function,
+)
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
 
@@ -38,6 +47,8 @@ class Family:
     has_positions: Callable[[Any], bool] = lambda config: True  # likewise: whether it has a table of positions
     # Stock model with one logit a token, positive where it was replaced; else the one for token classification.
     detector: type[PreTrainedModel] | None = None
+    # Whether the documents of a sequence can be kept apart: tokens mix in attention alone, which takes masks of pairs.
+    document_attention: bool = False
     resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
     layers: tuple[str, ...] = ()  # classes that stay in one piece when a model is sharded; by default the stock ones
 
@@ -70,9 +81,9 @@ def _resize_deberta(model: Any, *sizes: Any) -> None:
     head.bias = nn.Parameter(F.pad(bias, (0, words.num_embeddings - len(bias))))
 
 
-_ROBERTA = Family(_roberta_transform, first_position=lambda config: config.pad_token_id + 1)
+_ROBERTA = Family(_roberta_transform, first_position=lambda config: config.pad_token_id + 1, document_attention=True)
 FAMILIES: dict[str, Family] = {
-    "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden)),
+    "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden), document_attention=True),
     "camembert": _ROBERTA,
     "convbert": Family(lambda model, hidden: model.generator_predictions(hidden), layers=("ConvBertLayer",)),
     "deberta-v2": Family(
@@ -84,14 +95,18 @@ FAMILIES: dict[str, Family] = {
     ),
     "distilbert": Family(
         lambda model, hidden: model.vocab_layer_norm(model.activation(model.vocab_transform(hidden))),
+        document_attention=True,
         layers=("TransformerBlock",),
     ),
     "electra": Family(
         lambda model, hidden: model.generator_predictions(hidden),
         detector=ElectraForPreTraining,
+        document_attention=True,
         layers=("ElectraLayer",),
     ),
-    "modernbert": Family(lambda model, hidden: model.head(hidden), has_positions=lambda config: False),
+    "modernbert": Family(
+        lambda model, hidden: model.head(hidden), has_positions=lambda config: False, document_attention=True
+    ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
@@ -159,17 +174,57 @@ def resize_vocabulary(tower: Any, *sizes: Any) -> None:
 
 # ---- Inputs ----
 
+# Of each kind of layers, what a token sees: a function of the indices of pairs of tokens.
+_SEEN: dict[str, Callable[[Any], Any]] = {
+    "full_attention": lambda config: bidirectional_mask_function,
+    "sliding_attention": lambda config: sliding_window_bidirectional_mask_function(config.sliding_window),
+}
+
 
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """What an encoder with this configuration is called with: no token types where its table has one or none, and
-    position ids where it would count them from the ids, in which a [PAD] may stand for a word."""
+    """What an encoder with this configuration is called with: no token types where its table has one or none, position
+    ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks for `document_ids`."""
     kept = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
     if first := _first_position(config):
         read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
+    if "document_ids" in kept:
+        kept["attention_mask"] = _document_masks(config, kept.pop("document_ids"), kept.get("attention_mask"))
     return kept
+
+
+def check_document_attention(config: Any) -> None:
+    """Raises ValueError for an encoder that cannot keep the documents of a sequence apart."""
+    row, attention = FAMILIES.get(config.model_type), config._attn_implementation
+    if row is None or not row.document_attention:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
+        raise ValueError(f"--document_attention is for the families {known}, not {config.model_type!r}.")
+    if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
+        what = f"--document_attention with --attn_implementation {attention} was never tried"
+        raise ValueError(f"{what}: take sdpa or eager.")
+
+
+def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:
+    """The mask (B, 1, L, L) with which a token sees the real tokens of its document; for an encoder with several kinds
+    of layers, one for each. `create_bidirectional_mask` with a function of one's own gives the same, much slower."""
+    check_document_attention(config)
+    batch_size, length = documents_BL.shape
+    kinds = getattr(config, "layer_types", None)
+    masks = {
+        kind: ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
+            batch_size=batch_size,
+            q_length=length,
+            kv_length=length,
+            mask_function=and_masks(packed_sequence_mask_function(documents_BL), _SEEN[kind](config)),
+            attention_mask=None if real_BL is None else real_BL.bool(),
+            allow_is_causal_skip=False,
+            device=documents_BL.device,
+        )
+        for kind in set(kinds or ["full_attention"])
+    }
+    return masks if kinds else masks["full_attention"]
 
 
 def max_length(config: Any) -> int:

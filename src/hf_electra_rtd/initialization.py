@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.blocks import Blocks
 from hf_electra_rtd.families import look_up_tables
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 
@@ -46,7 +46,7 @@ _STEPS, _BATCH_SIZE, _LEARNING_RATE, _REPLACED, _BIAS = 300, 16, 2e-2, 0.15, -1.
 
 
 def begin_on_neighbours(
-    model: ElectraForRTDPretraining, sequences: BlockFile, tokenizer: PreTrainedTokenizerBase, seed: int
+    model: ElectraForRTDPretraining, sequences: Blocks, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> None:
     """Sets the tables and the first heads of new networks. Draws no number from torch's own generator.
 
@@ -77,7 +77,7 @@ def begin_on_neighbours(
         _set_heads(model.discriminator.base_model, config)
 
 
-def fit_neighbours(sequences: BlockFile, size: int, seed: int, never: list[int]) -> Tensor:
+def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) -> Tensor:
     """Vectors (V, 2 * size) that tell which tokens stand beside each other: logit(replaced) of the token x_t is
 
         u[x_t] + a[x_t-1] . b[x_t] + a[x_t] . b[x_t+1]
@@ -114,7 +114,7 @@ def fit_neighbours(sequences: BlockFile, size: int, seed: int, never: list[int])
     return torch.cat([before, after], dim=1).detach()
 
 
-def count_tokens(sequences: BlockFile) -> np.ndarray:
+def count_tokens(sequences: Blocks) -> np.ndarray:
     """How often each token occurs: int64 (V,)."""
     counts = np.zeros(sequences.header.vocab_size, dtype=np.int64)
     for first in range(0, len(sequences), 4096):

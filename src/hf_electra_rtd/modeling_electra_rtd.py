@@ -247,7 +247,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
             self.train(training)
         return found
 
-    # ---- The four verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None ----
+    # ---- The four verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None; and
+    # `document_ids`, as in `forward`, or nothing ----
 
     def sampling(
         self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
@@ -315,11 +316,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
         masked_positions: Tensor | None = None,
         labels: Tensor | None = None,
         sampling_uniforms: Tensor | None = None,
         sampling_temperature: Tensor | None = None,
         corrupted_input_ids: Tensor | None = None,
+        confused_ids: Tensor | None = None,
         output_generator_logits: bool = False,
         output_logits: bool = False,
     ) -> ElectraRTDOutput:
@@ -329,6 +332,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
             input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
             attention_mask, token_type_ids, position_ids: (B, L). No mask, for sequences without padding, is faster
                 than all ones.
+            document_ids: (B, L) integers. Tokens see those of the same number only; let `position_ids` begin again in
+                each document. Raises ValueError for towers that cannot do it.
             masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
             labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
@@ -337,11 +342,13 @@ class ElectraForRTDPretraining(PreTrainedModel):
             sampling_temperature: (B,) float32, from the collator, along a schedule; by default `config.temperature`.
             corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
                 skipped.
+            confused_ids: (B, K), from a collator with confusions: ids that stand in place of samples, -1 for none.
             output_generator_logits, output_logits: return `generator_logits`, and the `logits` of a discriminator that
                 predicts tokens.
         """
         config = self.config
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
+        inputs |= {} if document_ids is None else {"document_ids": document_ids}
         slots = originals = generated = None
         if labels is not None:
             slots = masked_slots(input_ids, masked_positions, labels)
@@ -354,6 +361,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 corrupted_input_ids = self.corrupt(input_ids, slots, generated.sampled)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
+        if confused_ids is not None and slots is not None:
+            if config.confusions is None:
+                what = "confused_ids are for a pair with confusions, and this one has none"
+                raise ValueError(f"{what}: leave them out, or set `confusions` of the configuration.")
+            sampled = corrupted_input_ids.gather(1, slots.positions).where(confused_ids < 0, confused_ids)
+            corrupted_input_ids = self.corrupt(corrupted_input_ids, slots, sampled)
         noise = None
         if config.traits.needs_noise and generated is not None and generated.log_prob_of is not None:
             noise = generated.log_prob_of(corrupted_input_ids)

@@ -42,7 +42,7 @@ class CorruptedBatch(NamedTuple):
 
     input_ids: Tensor  # (B, L), samples in place of the masked tokens ([MASK] where there is no generator)
     # Keyword arguments of the tower: these ids as `input_ids`, or looked up as `inputs_embeds` (B, L, E), and
-    # `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None.
+    # `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None, and so on.
     tower_inputs: dict[str, Tensor | None]
     original_ids: Tensor | None  # (B, L), before masking; None where not known
     slots: MaskedSlots | None  # likewise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import logging
 import os
 import re
@@ -21,7 +22,12 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
+from hf_electra_rtd.configuration_electra_rtd import (
+    OBJECTIVE_TRAITS,
+    ElectraRTDConfig,
+    exports_generator,
+    refuse_unknown_names,
+)
 from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
 from hf_electra_rtd.detectors import is_labelled
 from hf_electra_rtd.families import masked_lm_class, token_classifier_class
@@ -201,6 +207,17 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
         raise ValueError(_unreachable(name, error)) from None
 
 
+def refuse_energies(source: str) -> None:
+    """Raises ValueError for a pair, or a discriminator in the directory of a run, whose outputs are energies and not
+    logits of being replaced."""
+    parent = Path(source).parent
+    for home in (source, *([str(parent)] if (parent / CONFIG_FILE).is_file() else [])):
+        objective = read_config(home).get("objective")
+        if objective in OBJECTIVE_TRAITS and OBJECTIVE_TRAITS[objective].needs_noise:
+            what = f"--objective {objective}: its discriminator gives energies, not probabilities of being replaced"
+            raise ValueError(f"{home} was trained with {what}. Use `hf-electra-rtd score --model {home}`.")
+
+
 def load_config(source: str, flag: str) -> Any:
     """The configuration of an encoder of any family: a file, a directory or a Hub id. Raises ValueError, with the
     flag, if there is none, or transformers does not know its family."""
@@ -264,6 +281,16 @@ def _unreachable(source: Any, error: Exception) -> str:
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def hash_weights(model: Any) -> str:
+    """SHA-256 of the names and numbers of a model's tensors; of a graph, that of its file."""
+    if (of_graph := getattr(model, "sha256", None)) is not None:
+        return str(of_graph)
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:

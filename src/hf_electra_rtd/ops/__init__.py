@@ -18,6 +18,13 @@ from hf_electra_rtd.ops.masking import (
     original_ids,
     replace_at,
 )
-from hf_electra_rtd.ops.prediction import LossSum, MaskedPrediction, Sampling, predict_from_logits, predict_masked
+from hf_electra_rtd.ops.prediction import (
+    LossSum,
+    MaskedPrediction,
+    Sampling,
+    best_and_lead,
+    predict_from_logits,
+    predict_masked,
+)
 from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
-from hf_electra_rtd.ops.sampling import sample_tokens
+from hf_electra_rtd.ops.sampling import confuse, sample_tokens

@@ -118,6 +118,14 @@ def predict_masked(
     )
 
 
+def best_and_lead(logits_BLV: Tensor, ids_BL: Tensor) -> Tensor:
+    """Of each place the most likely token, and by how much its logit is above that of the token that is there: (B, L,
+    2), float32. Small enough to be kept of all tokens of a test set."""
+    best = logits_BLV.float().max(dim=-1)
+    own_BL = logits_BLV.gather(-1, ids_BL[..., None])[..., 0].float()
+    return torch.stack([best.indices.float(), best.values - own_BL], dim=-1)
+
+
 def predict_from_logits(logits_MV: Tensor, labels_M: Tensor, sampling: Sampling | None = None) -> MaskedPrediction:
     """`predict_masked`, where the logits are all there: for an output layer that is more than a product."""
     logits_MV = logits_MV if logits_MV.dtype.itemsize >= 4 else logits_MV.float()

@@ -1,0 +1,287 @@
+"""Attention within documents, in sequences that hold parts of several."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer
+from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch, SequenceStream, writing_blocks
+from hf_electra_rtd.data.packing import FullPacker, PackingTokens, get_packer
+from hf_electra_rtd.families import FAMILIES, inputs_of
+from hf_electra_rtd.ops import IGNORED
+from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
+from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.training import pretrain
+from hf_electra_rtd.training.arguments import RTDTrainingArguments, settle_masking
+from tests.conftest import make_text, pretraining_flags, tiny_config
+from tests.families_for_tests import tiny_family_config
+
+
+CLS, SEP, LENGTH = 2, 3, 32
+ABLE = [name for name, family in FAMILIES.items() if family.document_attention]
+
+
+# ---- Where documents begin ----
+
+
+def pack(lengths, seed=0, line=7):
+    """Sequences of `FullPacker` over documents of these lengths; the tokens of document n are all 10 + n."""
+    packer = FullPacker(PackingTokens(CLS, SEP, [], []), LENGTH, seed)
+    sequences = []
+    for number, length in enumerate(lengths):
+        lines = np.diff([*range(0, length, line), length])
+        ends = np.arange(len(lines)) == len(lines) - 1
+        sequences += packer.add_lines(np.full(length, 10 + number), lines, ends)
+    return sequences + packer.finish()
+
+
+@pytest.mark.parametrize("longest", [3, 12, 80])
+def test_each_part_of_a_document_begins_where_its_first_token_is(longest):
+    lengths = np.random.default_rng(longest).integers(1, longest, 200)
+    sequences = pack(lengths)
+    assert len(sequences) > 10
+    for sequence in sequences:
+        found, before = np.flatnonzero(sequence.tokens >> 33 & 1).tolist(), None
+        expected = []
+        for place, token in enumerate(sequence.ids.tolist()):
+            if token not in (CLS, SEP):
+                if before not in (None, token):
+                    expected.append(place)
+                before = token
+        assert found == expected
+        assert all(sequence.ids[place - 1] == SEP for place in found)
+
+
+def test_block_files_and_columns_say_where_documents_begin(tokenizer, tmp_path):
+    """At [CLS], too; a sequence of `--packing original` is one document."""
+    text = [line for document in make_text(60, lines=(1, 2)).split("\n\n") for line in document.splitlines()]
+    encoded = [np.array(tokenizer(line, add_special_tokens=False)["input_ids"]) for line in text]
+    tokens, lengths = np.concatenate(encoded), np.array([len(line) for line in encoded])
+    counts = {}
+    for name in ("full", "original"):
+        packer = get_packer(name, tokenizer, LENGTH, 0)
+        sequences = packer.add_lines(tokens, lengths, np.ones(len(lengths), dtype=bool)) + packer.finish()
+        with writing_blocks(tmp_path / name, LENGTH, len(tokenizer)) as writer:
+            writer.write(sequences)
+            described = {"tokenizer_hash": "", "packing": name, "statistics": {}, "recipe": {}}
+            writer.finish(sources=[{"name": "", "sha256": "", "weight": 1.0}], **described)
+        file = BlockFile(tmp_path / name, verify=True)
+        batch = file.read(np.arange(len(file)))
+        for row, sequence, item in zip(batch.document_starts, sequences, file, strict=False):
+            expected = sequence.tokens >> 33 & 1
+            np.testing.assert_array_equal(row[: len(expected)], expected)
+            np.testing.assert_array_equal(item["document_starts"], expected)
+        assert batch.document_starts[:, 0].all()
+        counts[name] = batch.document_starts.sum(axis=1)
+    assert counts["full"].max() > 2
+    assert counts["original"].max() == 1
+
+
+# ---- What the networks make of them ----
+
+
+def packed_batch(tokenizer, seed=0):
+    """Two sequences: three documents, of which the second goes on in segment B; and two, with padding behind them."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(10, len(tokenizer), (2, LENGTH))
+    ids[:, 0] = CLS
+    ids[0, [9, 16, 24, 31]] = SEP
+    ids[1, [11, 25]] = SEP
+    starts = np.zeros((2, LENGTH), dtype=bool)
+    starts[0, [0, 10, 25]] = starts[1, [0, 12]] = True
+    lengths, second_segments = np.array([32, 26]), np.array([17, 12])
+    return SequenceBatch(ids, lengths, second_segments, np.arange(2), document_starts=starts)
+
+
+def collate(tokenizer, batch, **options):
+    options = {"mask_probability": 0.4, "seed": 1, "document_attention": True, **options}
+    return DataCollatorForRTD(tokenizer, **options)(batch)
+
+
+def separate_rows(batch):
+    """The documents of a collated batch as rows of their own with padding; and of each row its sequence, where it
+    begins, and where it ends."""
+    rows, pieces = {name: [] for name in batch if name not in ("document_ids", "position_ids")}, []
+    real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+    for sequence, documents in enumerate(batch["document_ids"]):
+        for document in documents.unique():
+            columns = torch.nonzero((documents == document) & real[sequence]).flatten()
+            start, stop = columns[0].item(), columns[-1].item() + 1
+            pieces.append((sequence, start, stop))
+            for name in ("input_ids", "token_type_ids"):
+                row = torch.zeros(LENGTH, dtype=torch.long)
+                row[: stop - start] = batch[name][sequence, start:stop]
+                rows[name].append(row)
+            rows["attention_mask"].append((torch.arange(LENGTH) < stop - start).long())
+            positions, labels = batch["masked_positions"][sequence], batch["labels"][sequence]
+            inside = (positions >= start) & (positions < stop) & (labels != IGNORED)
+            rows["masked_positions"].append(torch.where(inside, positions - start, 0))
+            rows["labels"].append(torch.where(inside, labels, IGNORED))
+            rows["sampling_uniforms"].append(batch["sampling_uniforms"][sequence])
+    return {name: torch.stack(each) for name, each in rows.items()}, pieces
+
+
+def make_pair(family, tokenizer, attention="sdpa", **options):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), **({} if family == "modernbert" else {"pad_token_id": 0})}
+    networks = {name: tiny_family_config(family, **sizes) for name in ("generator_config", "discriminator_config")}
+    if options.get("objective") == "mlm":
+        del networks["generator_config"]
+    model = ElectraForRTDPretraining(ElectraRTDConfig(**networks, **options)).double().eval()
+    model.set_attn_implementation(attention)
+    return model
+
+
+CASES = [
+    *((family, {}) for family in ABLE),
+    *((family, {"attention": "eager"}) for family in ("electra", "distilbert")),
+    *(("electra", {"sharing": sharing}) for sharing in ("gdes", "none")),
+    *(("electra", {"objective": objective}) for objective in ("all_tokens_mlm", "replace_mlm", "mlm")),
+    ("electra", {"generator_objective": "adversarial"}),
+]
+
+
+@pytest.mark.parametrize(("family", "options"), CASES)
+def test_documents_in_one_sequence_are_worth_as_much_as_rows_of_their_own(family, options, tokenizer):
+    """Logits, losses of tokens, sums and gradients, in float64."""
+    model = make_pair(family, tokenizer, **options)
+    packed = collate(tokenizer, packed_batch(tokenizer))
+    assert packed["document_ids"].unique().tolist() == [1, 2, 3]
+    rows, pieces = separate_rows(packed)
+    asked = {"output_generator_logits": True, "output_logits": True}
+    gradients, outputs = [], []
+    for inputs in (packed, rows):
+        model.zero_grad()
+        output = model(**inputs, **asked)
+        output.loss.backward()
+        gradients.append({name: each.grad for name, each in model.named_parameters() if each.grad is not None})
+        outputs.append(output)
+    together, apart = outputs
+    mixed = model(**{name: each for name, each in packed.items() if name != "document_ids"}, **asked)
+    torch.testing.assert_close(together.loss, apart.loss, atol=1e-10, rtol=1e-10)
+    assert not torch.allclose(mixed.loss, apart.loss, atol=1e-6, rtol=1e-6)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], atol=1e-9, rtol=1e-8)
+
+    of_slots = ["generator_logits", "generator_token_losses", "generator_predictions"]
+    of_tokens = ["logits", "corrupted_input_ids", "discriminator_token_losses", "predictions"]
+    for row, (sequence, start, stop) in enumerate(pieces):
+        slots = rows["labels"][row] != IGNORED
+        assert slots.any()
+        for name in (*of_slots, *of_tokens):
+            if getattr(together, name) is None:
+                continue
+            mine, other = getattr(together, name)[sequence], getattr(apart, name)[row]
+            is_of_slots = name in of_slots or len(mine) == len(slots)
+            pair = (mine[slots], other[slots]) if is_of_slots else (mine[start:stop], other[: stop - start])
+            torch.testing.assert_close(*pair, atol=1e-10, rtol=1e-10, msg=f"{name} of {start}:{stop}")
+
+
+def test_other_documents_do_not_matter_in_training_with_dropout(tokenizer):
+    """The attention that stands in for torch's on CPUs heeds the mask."""
+    model = make_pair("electra", tokenizer).train()
+    batch = collate(tokenizer, packed_batch(tokenizer))
+    first = batch["document_ids"][0] == 1
+    other = copy.deepcopy(batch)
+    other["input_ids"][0, ~first] = 12
+    found = []
+    for inputs in (batch, other):
+        torch.manual_seed(5)
+        names = ("attention_mask", "token_type_ids", "position_ids", "document_ids")
+        found.append(model.discriminate(inputs["input_ids"], **{name: inputs[name] for name in names}).logits[0])
+    assert torch.equal(found[0][first], found[1][first])
+    assert not torch.equal(found[0][~first], found[1][~first])
+
+
+def test_tokens_see_their_document_alone_and_positions_begin_again(tokenizer):
+    batch = packed_batch(tokenizer)
+    collated = collate(tokenizer, batch)
+    mask = inputs_of(make_pair("electra", tokenizer).config.discriminator_config, collated)["attention_mask"]
+    documents, real = collated["document_ids"], collated["attention_mask"].bool()
+    for b, i, j in np.ndindex(2, LENGTH, LENGTH):
+        assert mask[b, 0, i, j] == (documents[b, i] == documents[b, j] and real[b, j])
+    starts = [0] * 10 + [10] * 15 + [25] * 7
+    assert collated["position_ids"][0].tolist() == [place - start for place, start in enumerate(starts)]
+    # Segment B goes on with the second document; the third and the second sequence's second are a segment A.
+    assert collated["token_type_ids"].nonzero()[:, 1].tolist() == list(range(17, 25))
+    plain = collate(tokenizer, batch, document_attention=False)
+    assert plain.keys() == collated.keys() - {"document_ids", "position_ids"}
+    assert all(torch.equal(plain[name], collated[name]) for name in plain.keys() - {"token_type_ids"})
+
+
+def test_a_batch_without_mixed_documents_is_as_without_the_option(tokenizer):
+    batch = packed_batch(tokenizer)
+    batch.document_starts[:, 1:] = False
+    plain, collated = (collate(tokenizer, batch, document_attention=option) for option in (False, True))
+    assert plain.keys() == collated.keys()
+    assert all(torch.equal(plain[name], collated[name]) for name in plain)
+
+
+def test_plain_features_give_the_batches_of_their_block_file(blocks, tokenizer):
+    collator = DataCollatorForRTD(tokenizer, seed=1, document_attention=True)
+    from_file, from_rows = (
+        collator(SequenceStream(data, 32).__getitems__(range(32))) for data in (blocks[0], list(blocks[0]))
+    )
+    assert "document_ids" in from_file
+    assert from_file.keys() == from_rows.keys()
+    assert all(torch.equal(from_file[name], from_rows[name]) for name in from_file)
+
+
+# ---- Runs, and what is refused ----
+
+
+def test_a_run_has_the_option_in_its_record_and_its_identity(corpus, tmp_path):
+    flags = pretraining_flags(tmp_path, corpus, tmp_path / "run", max_steps=2, save_steps=1)
+    assert pretrain.main([*flags, "--document_attention", "True"]) == 0
+    record = PretrainingRecord.load(tmp_path / "run")
+    assert record.arguments["training"]["document_attention"] is True
+    assert "| `document_attention` | True | False |" in str(
+        pretraining_card(record, "discriminator", "me/tower", CardArguments())
+    )
+    with pytest.raises(ValueError, match="document_attention was True, now False"):
+        pretrain.main([*flags, "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-2"), "--max_steps", "3"])
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_trainer_whose_collator_does_otherwise_is_refused(asked, tmp_path, tokenizer, blocks):
+    args = RTDTrainingArguments(str(tmp_path), document_attention=asked, use_cpu=True, max_steps=1)
+    collator = DataCollatorForRTD(tokenizer, document_attention=not asked)
+    message = f"document_attention is {asked}, and that of the data_collator is {not asked}: take the collator of"
+    with pytest.raises(ValueError, match=message):
+        RTDTrainer(ElectraForRTDPretraining(tiny_config()), args, blocks[0], data_collator=collator)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - ABLE))
+def test_families_that_mix_tokens_elsewhere_are_refused_by_name(family, tmp_path):
+    config = ElectraRTDConfig(discriminator_config=tiny_family_config(family))
+    args = RTDTrainingArguments(str(tmp_path), document_attention=True, use_cpu=True)
+    model = ElectraForRTDPretraining(config)
+    with pytest.raises(ValueError, match=f"for the families bert, camembert.*, not '{family}'"):
+        settle_masking(model.config, args)
+
+
+def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer, blocks, corpus):
+    args = RTDTrainingArguments(str(tmp_path), document_attention=True, use_cpu=True, max_steps=1)
+    model = ElectraForRTDPretraining(tiny_config())
+    config = copy.deepcopy(model.config)
+    config.discriminator_config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="flash_attention_2 was never tried: take sdpa or eager"):
+        settle_masking(config, args, tokenizer)
+    double = ElectraForRTDPretraining(tiny_config(objective="electric", generator="two_tower"))
+    with pytest.raises(ValueError, match="two encoders of --generator_type two_tower: take masked_lm"):
+        settle_masking(double.config, args, tokenizer)
+    known = [{name: row[name] for name in ("input_ids", "token_type_ids")} for row in blocks[0]]
+    for train, held_out in ((known, None), (blocks[0], known)):
+        with pytest.raises(ValueError, match=r"needs to know where documents begin.*column document_starts"):
+            RTDTrainer(model, args, train, held_out, processing_class=tokenizer)
+    unknown = replace(packed_batch(tokenizer), document_starts=None)
+    with pytest.raises(ValueError, match="needs to know where documents begin"):
+        collate(tokenizer, unknown)
+    flags = pretraining_flags(tmp_path, corpus, tmp_path / "run", "--document_attention", "True", packing="original")
+    with pytest.raises(ValueError, match="--packing original never puts two documents into one sequence"):
+        pretrain.main(flags)
+    assert not (tmp_path / "run").exists()

@@ -26,13 +26,14 @@ CORPUS = str(Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz")
 OBEYED = """output_dir max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps learning_rate
     per_device_eval_batch_size warmup_steps weight_decay max_grad_norm seed data_seed adam_beta1 adam_beta2 bf16
     adam_epsilon eval_strategy bias_correction max_seq_length mask_probability keep_probability masking
-    dataloader_num_workers use_cpu eval_on_start eval_steps logging_steps save_strategy save_steps save_total_limit
-    resume_from_checkpoint clip_separately generator_learning_rate disable_tqdm"""
+    document_attention confusion_file confusion_share dataloader_num_workers use_cpu eval_on_start eval_steps
+    logging_steps save_strategy save_steps save_total_limit resume_from_checkpoint clip_separately
+    generator_learning_rate disable_tqdm"""
 
 
 def train(run: pretrain.Run) -> None:
     args, model, accumulated = run.args, run.model, run.args.gradient_accumulation_steps
-    settle_masking(model.config, args, run.tokenizer)
+    settle_masking(model.config, args, run.tokenizer, run.collator.confusions)
     accelerator = Accelerator(mixed_precision="bf16" if args.bf16 else "no", gradient_accumulation_steps=accumulated)
     checkpoints.keep_tied_tensors_together(model, accelerator)
     optimizer = optimization.make_optimizer(model, args)

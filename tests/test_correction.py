@@ -1,4 +1,4 @@
-"""Judging and correcting texts: the formula, places in texts, the rules by which words change, and the commands."""
+"""Judging and correcting texts: places in texts, the rules by which words change, and the commands."""
 
 # ruff: noqa: RUF001  # punctuation of Chinese
 
@@ -20,20 +20,9 @@ from hf_electra_rtd.data.confusion import Confusions, Misspeller, read_confusion
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.data.units import Unit, cut_text, find_units
 from hf_electra_rtd.detection import Detector
-from hf_electra_rtd.objectives import token_log_probability
+from hf_electra_rtd.files import hash_files
+from tests.conftest import tiny_config
 from tests.families_for_tests import tiny_family_config
-
-
-def test_the_formula_gives_back_the_data_that_an_optimal_discriminator_saw():
-    torch.manual_seed(0)
-    p_data, p_generator = torch.rand(2, 50, dtype=torch.float64)
-    for p in (0.1, 0.15, 0.5):
-        # An original is unmasked, or masked and drawn again; a replaced token is masked and drawn.
-        is_original = (1 - p) * p_data + p * p_data * p_generator
-        share = is_original / ((1 - p) * p_data + p * p_generator)
-        logits = -torch.log(share / (1 - share))
-        assert torch.allclose(token_log_probability(logits, p_generator.log(), p).exp(), p_data)
-    assert token_log_probability(torch.tensor([800.0, -800.0]), torch.tensor([-700.0, -700.0]), 0.15).isfinite().all()
 
 
 # ---- Places in texts ----
@@ -280,7 +269,7 @@ def test_confusion_files_with_wrong_columns_are_refused(tmp_path, text, message)
 
 
 def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
-    sets = [Confusions({"新": ("心",), "天": ("田", "天")}), Confusions({"好": ("号",), "x": ("y",)})]
+    sets = [Confusions({"心": ("新",), "田": ("天",), "天": ("天",)}), Confusions({"号": ("好",), "y": ("x",)})]
     misspell, source = Misspeller(sets, [0.6, 0.3], seed=1), "今天新好"
     counts = {"sound": 0, "shape": 0, "random": 0}
     for _ in range(3000):
@@ -294,11 +283,36 @@ def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
             Misspeller(sets, shares)
 
 
+def test_random_errors_are_right_words_of_the_rows(tmp_path):
+    (tmp_path / "typos.txt").write_text("teh the\nrecieve receive\nhuose house\n")
+    misspell = Misspeller([read_confusions(str(tmp_path / "typos.txt"))], [0.0])
+    drawn = {word for _ in range(200) for word in misspell("we like the old mill").split()}
+    assert drawn == {"we", "like", "old", "mill", "the", "receive", "house"}
+
+
+def test_rows_misspell_words_in_upper_case_and_leave_protected_ones(tmp_path):
+    (tmp_path / "typos.txt").write_text("then the\ni I\nhuose house\nhouse house\nMill Mill\n")
+    misspell = Misspeller([read_confusions(str(tmp_path / "typos.txt"))], [1.0])
+    assert misspell("The house") == "Then house"
+    assert misspell("THE house") == "THEN house"
+    assert misspell("house I") == "house i"
+    assert misspell("house Mill") == "house Mill"
+
+
+def test_a_file_that_changes_no_sentence_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("The horse saw the mill.\n" * 20)
+    (tmp_path / "set.txt").write_text("horse horse\n")
+    flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
+    with pytest.raises(ValueError, match=r"set\.txt: none of 20 sentences got an error\. Give rows whose right words"):
+        confusion.main([*flags, "--output_file", str(tmp_path / "pairs.tsv")])
+    assert not list(tmp_path.glob("pairs*"))
+
+
 def test_pairs_are_made_from_text(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(
         "今天新情很好。我们去看电影！好\n\nThe horse saw the mill. It was\tthere.\n" * 30
     )
-    (tmp_path / "set.txt").write_text("新 心\n电 店\nhorse house\n")
+    (tmp_path / "set.txt").write_text("心 新\n店 电\nhouse horse\n")
     flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
     confusion.main([*flags, "--output_file", str(tmp_path / "pairs.tsv"), "--max_pairs", "100"])
     assert "100 pairs" in capsys.readouterr().out
@@ -311,6 +325,10 @@ def test_pairs_are_made_from_text(tmp_path, capsys):
         "The horse saw the mill.",
         "It was there.",
     }
+    made = json.loads((tmp_path / "pairs.tsv.json").read_text())
+    assert (made["pairs"], made["files"], made["clean_share"]) == (100, ["text.txt"], 0.3)
+    assert made["confusion_files"] == [{"file": "set.txt", "sha256": hash_files([tmp_path / "set.txt"])}]
+    assert made["changed"] == sum(text != right for text, right in rows)
     errors = {(text, right) for text, right in rows if text != right}
     assert errors == {("今天心情很好。", "今天新情很好。"), ("我们去看店影！", "我们去看电影！"),
                       ("The house saw the mill.", "The horse saw the mill.")}  # fmt: skip
@@ -371,15 +389,49 @@ def test_thresholds_are_written_read_and_checked(directory, tmp_path, capsys):
         written = json.loads((tmp_path / "kept.json").read_text())
         assert names <= written.keys()
         assert written["false_positive_rate"] <= 0.3
-    capsys.readouterr()
-    detection.main([*flags, "--as_is", "the old mill .", "--format", "json"])
-    result = json.loads(capsys.readouterr().out)
-    assert result["errors"] == [word for word in result["tokens"] if word[2] > written["threshold"]]
+        capsys.readouterr()
+        module.main([*flags, *more, "the old mill .", "--format", "json"])
+        result = json.loads(capsys.readouterr().out)
+        if module is detection:
+            assert result["errors"] == [word for word in result["tokens"] if word[2] > written["threshold"]]
     correction.main([*flags, "--score", str(pairs), "--format", "json"])
     assert json.loads(capsys.readouterr().out)["sentences"] == 4
+    assert (written["model"], written["calibrate"]["file"]) == ("run", "pairs.tsv")
+    with pytest.raises(ValueError, match="has the thresholds of run, with other weights"):
+        detection.main([*flags, "--as_is", "the old mill ."])  # they are of both towers
+    other = ElectraForRTDPretraining(tiny_config())
+    other.save_pretrained(directory)
+    with pytest.raises(ValueError, match="has the thresholds of run, with other weights"):
+        correction.main([*flags, "the old mill ."])
     (tmp_path / "kept.json").write_text('{"threshold": "high"}')
     with pytest.raises(ValueError, match="threshold is no number"):
         correction.main([*flags, "a"])
+
+
+def test_thresholds_bring_their_rates_and_are_refused_with_others_and_another_confusion_file(
+    directory, tmp_path, capsys
+):
+    pairs, kept, words = tmp_path / "pairs.tsv", tmp_path / "kept.json", tmp_path / "words.txt"
+    pairs.write_text("text\tright\nthe old mill .\tthe old river .\n")
+    words.write_text("mill river\n")
+    for module, more in ((detection, ["--as_is"]), (correction, ["--confusion_file", str(words)])):
+        flags = ["--model", directory, "--thresholds", str(kept), *more]
+        module.main([*flags, "--calibrate", str(pairs), "--error_rate", "0.1"])
+        written = json.loads(kept.read_text())
+        assert (written["error_rate"], written["replaced_rate"]) == (0.1, 0.13)
+        capsys.readouterr()
+        results = []
+        for rates in ([], ["--error_rate", "0.1"]):
+            module.main([*flags, *rates, "the old mill .", "--format", "json"])
+            results.append(capsys.readouterr().out)
+        assert results[0] == results[1]
+        for rate in ("error_rate", "replaced_rate"):
+            with pytest.raises(ValueError, match=f"thresholds of run, with another --{rate}"):
+                module.main([*flags, f"--{rate}", "0.2", "the old mill ."])
+    words.write_text("mill river old\n")
+    for named in (flags, flags[:-2]):
+        with pytest.raises(ValueError, match="thresholds of run, with another --confusion_file, or with none"):
+            correction.main([*named, "the old mill ."])
 
 
 def test_predictions_of_another_program_are_scored_without_a_model(tmp_path, capsys):

@@ -6,13 +6,14 @@ The loss itself is in test_objectives.py, the recording in test_parity.py.
 import pytest
 import torch
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer, RTDTrainingArguments
+from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.ops import masked_slots
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
 from tests import reference
 from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
+from tests.training.test_trainer import make_trainer
 
 
 ELECTRIC = {"objective": "electric", "generator": "two_tower", "special_token_ids": [2, 3, 4]}
@@ -57,14 +58,12 @@ def test_the_log_probabilities_of_all_tokens_are_those_of_the_softmax(pair, batc
     said = generated(pair, batch)
     every = torch.stack([said.log_prob_of(torch.full_like(batch["input_ids"], v)) for v in range(len(VOCABULARY))], -1)
     torch.testing.assert_close(every.logsumexp(dim=-1), torch.zeros_like(every[..., 0]), rtol=0, atol=1e-12)
-    hidden = pair.generator(
-        reference.originals(batch), batch["attention_mask"], token_type_ids=batch["token_type_ids"]
-    )
+    mask, types = batch["attention_mask"], batch["token_type_ids"]
+    hidden = pair.generator(reference.originals(batch), mask, token_type_ids=types)
     torch.testing.assert_close(every, pair.generator.cloze_lm_head(hidden).log_softmax(-1).detach())
     handle = pair.generator.cloze_lm_head.register_forward_hook(lambda *_: None)  # a layer that wants to be called
-    torch.testing.assert_close(
-        generated(pair, batch).log_prob_of(batch["input_ids"]), said.log_prob_of(batch["input_ids"])
-    )
+    again = generated(pair, batch).log_prob_of(batch["input_ids"])
+    torch.testing.assert_close(again, said.log_prob_of(batch["input_ids"]))
     handle.remove()
 
 
@@ -83,14 +82,6 @@ def test_a_padding_token_that_stands_for_a_word_is_learnt_by_both_encoders(pair,
     state = pair.generator(ids)[0, 3 + side]
     (gradient,) = torch.autograd.grad(state[0], pair.get_input_embeddings().weight)
     assert gradient[PAD].any()
-
-
-def test_the_noise_learns_nothing_from_the_discriminators_loss(pair, batch):
-    pair(**batch).discriminator_loss.backward()
-    shared = {id(parameter) for parameter in pair.discriminator.parameters()}
-    own = [parameter for parameter in pair.generator.parameters() if id(parameter) not in shared]
-    assert own
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in own)
 
 
 def test_both_encoders_and_the_head_share_the_discriminators_embeddings(pair, batch, tmp_path):
@@ -125,43 +116,16 @@ def test_two_encoders_cost_what_their_matrix_products_cost(batch):
 # ---- The pair and its run ----
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"generator": "masked_lm"}, "'electric' needs the probability of every token, .*take generator='two_tower'"),
-        ({"generator": "uniform", "sharing": "none"}, "generator='uniform' does not give: take generator='two_tower'"),
-        ({"sharing": "gdes"}, "sharing='gdes' does not go with generator='two_tower'"),
-        ({"sharing": "none", "objective": "rtd"}, "sharing='none' does not go with generator='two_tower'"),
-        ({"sampling_dropout": False}, "sampling_dropout=False does not go with generator='two_tower'"),
-        ({"temperature": 0.5}, "temperature=0.5 draws from another distribution than .*'electric' reckons with"),
-        ({"disallow_correct": True}, "disallow_correct=True draws from another distribution"),
-        ({"temperature_schedule": "linear"}, "temperature_schedule='linear' draws from another distribution"),
-        ({"mask_probability": 1.0}, "mask_probability is 1.0: it must be above 0 and below 1"),
-        ({"objective": "replace_mlm"}, "'two_tower' is for discriminators that detect, and with objective='repl"),
-        ({"objective": "mlm"}, "generator='two_tower' needs a generator, and objective='mlm' has none"),
-    ],
-)
-def test_what_does_not_go_with_two_encoders_or_their_noise_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        ElectraRTDConfig(**{"objective": "electric", "generator": "two_tower", **options})
-
-
-def trainer(tmp_path, blocks, tokenizer, config, **options):
-    values = {"max_steps": 6, "learning_rate": 1e-2, "warmup_steps": 2, "logging_steps": 1, "max_seq_length": 32}
-    values |= {"save_strategy": "no", "disable_tqdm": True, "use_cpu": True, **options}
-    args = RTDTrainingArguments(output_dir=str(tmp_path), **values)
-    return RTDTrainer(ElectraForRTDPretraining(config), args, *blocks, processing_class=tokenizer)
-
-
 def test_a_trainer_needs_the_mask_probability_of_an_electric_pair_and_tells_it_to_others(tmp_path, blocks, tokenizer):
+    def settled(config, **options):
+        pair = ElectraForRTDPretraining(config)
+        return make_trainer(tmp_path, blocks, tokenizer, model=pair, **options).model.config
+
     electric = tiny_config(objective="electric", generator="two_tower", mask_probability=0.3)
     with pytest.raises(ValueError, match=r"mask_probability=0\.3, but the run masks 0\.15: its loss needs the same"):
-        trainer(tmp_path, blocks, tokenizer, electric)
-    found = trainer(tmp_path, blocks, tokenizer, electric, mask_probability=0.3).model.config
-    assert found.special_token_ids == [2, 3, 4]
-    assert (
-        trainer(tmp_path, blocks, tokenizer, tiny_config(), mask_probability=0.3).model.config.mask_probability == 0.3
-    )
+        settled(electric)
+    assert settled(electric, mask_probability=0.3).special_token_ids == [2, 3, 4]
+    assert settled(tiny_config(), mask_probability=0.3).mask_probability == 0.3
 
 
 def test_a_command_goes_on_with_the_mask_probability_of_a_saved_pair_alone(tmp_path, corpus, tokenizer):
@@ -173,25 +137,6 @@ def test_a_command_goes_on_with_the_mask_probability_of_a_saved_pair_alone(tmp_p
         with pytest.raises(ValueError, match=r"made with mask_probability=0\.3, but the run masks 0\.15"):
             pretrain.main([*flags, *more])
         assert pretrain.main([*flags, *more, "--mask_probability", "0.3"]) == 0
-
-
-def test_exact_normalization_gives_the_same_losses_for_any_batches(tmp_path, blocks, tokenizer):
-    found = []
-    for size, parts in ((8, 1), (2, 4)):
-        torch.manual_seed(0)
-        sizes = {"per_device_train_batch_size": size, "gradient_accumulation_steps": parts, "weight_decay": 0.0}
-        one = trainer(
-            tmp_path,
-            blocks,
-            tokenizer,
-            tiny_config(**ELECTRIC, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
-            exact_loss_normalization=True,
-            eval_strategy="no",
-            **sizes,
-        )
-        one.train()
-        found.append([log["grad_norm"] for log in one.state.log_history if "grad_norm" in log])
-    assert found[0] == pytest.approx(found[1], rel=1e-3)
 
 
 def test_a_trained_discriminator_gets_a_new_generator_of_two_encoders(tmp_path, tokenizer):

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, ElectraForPreTraining, ElectraModel
 
-from hf_electra_rtd import ElectraForRTDPretraining, detectors, export
+from hf_electra_rtd import Corrector, ElectraForRTDPretraining, correction, detectors, export
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_adapters
@@ -149,11 +149,6 @@ def test_what_is_no_model_of_ours_is_refused_before_anything_is_written(towers, 
     ElectraModel(tiny_config().discriminator_config).save_pretrained(tmp_path / "bare")
     with pytest.raises(ValueError, match="ElectraModel: it is neither a generator, nor"):
         run("--model", tmp_path / "bare", "--output_dir", tmp_path / "out")
-    config = json.loads((tmp_path / "bare" / "config.json").read_text())
-    config["fine_tuned_for"] = {"task": {"kind": "correction"}}
-    (tmp_path / "bare" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="a model for correction, which gives tokens and not scores"):
-        run("--model", tmp_path / "bare", "--output_dir", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -234,6 +229,7 @@ HEADS = {
     "question_answering": ((), {}),
     "question_answering paper": ((), {"head": "paper", "unanswerable": True}),
     "multiple_choice": ((), {}),
+    "correction": ((), {}),
 }
 
 
@@ -242,7 +238,7 @@ HEADS = {
 def test_every_head_predicts_by_its_graph_what_it_predicts_by_torch(case, towers, tokenizer, tmp_path):
     kind = case.split()[0]
     labels, options = HEADS[case]
-    source = towers / "discriminator"
+    source = towers / ("generator" if kind == "correction" else "discriminator")
     model = load_with_head(KINDS[kind].auto_class, source, labels=labels, **options).eval()
     model.config.fine_tuned_for = {
         "task": {"kind": kind, "language": "en", "unanswerable": "unanswerable" in options},
@@ -263,6 +259,27 @@ def test_every_head_predicts_by_its_graph_what_it_predicts_by_torch(case, towers
     answers = Classifier(str(tmp_path / "out"), use_cpu=True, runtime="onnx").predict(given)
     for answer, other in zip(answers, wanted, strict=True):
         assert rounded(answer) == rounded(other)
+    if kind == "correction":
+        assert ExportRecord.load(tmp_path / "out").outputs == ["logits", "detection_logits"]
+        correct_by_both(tmp_path)
+
+
+def correct_by_both(directory):
+    """`correct` by the graph and by torch; thresholds of one are not the other's."""
+    pairs, options = directory / "pairs.tsv", {"threshold": 0.0, "margin": -100.0}
+    pairs.write_text("text\tright\n" + "".join(f"{text}\t{text}\n" for text in TEXTS))
+    run("--model", directory / "model", "--output_dir", directory / "tried", "--file", pairs)
+    dev = ExportRecord.load(directory / "tried").dev
+    assert dev["predictions"] == dev["equal"]["onnx"] == len(TEXTS)
+    assert dev["scores"]["onnx"] == dev["scores"]["torch"]
+    wanted = Corrector.from_pretrained(str(directory / "model"), **options)(TEXTS)
+    assert any(result["errors"] for result in wanted)
+    assert Corrector.from_pretrained(str(directory / "out"), runtime="onnx", **options)(TEXTS) == wanted
+    flags = ["--model", str(directory / "out"), "--thresholds", str(directory / "kept.json"), "--runtime"]
+    correction.main([*flags, "onnx", "--calibrate", str(pairs)])
+    correction.main([*flags, "onnx", *TEXTS])
+    with pytest.raises(ValueError, match=r"has the thresholds of .*out, with other weights or another runtime"):
+        correction.main([*flags, "onnx-int8", *TEXTS])
 
 
 def rounded(answer):

@@ -4,65 +4,42 @@ import pickle
 import shutil
 import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
+import pretrain_no_trainer
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BertConfig,
     BertForPreTraining,
     BertTokenizer,
-    ConvBertConfig,
-    DistilBertConfig,
-    ElectraConfig,
-    ModernBertConfig,
-    MPNetConfig,
-    RobertaConfig,
-    XLMRobertaConfig,
 )
 
 from hf_electra_rtd import (
     DataCollatorForRTD,
     ElectraForRTDPretraining,
-    ElectraRTDConfig,
     PretrainingRecord,
     RTDTrainer,
     RTDTrainingArguments,
-    families,
 )
-from hf_electra_rtd.accounting import model_flops, paper_flops
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
 from hf_electra_rtd.data.collator import falling_temperature
 from hf_electra_rtd.data.corruption import CorruptedFile
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.families import masked_lm_class, max_length
+from hf_electra_rtd.families import masked_lm_class
 from hf_electra_rtd.ops import Sampling, predict_masked, sample_tokens
 from hf_electra_rtd.publishing.card import model_card
 from hf_electra_rtd.training import corrupt, pretrain
 from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
+from tests.families_for_tests import FAMILY_NAMES, tiny_family_config
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+def config_of(family, **options):
+    """Of the tokenizer's vocabulary."""
+    return tiny_family_config(family, **{"vocab_size": len(VOCABULARY), "pad_token_id": 0, **options})
 
-import pretrain_no_trainer
 
-
-SIZES = {"vocab_size": len(VOCABULARY), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-SIZES |= {"intermediate_size": 48, "max_position_embeddings": 70, "pad_token_id": 0, "initializer_range": 0.2}
-DISTIL = {"vocab_size": len(VOCABULARY), "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48}
-FAMILIES = {
-    "bert": BertConfig(**SIZES),
-    "bert_of_one_type": BertConfig(**SIZES, type_vocab_size=1),
-    "roberta": RobertaConfig(**SIZES, type_vocab_size=1),
-    "xlm-roberta": XLMRobertaConfig(**SIZES, type_vocab_size=1),
-    "distilbert": DistilBertConfig(**DISTIL, max_position_embeddings=70, initializer_range=0.2),
-    "convbert": ConvBertConfig(**SIZES, embedding_size=16, conv_kernel_size=3),
-    "modernbert": ModernBertConfig(**SIZES, cls_token_id=2, sep_token_id=3, bos_token_id=2, eos_token_id=3),
-    "electra": ElectraConfig(**SIZES, embedding_size=16),
-    "mpnet": MPNetConfig(**SIZES),
-}
+BERT = config_of("bert")
 
 
 def masked_lm(config):
@@ -85,66 +62,54 @@ def join(generator, **options):
 # ---- A frozen generator of any family ----
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_any_frozen_masked_lm_gives_the_logits_of_the_stock_model_at_the_slots(batch, family, tmp_path, caplog):
-    network = masked_lm(FAMILIES[family])
-    batch = pad_batch(batch, 3)
-    ids, mask = batch["input_ids"], batch["attention_mask"]
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_any_frozen_masked_lm_says_what_it_says_alone_and_is_saved_with_the_pair_and_by_itself(
+    batch, family, tmp_path
+):
+    network, batch = masked_lm(config_of(family)), pad_batch(batch, 3)
     inputs = {"token_type_ids": batch["token_type_ids"]} if family in ("bert", "convbert", "electra") else {}
-    expected = network(input_ids=ids, attention_mask=mask, **inputs).logits
-    expected = expected[torch.arange(len(ids))[:, None], batch["masked_positions"]]
+    expected = network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **inputs).logits
     pair = join(network).train()
     output = pair(**batch, output_generator_logits=True)
-    torch.testing.assert_close(output.generator_logits, expected, rtol=1e-5, atol=1e-6)
-    assert output.generator_loss.item() == pytest.approx(
-        torch.nn.functional.cross_entropy(expected.flatten(0, 1), batch["labels"].flatten()).item(), rel=1e-5
-    )
-    sampled = sample_tokens(output.generator_logits, batch["sampling_uniforms"])
-    assert torch.equal(output.corrupted_input_ids.gather(1, batch["masked_positions"]), sampled)
+    at_slots = expected[torch.arange(len(expected))[:, None], batch["masked_positions"]]
+    torch.testing.assert_close(output.generator_logits, at_slots, rtol=1e-5, atol=1e-6)
     output.loss.backward()
     assert all(p.grad is None for p in pair.generator.parameters())
-    known = FAMILIES[family].model_type in families.FAMILIES
-    assert caplog.text.count("computes the logits of all tokens") == (not known)
     assert "- generator: 2 layers of 32, 2 attention heads" in model_card(pair.config.to_dict(), "somebody/pair")
-    # Saved and loaded, joint and alone.
     pair.save_pretrained(tmp_path / "pair")
     pair.save_towers(tmp_path)
-    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair")
+    again, alone = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair"), join(tmp_path / "generator")
     assert type(again.generator) is type(network)
-    assert again.config.generator_config.model_type == FAMILIES[family].model_type
     assert torch.equal(again.train()(**batch).corrupted_input_ids, output.corrupted_input_ids)
-    alone = join(tmp_path / "generator")
     assert torch.equal(alone.train()(**batch).generator_token_losses, output.generator_token_losses)
 
 
 def test_positions_do_not_depend_on_a_pad_among_the_words():
-    network = masked_lm(FAMILIES["roberta"])
-    pair = join(network)
+    network = masked_lm(config_of("roberta"))
     ids = torch.tensor([[2, 14, 0, 15, 16, 17, 3]])  # id 0 is <pad>
     inputs = {"masked_positions": torch.tensor([[4]]), "labels": torch.tensor([[16]])}
     with torch.no_grad():
-        found = pair.eval()(ids, **inputs, output_generator_logits=True).generator_logits[0, 0]
+        found = join(network).eval()(ids, **inputs, output_generator_logits=True).generator_logits[0, 0]
         expected = network(ids, position_ids=1 + torch.arange(7)[None]).logits[0, 4]
         counted = network(ids).logits[0, 4]
     torch.testing.assert_close(found, expected)
     assert (counted - expected).abs().max() > 0.01
-    assert max_length(network.config) == 69
 
 
 def test_heads_that_a_masked_lm_does_not_have_are_left_out(tmp_path):
     torch.manual_seed(0)
-    whole = BertForPreTraining(FAMILIES["bert"])
+    whole = BertForPreTraining(BERT)
     whole.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
-    weights["bert.embeddings.position_ids"] = torch.arange(70)[None]  # of old versions
+    weights["bert.embeddings.position_ids"] = torch.arange(64)[None]  # of old versions
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     pair = join(tmp_path)
     assert torch.equal(pair.generator.cls.predictions.bias, whole.cls.predictions.bias)
 
 
 def test_a_frozen_generator_has_no_dropout_and_leaves_all_random_numbers_to_the_discriminator(batch):
-    dropped = {"hidden_dropout_prob": 0.5, "attention_probs_dropout_prob": 0.5}
-    pairs = [join(masked_lm(ElectraConfig(**SIZES, embedding_size=16, **more))).train() for more in ({}, dropped)]
+    none = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    pairs = [join(masked_lm(config_of("electra", **more))).train() for more in (none, dict.fromkeys(none, 0.5))]
     outputs = []
     for pair in pairs:
         torch.manual_seed(7)
@@ -154,55 +119,6 @@ def test_a_frozen_generator_has_no_dropout_and_leaves_all_random_numbers_to_the_
         assert pair.eval().train().generator.training is False
     assert torch.equal(outputs[0].generator_token_losses, outputs[1].generator_token_losses)
     assert torch.equal(outputs[0].loss, outputs[1].loss)
-
-
-def test_flops_are_those_of_the_layers_whatever_the_family():
-    def flops(generator):
-        both = {"generator_config": generator, "discriminator_config": tiny_config().discriminator_config}
-        config = ElectraRTDConfig(**both, sharing="none", freeze_generator=True)
-        return model_flops(config, 3, 32, 5), round(paper_flops(config, 3, 32))
-
-    electra = flops(ElectraConfig(**SIZES, embedding_size=32))
-    assert flops(FAMILIES["bert"]) == electra
-    assert flops(FAMILIES["distilbert"])[0] == electra[0]
-
-
-def test_freezing_changes_nothing_but_what_learns(batch):
-    outputs, gradients = [], []
-    for freeze in (True, False):
-        pair = join(masked_lm(FAMILIES["electra"]), freeze_generator=freeze, temperature=0.7).eval()
-        outputs.append(pair(**batch))
-        outputs[-1].loss.backward()
-        gradients.append([parameter.grad for parameter in pair.discriminator.parameters()])
-    for name in ("loss", "generator_loss", "corrupted_input_ids", "generator_predictions", "logits"):
-        assert torch.equal(*(output[name] for output in outputs)), name
-    assert all(map(torch.equal, *gradients))
-
-
-BERT = FAMILIES["bert"]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"generator_config": {"model_type": "nonsense"}}, "no model_type 'nonsense'"),
-        ({"temperature_schedule": "cosine"}, "There is no temperature_schedule='cosine'.* 'linear'"),
-        ({"temperature_start": 2}, "temperature_start=2 does nothing with temperature_schedule='constant'"),
-        ({"temperature_schedule": "linear", "temperature_decay": 0.1}, "temperature_decay=0.1 does nothing"),
-        ({"temperature_schedule": "linear", "temperature_start": 0.5}, "must fall, .*start=0.5 to temperature=1"),
-        ({"temperature_schedule": "linear", "temperature": 0}, "must fall, .*to temperature=0"),
-        ({"temperature_schedule": "exponential", "temperature_decay": 0}, "temperature_decay is 0: it must be"),
-        ({"generator": "uniform", "temperature_schedule": "linear"}, "temperature_schedule='linear' needs a gen"),
-        ({"generator": "offline", "disallow_correct": True}, "disallow_correct=True needs a generator"),
-        ({"generator": "offline", "temperature": 2.0}, "temperature=2.0 needs a generator network"),
-    ],
-)
-def test_what_makes_no_sense_together_is_refused(options, message):
-    config = {"discriminator_config": {"vocab_size": len(VOCABULARY)}, "sharing": "none", **options}
-    if config.get("generator") is not None:
-        del config["sharing"]
-    with pytest.raises(ValueError, match=message):
-        ElectraRTDConfig(**config)
 
 
 # ---- The temperature along a run ----
@@ -220,22 +136,6 @@ def test_the_temperature_falls_by_its_formula_and_ends_where_it_is_said_to():
     assert set(temperatures("constant", range(1000))) == {1.0}
     for schedule in ("linear", "exponential"):
         assert (np.diff(temperatures(schedule, range(1000))) < 0).all()
-
-
-def test_a_lower_temperature_has_a_lower_entropy():
-    torch.manual_seed(0)
-    logits = torch.randn(40, dtype=torch.float64)
-    falling = torch.from_numpy(temperatures("exponential", range(0, 1000, 50)))
-    softmax = torch.softmax(logits / falling[:, None], dim=-1)
-    entropies = -(softmax * softmax.log()).sum(dim=-1)
-    assert (entropies.diff() < 0).all()
-    # And the samples have it: rows of one temperature are distributed as its softmax.
-    torch.manual_seed(0)
-    rows = torch.tensor([2.0, 0.5], dtype=torch.float64).repeat_interleave(20_000)
-    sampled = sample_tokens(logits.expand(len(rows), -1), torch.rand(len(rows), 2), rows)
-    for temperature, part in zip((2.0, 0.5), sampled.chunk(2), strict=True):
-        shares = torch.bincount(part, minlength=40) / len(part)
-        torch.testing.assert_close(shares.double(), torch.softmax(logits / temperature, 0), rtol=0, atol=0.01)
 
 
 @pytest.mark.parametrize("disallow_correct", [False, True])
@@ -322,41 +222,38 @@ def curves_of(run, names=("discriminator_loss", "replaced_share", "eval_discrimi
     return [{name: log[name] for name in names if name in log} for log in logs]
 
 
-def assert_equal_weights(one, other):
-    one, other = weights_of(one), weights_of(other)
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", [pretrain.main, pretrain_no_trainer.main])
+@pytest.mark.parametrize(
+    ("loop", "flags"), [(pretrain.main, []), (pretrain_no_trainer.main, ["--document_attention", "True"])]
+)
 def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(
-    command, tmp_path, tokenizer, loop, capsys
+    command, tmp_path, tokenizer, loop, flags, capsys
 ):
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     network = ElectraForRTDPretraining(tiny_config(generator="uniform", **dropout))
     network.save_towers(tmp_path, tokenizer)
     command = partial(command, discriminator=tmp_path / "discriminator")
-    online = command(loop, "online", *frozen(tmp_path))
-    files = command(corrupt.main, "files", *frozen(tmp_path))
-    offline = command(loop, "offline", "--corrupted", str(files), tokenizer=None)
-    assert_equal_weights(online, offline)
+    online = command(loop, "online", *frozen(tmp_path), *flags)
+    files = command(corrupt.main, "files", *frozen(tmp_path), *flags)
+    offline = command(loop, "offline", "--corrupted", str(files), *flags, tokenizer=None)
+    torch.testing.assert_close(weights_of(online), weights_of(offline), rtol=0, atol=0)
     assert curves_of(online) == curves_of(offline)
     assert not (offline / "generator").exists()
     assert f"detect --model {offline} --as_is" in capsys.readouterr().out
     assert (online / "generator" / "model.safetensors").exists()
     # Either goes on from its checkpoint, and not with other samples.
-    others = command(corrupt.main, "others", *frozen(tmp_path, "linear"))
-    for run, flags in ((online, frozen(tmp_path)), (offline, ["--corrupted", str(files)])):
+    others = command(corrupt.main, "others", *frozen(tmp_path, "linear"), *flags)
+    for run, source in ((online, frozen(tmp_path)), (offline, ["--corrupted", str(files)])):
+        given = [*source, *flags]
         before = weights_of(run)
         (run / "run_record.json").unlink()
         shutil.rmtree(run / "checkpoint-4")
         other = ["--temperature_decay", "0.2"] if run == online else ["--corrupted", str(others)]
         with pytest.raises(ValueError, match=r"cannot be resumed by another run: .*(corrupted|temperature_decay) was"):
-            command(loop, run.name, *flags, *other, "--resume_from_checkpoint", "latest")
+            command(loop, run.name, *given, *other, "--resume_from_checkpoint", "latest")
         with pytest.raises(ValueError, match=r"num_sequences was 16, now 20|it has 16 sequences, and this one 20"):
-            command(loop, run.name, *flags, "--resume_from_checkpoint", "latest", max_steps=5)
-        command(loop, run.name, *flags, "--resume_from_checkpoint", "latest")
+            command(loop, run.name, *given, "--resume_from_checkpoint", "latest", max_steps=5)
+        command(loop, run.name, *given, "--resume_from_checkpoint", "latest")
         assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(run).items())
 
 
@@ -454,7 +351,7 @@ def test_a_generator_of_other_tokens_is_refused(command, tmp_path, tokenizer):
     message = r"bert has other tokens than the tokenizer: where it has \('##ed', 53\), .* has \('##ing', 53\)"
     with pytest.raises(ValueError, match=message):
         command(pretrain.main, "run", *frozen(tmp_path))
-    network = masked_lm(BertConfig(**{**SIZES, "vocab_size": 60}))
+    network = masked_lm(config_of("bert", vocab_size=60))
     network.save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match="has other tokens than the tokenizer"):
         command(pretrain.main, "run", *frozen(tmp_path))

@@ -73,6 +73,10 @@ def write_tasks(directory):
     (directory / "glue" / "CoLA").mkdir()
     lines = "".join(f"gj04\t{label}\t\t{a}\n" for a, _, label in pairs)
     (directory / "glue/CoLA/dev.tsv").write_text(lines)
+    (directory / "glue" / "SST-2").mkdir()
+    for split in ("train", "dev"):
+        lines = "".join(f"{a}\t{label}\n" for a, _, label in pairs * 3)
+        (directory / f"glue/SST-2/{split}.tsv").write_text("sentence\tlabel\n" + lines)
     for split in ("train", "validation", "test"):
         lines = "".join(f"{a},{label}\n" for a, _, label in pairs)
         (directory / f"{split}.csv").write_text("review,stars\n" + lines)
@@ -81,7 +85,7 @@ def write_tasks(directory):
 @pytest.mark.slow
 def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatch):
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5)
+    (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5 + "It was terrible. It was great.\n" * 9)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     write_tasks(tmp_path)
     monkeypatch.chdir(tmp_path)

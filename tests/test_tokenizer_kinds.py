@@ -404,7 +404,7 @@ def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path
     printed = capsys.readouterr().out
     assert "of the first step, original" in printed
     assert "most likely by the generator" in printed
-    assert not re.search("[Ġ▁]", printed)
+    assert ("▁" if name.startswith("Unigram") else "Ġ") not in printed  # the other may be a letter of the text
     write_examples(tmp_path / "reviews.csv", 16, 1)
     flags = {"train_file": tmp_path / "reviews.csv", "text_column_name": "review", "label_column_name": "verdict"}
     flags |= {"model_name_or_path": tmp_path / "run", "output_dir": tmp_path / "tuned", "num_train_epochs": 1}

@@ -10,8 +10,8 @@ by one (--generator, --discriminator). Without texts and --file, lines of the st
 
 --confusion_file says what words may be confused with, in rows `wrong right right ...`; `x x` protects the word x, of
 any length. --calibrate PAIRS --false_positive_rate 0.05 --thresholds FILE chooses the thresholds; --thresholds FILE
-alone reads them. --score PAIRS corrects the column `text` of a table and scores the result by its column `right`;
---predictions FILE scores the lines of a file instead, without a model.
+alone reads them, with the same model. --score PAIRS corrects the column `text` of a table and scores the result by its
+column `right`; --predictions FILE scores the lines of a file instead, without a model.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +35,8 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.cli import run
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change
-from hf_electra_rtd.data.words import tokens_that_continue
+from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
+from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.detection import (
     ERROR_RATE,
     REPLACED_RATE,
@@ -46,6 +47,7 @@ from hf_electra_rtd.detection import (
     load_for_detection,
     log_odds,
     options_of,
+    refuse_other_thresholds,
     replaced_logits,
     run_on_texts,
 )
@@ -56,7 +58,7 @@ from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
 from hf_electra_rtd.finetuning.predict import find_model
 from hf_electra_rtd.objectives import token_log_probability
-from hf_electra_rtd.runtime import TORCH
+from hf_electra_rtd.runtime import TORCH, load_onnx
 
 
 _DRAWN = 0.15  # share of the tokens that a generator draws in pre-training
@@ -174,21 +176,9 @@ class Corrector(TextJudge):
         self.judge, self.threshold, self.margin, self.top_k = judge, threshold, margin, top_k
         self.confusions = confusions or Confusions({}, frozenset())
         size = judge.towers[0].config.vocab_size
-        self._words = [text.strip() for text in tokenizer.batch_decode([[index] for index in range(len(tokenizer))])]
-        special, continues = set(tokenizer.all_special_ids), tokens_that_continue(tokenizer)
-        self._is_letter, self._continues = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+        self._words = whole_words(tokenizer, size)
         self._han = np.zeros(size, dtype=int)  # characters of a Chinese word; 0 of others
-        for place, word in enumerate(self._words):
-            self._is_letter[place] = word.isalpha() and place not in special
-            self._han[place] = len(word) * is_han(word)
-        if continues is not None:
-            self._continues[: len(continues)] = continues
-        else:  # tokens of one kind go to the same places: with and without a space before them
-            names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-            self._continues[: len(names)] = [not name.startswith(("Ġ", "▁")) for name in names]
-        self._ids: dict[tuple[str, bool], int] = {}
-        for index in np.flatnonzero(self._is_letter):
-            self._ids.setdefault((self._words[index], bool(self._continues[index])), int(index))
+        self._han[: len(tokenizer)] = [len(word) * is_han(word) for word in self._words.texts]
 
     @classmethod
     def from_pretrained(
@@ -208,40 +198,44 @@ class Corrector(TextJudge):
         a fine-tuned model, which has learned how many words are wrong."""
         if confusion_file is not None:
             options["confusions"] = read_confusions(confusion_file)
-        if model is not None and runtime == TORCH and detector_of(model) is None and is_corrector(find_model(model)):
+        is_one = model is not None and (runtime == TORCH or Path(model).is_dir()) and detector_of(model) is None
+        if is_one and is_corrector(name := find_model(str(model))):
             if generator or discriminator or error_rate is not None or replaced_rate is not None:
                 what = "--generator, --discriminator, --error_rate and --replaced_rate are for a pair"
-                raise ValueError(f"{what}, but {model} was fine-tuned to correct. Leave them out.")
-            name = find_model(model)
-            trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
-            if torch.accelerator.is_available():
-                trained.to(torch.accelerator.current_accelerator())
+                raise ValueError(
+                    f"{what}, but {model} was fine-tuned to correct. Leave out flags and thresholds of a pair."
+                )
+            if runtime == TORCH:
+                trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
+                if torch.accelerator.is_available():
+                    trained.to(torch.accelerator.current_accelerator())
+            else:
+                trained = load_onnx(name, quantized=runtime == "onnx-int8")
             return cls(_TrainedJudge(trained), load_tokenizer(name), **options)
         fills, detector, tokenizer = load_for_detection(model, generator, discriminator, runtime=runtime)
-        odds = log_odds(ERROR_RATE if error_rate is None else error_rate)
-        shift = odds - log_odds(REPLACED_RATE if replaced_rate is None else replaced_rate)
+        error_rate = ERROR_RATE if error_rate is None else error_rate
+        replaced_rate = REPLACED_RATE if replaced_rate is None else replaced_rate
+        odds = log_odds(error_rate)
+        shift = odds - log_odds(replaced_rate)
         judge = _PairJudge(fills, detector, int(tokenizer.mask_token_id), shift, options.get("batch_size", 32))
-        return cls(judge, tokenizer, **{"margin": -odds, **options})
+        corrector = cls(judge, tokenizer, **{"margin": -odds, **options})
+        corrector.rates = {"error_rate": error_rate, "replaced_rate": replaced_rate}
+        return corrector
 
     def __call__(self, texts: str | Sequence[str]) -> Any:
         """For a text, or for each of several: `source`, `target` and `errors`, as (wrong, right, first character of
         wrong in the source); and `skipped`, why it could not be judged, if so."""
         if isinstance(texts, str):
             return self([texts])[0]
-        results: list[dict[str, Any]] = [{"source": text, "target": text, "errors": []} for text in texts]
-        owners: list[tuple[int, int]] = []
-        pieces: list[str] = []
-        for row, text in enumerate(texts):
-            found, why = self.pieces(text)
-            owners += [(row, begin) for begin, _ in found]
-            pieces += [piece for _, piece in found]
-            results[row] |= {"skipped": why} if why else {}
-        for (row, begin), errors in zip(owners, self._correct(pieces), strict=True):
+        results, pieces = self.begin(texts)
+        for (row, begin, _), errors in zip(pieces, self._correct([piece for _, _, piece in pieces]), strict=True):
             results[row]["errors"] += [(wrong, right, begin + at) for wrong, right, at in errors]
+        corrected = []
         for result in results:
-            for wrong, right, at in sorted(result["errors"], key=lambda error: -error[2]):
-                result["target"] = result["target"][:at] + right + result["target"][at + len(wrong) :]
-        return results
+            changes = ((at, at + len(wrong), right) for wrong, right, at in result["errors"])
+            target = replace_parts(result["source"], changes)
+            corrected.append({"source": result["source"], "target": target, **result})
+        return corrected
 
     def _correct(self, pieces: list[str]) -> list[list[tuple[str, str, int]]]:
         """The errors of each piece, by their places in it."""
@@ -300,26 +294,26 @@ class Corrector(TextJudge):
                     some, words, chosen, best.values.tolist(), strict=True
                 ):
                     if gain > -math.inf:
-                        found[places[row]].append(Change(unit, in_case_of(word, self._words[index]), logit, gain))
+                        right = in_case_of(word, self._words.texts[index])
+                        found[places[row]].append(Change(unit, right, logit, gain))
         return found
 
     def _may_change(self, text: str, unit: Unit, index: int, kept: Sequence[range]) -> bool:
         """Whether a unit is a word of one known token outside of what stays."""
         is_free = not any(span.start < unit.stop and unit.start < span.stop for span in kept)
         is_free = is_free and may_change(text, text[unit.start : unit.stop])
-        return is_free and unit.last - unit.first == 1 and bool(self._is_letter[index])
+        return is_free and unit.last - unit.first == 1 and bool(self._words.is_word[index])
 
     def _allowed(self, word: str, own: int) -> np.ndarray:
         """The tokens that may stand in a word's place, bool (V,)."""
-        continues, rights = bool(self._continues[own]), self.confusions.rights.get(word)
-        if rights is None:
-            rights = self.confusions.rights.get(self._words[own])
+        words, continues = self._words, bool(self._words.continues[own])
+        rights = self.confusions.rights.get(word, self.confusions.rights.get(words.texts[own]))
         if rights is not None:
-            allowed = np.zeros_like(self._is_letter)
-            known = [self._ids.get((right, continues), self._ids.get((right.lower(), continues))) for right in rights]
+            allowed = np.zeros_like(words.is_word)
+            known = [words.find(right, continues) for right in rights]
             allowed[[index for index in known if index is not None]] = True
         else:
-            allowed = self._is_letter & (self._han == self._han[own]) & (self._continues == continues)
+            allowed = words.is_word & (self._han == self._han[own]) & (words.continues == continues)
         allowed[own] = False
         return allowed
 
@@ -404,9 +398,10 @@ def main(argv: list[str]) -> None:
     if arguments.predictions:
         _score(list(read_lines(arguments.predictions)), arguments)
         return
-    names = ("generator", "discriminator", "runtime", "confusion_file", "error_rate", "replaced_rate")
+    names = ("generator", "discriminator", "runtime", "confusion_file")
     named = {name: getattr(arguments, name) for name in names}
     corrector = Corrector.from_pretrained(arguments.model, **named, **options_of(arguments, Corrector))
+    refuse_other_thresholds(corrector, arguments)
     if arguments.score:
         _score([result["target"] for result in corrector(read_pairs(arguments.score)[0])], arguments)
         return

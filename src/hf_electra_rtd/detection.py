@@ -16,7 +16,7 @@ A JSON line holds `source`; `errors`, the words above --threshold as [word, its 
 `tokens`, all words likewise; and for a text that cannot be judged `skipped`, why. Probabilities are of being wrong,
 for texts of which --error_rate is wrong. --calibrate PAIRS --false_positive_rate 0.05 --thresholds FILE writes the
 threshold that flags this share of the right sentences of PAIRS (columns `text` and `right`); --thresholds FILE alone
-reads it.
+reads it, with the same model.
 
 `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model. Native towers are
 named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
@@ -44,20 +44,21 @@ from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokeniz
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import check_ranges, run
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
 from hf_electra_rtd.detectors import detection_logits
 from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.families import max_length as longest
-from hf_electra_rtd.files import read_json, read_lines, write_text
+from hf_electra_rtd.files import hash_files, named_file, read_json, read_lines, write_text
 from hf_electra_rtd.finetuning.correction_scores import read_pairs
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
+from hf_electra_rtd.records import public
 from hf_electra_rtd.runtime import RUNTIMES, TORCH, load_onnx
-from hf_electra_rtd.towers import CONFIG_FILE, load_detector, load_masked_lm, read_config
+from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm, read_config, refuse_energies
 from hf_electra_rtd.training.console import (
     SCORES,
     ScoredToken,
@@ -84,6 +85,7 @@ def main(argv: list[str]) -> None:
     console = Console(highlight=False)
     if arguments.as_is:
         detector = Detector(discriminator, tokenizer, **options_of(arguments, Detector))
+        refuse_other_thresholds(detector, arguments)
         run_on_texts(detector, arguments, lambda result: _print_result(result, detector.threshold, console))
         return
     random = torch.Generator().manual_seed(arguments.seed)
@@ -141,18 +143,16 @@ def load_for_detection(
         graphs = [name and load_onnx(name, runtime == "onnx-int8") for name in names]
         return graphs[0], graphs[1], load_tokenizer(discriminator)
     source = discriminator or str(model)
-    home = source if discriminator is None else str(Path(discriminator).parent)
-    if discriminator is None or Path(home, CONFIG_FILE).is_file():
-        objective = read_config(home).get("objective")
-        if objective in OBJECTIVE_TRAITS and OBJECTIVE_TRAITS[objective].needs_noise:
-            what = f"--objective {objective}: its discriminator gives energies, not probabilities of being replaced"
-            raise ValueError(f"{home} was trained with {what}. Use `hf-electra-rtd score --model {home}`.")
+    refuse_energies(source)
     fills: Any = None
     if discriminator is not None:
         detector = load_detector(discriminator)
         if generator is not None and not as_is:
             fills = load_masked_lm(generator)
     else:
+        if read_config(source).get("model_type") != ElectraRTDConfig.model_type:
+            remedy = "Name a run, or its networks (--generator, --discriminator)."
+            raise ValueError(f"{source} holds no pair of networks. {remedy}")
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
             raise ValueError(f"{source} was trained with --objective {joint.config.objective}: it detects nothing.")
@@ -203,11 +203,24 @@ class TextJudge:
     """What judges texts of any length: it cuts them into pieces of at most `max_length` tokens at the ends of
     sentences, and reads `batch_size` pieces at a time."""
 
+    rates: Mapping[str, float] = {}  # that moved its probabilities: `error_rate` and `replaced_rate`, of a pair
+
     def __init__(self, towers: Sequence[Any], tokenizer: Any, batch_size: int = 32, max_length: int = 128) -> None:
-        self.tokenizer, self.batch_size = tokenizer, batch_size
+        self.towers, self.tokenizer, self.batch_size = towers, tokenizer, batch_size
         self.max_length = min([max_length, *(longest(tower.config) for tower in towers)])
         self.device = torch.device(towers[0].device)
         tokenizer.padding_side = "right"
+
+    def begin(self, texts: Sequence[str]) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]]]:
+        """For each text its `source`, without `errors` yet, and `skipped`, why it cannot be judged, if so; and all
+        pieces of texts, each behind the number of its text and its first character there."""
+        results: list[dict[str, Any]] = [{"source": text, "errors": []} for text in texts]
+        pieces: list[tuple[int, int, str]] = []
+        for row, text in enumerate(texts):
+            found, why = self.pieces(text)
+            pieces += [(row, first, piece) for first, piece in found]
+            results[row] |= {"skipped": why} if why else {}
+        return results, pieces
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
         """The pieces of a text after their first characters; or none, and why it cannot be judged."""
@@ -259,6 +272,7 @@ class Detector(TextJudge):
     ) -> None:
         super().__init__([discriminator], tokenizer, batch_size, max_length)
         self.discriminator, self.threshold = discriminator, threshold
+        self.rates = {"error_rate": error_rate, "replaced_rate": replaced_rate}
         self._shift = log_odds(error_rate) - log_odds(replaced_rate)
 
     @classmethod
@@ -275,12 +289,9 @@ class Detector(TextJudge):
         (word, its first character, probability of being wrong); and `skipped`, why it could not be judged, if so."""
         if isinstance(texts, str):
             return self([texts])[0]
-        results: list[dict[str, Any]] = [{"source": text, "errors": [], "tokens": []} for text in texts]
-        pieces: list[tuple[int, int, str]] = []
-        for row, text in enumerate(texts):
-            found, why = self.pieces(text)
-            pieces += [(row, begin, piece) for begin, piece in found]
-            results[row] |= {"skipped": why} if why else {}
+        results, pieces = self.begin(texts)
+        for result in results:
+            result["tokens"] = []
         for places, encoding, inputs in self.batches([piece for _, _, piece in pieces]):
             shares_BL = (replaced_logits(self.discriminator, inputs) + self._shift).sigmoid().tolist()
             for place, of_text, shares_L in zip(places, encoding.encodings, shares_BL, strict=True):
@@ -344,6 +355,7 @@ def options_of(arguments: argparse.Namespace, judge: Any) -> dict[str, Any]:
     """The options of a judge's class: flags that were given, and else those of --thresholds."""
     parameters = inspect.signature(judge).parameters.values()
     names = {one.name for one in parameters if one.kind == inspect.Parameter.KEYWORD_ONLY}
+    names |= {"error_rate", "replaced_rate"}
     given = {name: getattr(arguments, name, None) for name in names}
     kept = {} if arguments.thresholds is None or arguments.calibrate else read_json(arguments.thresholds)
     if wrong := [name for name in names & kept.keys() if not isinstance(kept[name], (int, float))]:
@@ -353,11 +365,38 @@ def options_of(arguments: argparse.Namespace, judge: Any) -> dict[str, Any]:
     }
 
 
+# What thresholds depend on, by its name in their file.
+_CHOSEN_FOR = {
+    "sha256": "other weights or another runtime",
+    **{name: f"another --{name}" for name in ("error_rate", "replaced_rate")},
+    "confusion_file": "another --confusion_file, or with none",
+}
+
+
+def refuse_other_thresholds(judge: TextJudge, arguments: argparse.Namespace) -> None:
+    """Raises ValueError for --thresholds that were not chosen for the weights (or graphs), rates and confusion file of
+    this judge."""
+    if arguments.thresholds is None or arguments.calibrate:
+        return
+    kept, path = read_json(arguments.thresholds), getattr(arguments, "confusion_file", None)
+    then = {**kept, "confusion_file": kept.get("confusion_file", {}).get("sha256")}
+    now = {**judge.rates, "sha256": [hash_weights(tower) for tower in judge.towers]}
+    now["confusion_file"] = None if path is None else hash_files([path])
+    for name, what in _CHOSEN_FOR.items():
+        if then.get(name) != now.get(name):
+            chosen = f"{arguments.thresholds} has the thresholds of {kept.get('model', 'no model that it names')}"
+            raise ValueError(f"{chosen}, with {what}. Choose them for this one by --calibrate.")
+
+
 def run_on_texts(judge: Any, arguments: argparse.Namespace, show: Callable[[dict[str, Any]], None]) -> None:
     """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
     texts were skipped."""
     if arguments.calibrate:
         kept = judge.calibrate(*read_pairs(arguments.calibrate), arguments.false_positive_rate)
+        kept["model"] = public(arguments.model or arguments.discriminator, "model_name_or_path")
+        kept |= {"sha256": [hash_weights(tower) for tower in judge.towers], **judge.rates}
+        given = {name: getattr(arguments, name, None) for name in ("calibrate", "confusion_file")}
+        kept |= {name: named_file(path) for name, path in given.items() if path is not None}
         write_text(arguments.thresholds, json.dumps(kept, indent=2) + "\n")
         print(json.dumps(kept))
         return
@@ -487,16 +526,22 @@ def _score(
 # ---- Printing ----
 
 
-def _print_fills(fills: list[Fill], tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
-    """The generator's proposals for each masked token."""
-    headers = ("masked", "its probability", "sampled", "most likely by the generator")
-    table = Table(*headers, box=None, padding=(0, 2, 0, 0), header_style="dim")
+FILL_COLUMNS = ("masked", "its probability", "sampled", "most likely by the generator")
+
+
+def fill_rows(fills: list[Fill], tokenizer: PreTrainedTokenizerBase) -> Iterator[tuple[str, ...]]:
+    """The generator's proposals for each masked token, in words: `FILL_COLUMNS`."""
     for fill in fills:
         names, shares = zip(fill.original, fill.sampled, *fill.proposals, strict=True)
         token, *others = (shown_tokens(tokenizer, [name], before="a")[0] for name in names)
         sampled, *proposals = (f"{name} {share:.1%}" for name, share in zip(others, shares[1:], strict=True))
-        cells = token, f"{shares[0]:.1%} (no. {fill.rank:,})", sampled, "   ".join(proposals)
-        table.add_row(*map(Text, cells))  # tokens in brackets are no markup
+        yield token, f"{shares[0]:.1%} (no. {fill.rank:,})", sampled, "   ".join(proposals)
+
+
+def _print_fills(fills: list[Fill], tokenizer: PreTrainedTokenizerBase, console: Console) -> None:
+    table = Table(*FILL_COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for row in fill_rows(fills, tokenizer):
+        table.add_row(*map(Text, row))  # tokens in brackets are no markup
     console.print(table)
     console.print()
 

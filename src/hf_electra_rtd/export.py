@@ -73,8 +73,7 @@ QUANTIZATION = {"per_channel": True, "reduce_range": True}
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TOWERS = ("detector", "generator")
 # Where outputs are of tokens, those of padding mean nothing.
-_OF_TOKENS, _OF_ANSWERS = (*_TOWERS, "tagging"), ("start_logits", "end_logits")
-_REFUSED = ("correction",)  # kinds of tasks whose outputs cannot be compared up to a tolerance
+_OF_TOKENS, _OF_ANSWERS = (*_TOWERS, "tagging", "correction"), ("start_logits", "end_logits")
 _COLUMNS = ("text_column_name", "second_text_column_name", "label_column_name")
 _LARGEST_FILE = 2**31  # bytes of a file of protocol buffers; weights of larger models lie beside it
 _LONGEST = 512  # tokens of the sequences that are compared
@@ -174,10 +173,10 @@ def _open_tower(place: str) -> Source:
 
 
 def _open_classifier(place: str) -> Source:
-    kind = read_config(place)["fine_tuned_for"]["task"]["kind"]
-    if kind in _REFUSED:
-        what = f"{place} is a model for {kind}, which gives tokens and not scores"
-        raise ValueError(f"{what}: it is not exported. Use it with torch.")
+    task = read_config(place)["fine_tuned_for"]["task"]
+    kind = task["kind"]
+    if task.get("label_words"):
+        raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
     classifier = Classifier(place, use_cpu=True)
     model = classifier.model
     if hasattr(model, "merge_and_unload"):  # adapters
@@ -211,7 +210,7 @@ class _Graph(nn.Module):
         if self.kind == "detector":
             z_BL = detectors.detection_logits(self.model, **inputs)
             return {"logits": torch.stack([torch.zeros_like(z_BL), z_BL], dim=-1)}
-        outputs = self.model(**inputs)
+        outputs = self.model(**inputs, **({"whole": True} if self.kind == "correction" else {}))
         return {name: outputs[name] for name in OnnxOutput.__dataclass_fields__ if outputs.get(name) is not None}
 
 
@@ -361,7 +360,7 @@ def _compare(
     ValueError."""
     differences, sizes = [], []
     for batch in batches:
-        ours, theirs = models[TORCH](**batch), models["onnx"](**batch)
+        ours, theirs = models[TORCH](**batch), models["onnx"](**batch, whole=True)
         for name, wanted in ours.items():
             of_tokens = source.kind in _OF_TOKENS or name in _OF_ANSWERS
             real = batch["attention_mask"].bool() if of_tokens else slice(None)

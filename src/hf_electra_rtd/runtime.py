@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from transformers.utils import ModelOutput
 
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.ops import best_and_lead
 from hf_electra_rtd.records import ExportRecord, count_cores
 
 
@@ -35,16 +36,19 @@ class OnnxOutput(ModelOutput):
     start_logits: Tensor | None = None
     end_logits: Tensor | None = None
     answerable_logits: Tensor | None = None
+    detection_logits: Tensor | None = None
 
 
 class OnnxModel(nn.Module):
-    """A graph of an exported model. `config` is that of the model.
+    """A graph of an exported model. `config` is that of the model, `sha256` the hash of a graph by `load_onnx`.
 
     Args:
         path: the graph's file.
         config: that of the model.
         threads: of one call; by default those that torch uses.
     """
+
+    sha256: str | None = None
 
     def __init__(self, path: str | os.PathLike[str], config: Any, threads: int | None = None) -> None:
         super().__init__()
@@ -69,9 +73,10 @@ class OnnxModel(nn.Module):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
+        whole: bool = False,
     ) -> OnnxOutput:
         """As the model itself is called; what is not given is as there: all tokens are real, and of type 0. Positions
-        count from the first token: the graph holds them."""
+        count from the first token: the graph holds them. `whole` is for models of correction, as there."""
         given = {
             "input_ids": input_ids,
             "attention_mask": torch.ones_like(input_ids) if attention_mask is None else attention_mask,
@@ -80,7 +85,10 @@ class OnnxModel(nn.Module):
         feed = {name: given[name].cpu().long().numpy() for name in self.input_names}
         found = self._session.run(None, feed)
         tensors = (torch.from_numpy(array).to(input_ids.device) for array in found)
-        return OnnxOutput(**dict(zip(self.output_names, tensors, strict=True)))
+        output = OnnxOutput(**dict(zip(self.output_names, tensors, strict=True)))
+        if output.detection_logits is None or output.logits is None or whole:
+            return output
+        return OnnxOutput(best_and_lead(output.logits, input_ids))
 
 
 def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None) -> OnnxModel:
@@ -96,4 +104,6 @@ def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, thread
     record.check_files(directory, graph)
     if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
         raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")
-    return OnnxModel(directory / graph, AutoConfig.from_pretrained(directory), threads)
+    model = OnnxModel(directory / graph, AutoConfig.from_pretrained(directory), threads)
+    model.sha256 = record.files[graph]
+    return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def flag_words(**flags) -> list[str]:
     for name, value in {"use_cpu": True, "disable_tqdm": True, **flags}.items():
         words += [] if value is None else [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
     return words
+
+
+def read_lines(source: Path | str) -> list:
+    """A file or text of JSON lines."""
+    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+    return [json.loads(line) for line in text.splitlines()]
 
 
 def run_finetune(**flags) -> int:

@@ -236,10 +236,8 @@ def test_a_second_run_finds_the_examples_in_the_cache_unless_the_file_changed(tm
     ("where", "lines", "message"),
     [
         ("cola dev CoLA/dev.tsv", ["a\t0\t*\tx", "b\t1"], r"dev\.tsv, line 2 has 2 columns instead of 4"),
-        ("cola dev CoLA/dev.tsv", ["a\tyes\t*\tx"], r"dev\.tsv, line 1: there is no label 'yes'. Known labels"),
         ("rte dev RTE/dev.tsv", [f"{RTE}\tlabel", "a\tb\tentailmen"], "line 2.*Did you mean 'entailment'"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentenc2\tlabel", "a\tb\tc"], "no column 'sentence2'. Did you mean"),
-        ("rte train RTE/train.tsv", ["sentence1\tsentence2", "a\tb"], "line 2: there is no column 'label'"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel"], r"dev\.tsv cannot be read: it has no row"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel", "a\tb\t"], "no row is labeled"),
         ("ocnli dev ocnli/dev.json", [PAIR | {"label": "-"}], "no row for the split 'dev' of OCNLI .1 skipped"),
@@ -247,16 +245,8 @@ def test_a_second_run_finds_the_examples_in_the_cache_unless_the_file_changed(tm
         ("lcqmc dev lcqmc/other.tsv", [], r"no file for its split 'dev' in .*lcqmc/dev\.tsv, lcqmc/dev\.txt"),
         ("afqmc dev afqmc/dev.json", [PAIR | {"label": "0"}, "{"], r"dev\.json, line 2 cannot be read: Expecting"),
         ("tnews dev tnews/dev.json", [r'{"sentence": "\ud83d", "label": 101}'], "surrogates not allowed"),
-        ("csl dev csl/dev.json", [ABSTRACT | {"label": "1", "abst": 3}], "column 'abst' holds 3, which is not text"),
         ("drcd dev drcd/dev.json", ["{}"], r"dev\.json cannot be read: 'data'. It must be in the format squad"),
-        (
-            "c3 dev c3/dev.json",
-            [json.dumps([[["a"], [C3[1][0] | {"answer": "睡"}], "x"]])],
-            "there is no choice '睡'. Known choices: 工作, 旅行",
-        ),
-        ("cluener2020 dev cluener/dev.json", [entities(nam={"叶": [[0, 0]]})], "line 1.*Did you mean 'B-name'"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-NP", "is VBZ"], "line 2 has 2 columns"),
-        ("conll2000 train conll2000/train.txt", ["He PRP B-XP"], r"line 1: there is no label 'B-XP'"),
         ("conll2000 train conll2000/train.txt.gz", ["no"], "cannot be read: Not a gzipped.*in the format conll"),
         ("lcqmc dev lcqmc/dev.tsv", ["问一\t问二\t1".encode("gbk")], "It must be in the format tsv, in UTF-8"),
         ("lcqmc dev", [], r"no file for its split 'dev' \(--data_dir\). Looked for lcqmc/dev\.tsv"),
@@ -386,11 +376,8 @@ def test_labels_are_those_of_the_training_examples_in_order(tmp_path, values, la
         (["1", "1.0"], "2 different numbers"),
         (["a", "b", "nan"], "6 examples have the label 'nan'.*--labels"),
         (["a", "b", "None"], "6 examples have the label 'None'"),
-        (["1", "2", "NA"], "6 examples have the label 'NA'"),
         (["a", "b", ""], "6 examples have no label.*--labels"),
-        (["a", "b", None], "6 examples have no label"),
         (["10", "9", "x"], "the label '10' is a number, and 'x' is not"),
-        ([True, 1], "the label '1' is a number, and 'true' is not"),
         ([0.5, 1.5], "label 0.5 is not text.*--task_kind regression"),
     ],
 )
@@ -515,17 +502,12 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_file": None}, "either files .* or a --dataset"),
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
         ({"dataset_splits": ["train=train"]}, "--dataset_splits is for --dataset"),
-        ({"validation_file": "{w}", "validation_share": 0.2}, "--validation_share .* a dev split is given"),
         ({"train_file": None, "test_file": "{w}", "validation_share": 0.2}, "there is no training split"),
         ({"task_kind": "tagging", "second_text_column_name": "x"}, "no place in tagging"),
-        ({"task_kind": "regression", "labels": ["a", "b"]}, "there are none in regression"),
         ({"labels": ["a", "a"]}, "two or more different"),
-        ({"metrics": ["acuracy"]}, "Did you mean 'accuracy'"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 needs two labels, but there are 3"),
-        ({"label_column_name": "text"}, "15 different labels for 15 examples"),
         (
             {"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5},
             "no row for the split 'dev' of t with --validation_share 0.5",
@@ -542,15 +524,11 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"train_file": "open.csv"}, "unexpected end of data. It must be in the format csv"),
         ("colums: [a]", "no field 'colums'. Did you mean 'columns'"),
         ("kind: clasification", "no kind 'clasification'. Did you mean 'classification'"),
-        ("format: tvs", "no format 'tvs'. Did you mean 'tsv'"),
         ("epochs: three", "t.yaml: epochs cannot be 'three'"),
-        ("title: [a]", r"title cannot be \['a'\]"),
         ("validation_share: 1.5", "validation_share is 1.5"),
         ("benchmark: glue", "no field 'benchmark'"),
-        ("files: {training: a.csv}", "no split 'training'"),
         ("files: {dev: a.csv}\nlabels: [no, no]", "two or more different classes"),
         ("- a", "t.yaml.* cannot be read: .* It must hold fields of a task"),
-        ("title: T", "either files .* or a --dataset"),
     ],
     ids=str,
 )
@@ -607,13 +585,9 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
         ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
-        ("multiple_choice", OPTIONS | {"label": 2}, "there is no choice 2"),
         ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
-        ("multiple_choice", {"question": "x", "label": 0}, r"its choices \[\] are not"),
         ("multiple_choice", OPTIONS | {"label": 1, "choices": ["", "x", "y"]}, "not two or more texts"),
         ("multiple_choice", OPTIONS | {"label": "2", "choices": ["2", "4", "0"]}, "and the index of another"),
-        ("question_answering", {}, "no column 'answers'"),
-        ("multi_label", {"text": "x", "label": "c"}, "no label 'c'"),
     ],
     ids=str,
 )
@@ -705,28 +679,15 @@ def test_the_tasks_of_the_examples_are_valid(path, monkeypatch):
     assert all(Path(file).parent == path.parent for files in task.files.values() for file in files)
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "sizes"),
-    [
-        ("korquad", {f"KorQuAD_v1.0_{split}.json": [squad(WHO)] for split in ("train", "dev")}, [1, 1]),
-        (
-            "nsmc",
-            {
-                f"ratings_{split}.txt": ["id\tdocument\tlabel", *(f"{n}\tx{n}\t{n % 2}" for n in range(9))]
-                for split in ("train", "test")
-            },
-            [7, 2],
-        ),
-    ],
-)
-def test_a_task_in_a_file_needs_no_flags_and_its_data_lie_beside_it(name, rows, sizes, tmp_path, monkeypatch):
-    shutil.copy(EXAMPLES / f"{name}.yaml", tmp_path)
-    for file, lines in rows.items():
-        write(tmp_path, file, lines)
+def test_a_task_in_a_file_needs_no_flags_and_its_data_lie_beside_it(tmp_path, monkeypatch):
+    shutil.copy(EXAMPLES / "nsmc.yaml", tmp_path)
+    for split in ("train", "test"):
+        rows = [f"{n}\tx{n}\t{n % 2}" for n in range(9)]
+        write(tmp_path, f"ratings_{split}.txt", ["id\tdocument\tlabel", *rows])
     monkeypatch.chdir(tmp_path)
-    task = own_task(None, OwnTaskArguments(task_file=f"{name}.yaml"))
+    task = own_task(None, OwnTaskArguments(task_file="nsmc.yaml"))
     monkeypatch.chdir("/")
-    assert [len(split.examples) for split in load_task(task, None).values()] == sizes
+    assert [len(split.examples) for split in load_task(task, None).values()] == [7, 2]
 
 
 # ---- A run's splits ----

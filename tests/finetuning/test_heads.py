@@ -14,15 +14,10 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    BertConfig,
-    BertForMaskedLM,
-    BertForPreTraining,
-    BertModel,
     ElectraConfig,
     ElectraForPreTraining,
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
-    ElectraModel,
     PreTrainedConfig,
     T5Config,
 )
@@ -43,7 +38,6 @@ CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassificat
 ANSWERS, CHOICE = AutoModelForQuestionAnswering, AutoModelForMultipleChoice
 LABELS = ("entailment", "neutral", "contradiction")
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 10, 11, 12, 3]])
-AUTO_CLASSES = [(CLASSES, LABELS, (2, 3)), (CLASSES, (), (2, 1)), (TAGS, LABELS, (2, 5, 3))]
 
 
 def electra_config(**options):
@@ -53,16 +47,12 @@ def electra_config(**options):
     )
 
 
-def bert_config():
-    return BertConfig(vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-
-
 def saved(model, directory):
     model.save_pretrained(directory)
     return directory
 
 
-ELECTRA, BERT = ElectraForPreTraining(electra_config()), BertModel(bert_config())
+ELECTRA = ElectraForPreTraining(electra_config())
 
 
 @pytest.fixture
@@ -78,20 +68,6 @@ def same_tensors(one, other):
 @torch.no_grad()
 def logits(model):
     return model.eval()(IDS).logits
-
-
-@pytest.mark.parametrize(("auto_class", "labels", "shape"), AUTO_CLASSES)
-@pytest.mark.parametrize(
-    "saved_as", [ElectraForPreTraining, ElectraModel, BertForMaskedLM, BertForPreTraining, BertModel]
-)
-def test_the_whole_encoder_comes_from_the_source_with_or_without_its_pooler(
-    tmp_path, saved_as, auto_class, labels, shape
-):
-    source = saved_as(bert_config() if "Bert" in saved_as.__name__ else electra_config())
-    model = load_with_head(auto_class, saved(source, tmp_path), labels=labels)
-    assert same_tensors(model.base_model.encoder, source.base_model.encoder)
-    assert same_tensors(model.base_model.embeddings, source.base_model.embeddings)
-    assert logits(model).shape == shape
 
 
 def test_weights_are_float32_and_in_training_mode_whatever_the_file_holds(tmp_path):
@@ -183,7 +159,6 @@ def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_ref
 @pytest.mark.parametrize(
     ("source", "auto_class", "head", "message"),
     [
-        (BERT, CLASSES, "paper", "no --head paper for BertForSequenceClassification"),
         (ELECTRA, TAGS, "paper", "no --head paper for ElectraForTokenClassification"),
         (ELECTRA, CHOICE, "paper", "no --head paper for ElectraForMultipleChoice"),
         (T5Config(), CHOICE, "transformers", "no AutoModelForMultipleChoice for .*'t5'"),

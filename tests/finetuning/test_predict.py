@@ -13,14 +13,10 @@ from transformers import AutoModelForSequenceClassification
 from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
 from hf_electra_rtd.finetuning import predict
-from tests.finetuning.conftest import run_finetune
+from tests.finetuning.conftest import read_lines, run_finetune
 
 
 TEXTS = ["the old river", "a mill", "the garden was old and the night was young"]
-
-
-def lines_of(text: str) -> list:
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -30,7 +26,7 @@ def predicted(capsys):
     def predicted(model, *flags) -> list:
         capsys.readouterr()
         assert predict.main(["--model_name_or_path", str(model), "--use_cpu", *map(str, flags)]) == 0
-        return lines_of(capsys.readouterr().out)
+        return read_lines(capsys.readouterr().out)
 
     return predicted
 
@@ -41,9 +37,9 @@ def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_
     (tmp_path / "new.csv").write_text("".join(f"{number or ''},{row}\n" for number, row in enumerate(rows)))
     flags = ["--file", tmp_path / "new.csv", "--text_column_name", "review", "--output_file", tmp_path / "out.jsonl"]
     assert predicted(directory / "run", *flags) == []
-    lines = lines_of((tmp_path / "out.jsonl").read_text())
+    lines = read_lines(tmp_path / "out.jsonl")
     (path,) = (directory / "run").glob("reviews/*/model")
-    before = lines_of((path.parent / "predictions_test.jsonl").read_text())
+    before = read_lines(path.parent / "predictions_test.jsonl")
     assert [line["label"] for line in lines] == [line["prediction"] for line in before]
     assert [line[""] for line in lines] == [str(number) for number in range(1, 21)]
     model = AutoModelForSequenceClassification.from_pretrained(path).eval()

@@ -75,27 +75,8 @@ def test_numbers_are_correlated_as_sums_and_ranks_do(rows):
 def test_no_finite_numbers_give_nan_or_a_warning(rows):
     found = score_labels(["pearson", "spearman"], *(np.array(column, np.float32) for column in rows))
     assert all(-1.0000001 <= value <= 1.0000001 for value in found.values())
-
-
-def test_numbers_that_differ_by_rounding_only_count_as_constant():
-    predictions = [1.0, 1.0 + 2**-52, 1.0, 1.0]
-    assert score_labels(["pearson"], predictions, [1.0, 2.0, 3.0, 4.0]) == {"pearson": 0.0}
-
-
-@pytest.mark.parametrize(
-    ("tags", "chunks"),
-    [
-        ("B-NP I-NP O B-VP", {(0, 2, "NP"), (3, 4, "VP")}),
-        ("B-NP B-NP I-NP", {(0, 1, "NP"), (1, 3, "NP")}),
-        ("I-NP I-NP", {(0, 2, "NP")}),  # no B-: as IOB1
-        ("O I-NP O I-NP", {(1, 2, "NP"), (3, 4, "NP")}),
-        ("B-NP I-VP I-VP", {(0, 1, "NP"), (1, 3, "VP")}),  # another type begins another chunk
-        ("B-a-b I-a-b I-a", {(0, 2, "a-b"), (2, 3, "a")}),
-        ("", set()),
-    ],
-)
-def test_chunks_are_those_of_conlleval(tags, chunks):
-    assert find_chunks(tags.split()) == chunks
+    constant = [1.0, 1.0 + 2**-52, 1.0, 1.0]  # but for rounding
+    assert score_labels(["pearson"], constant, [1.0, 2.0, 3.0, 4.0]) == {"pearson": 0.0}
 
 
 def chunks_by_boundaries(tags):
@@ -114,7 +95,7 @@ def chunks_by_boundaries(tags):
     return {(start, end, cut[end][1]) for start, end in zip(starts, ends, strict=True)}
 
 
-TAG = st.sampled_from(["O", "B-x", "I-x", "B-y", "I-y"])
+TAG = st.sampled_from(["O", "B-x", "I-x", "B-x-y", "I-x-y"])
 SENTENCE = st.lists(st.tuples(TAG, TAG) | TAG.map(lambda tag: (tag, tag)), min_size=1, max_size=8)
 
 
@@ -126,6 +107,7 @@ def test_tags_are_scored_as_counting_chunks_does(rows):
         {(row, *chunk) for row, tags in enumerate(column) for chunk in chunks_by_boundaries(tags)}
         for column in (predictions, references)
     )
+    assert all(find_chunks(tags) == chunks_by_boundaries(tags) for tags in references)
     _, found = tag_report(predictions, references)
     words = [pair for row in rows for pair in row]
     assert found["accuracy"] == pytest.approx(sum(one == other for one, other in words) / len(words))
@@ -163,24 +145,19 @@ def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
 @pytest.mark.parametrize(
     ("language", "prediction", "answers", "exact", "f1"),
     [
-        ("en", "Denver Broncos", ["Denver Broncos"], 1, 1),
         ("en", "the denver  BRONCOS!", ["Denver Broncos"], 1, 1),  # case, article, punctuation, spaces
         ("en", "Broncos", ["Denver Broncos"], 0, 2 / 3),
         ("en", "the Denver Broncos team", ["Denver Broncos"], 0, 4 / 5),
         ("en", "Broncos", ["Denver Broncos", "Broncos", "Carolina"], 1, 1),  # the best of several
         ("en", "Denver and Carolina", ["Denver Broncos", "Carolina Panthers in Denver"], 0, 4 / 7),
-        ("en", "Panthers", ["Denver Broncos"], 0, 0),
         ("en", "dog dog cat", ["dog cat cat"], 0, 2 / 3),  # words count as often as they stand
         ("en", "U.S.", ["US"], 1, 1),
         ("en", "well-known", ["wellknown"], 1, 1),  # punctuation goes without a space
-        ("en", "$1,000", ["1000"], 1, 1),
         ("en", "theatre an anthem", ["theatre anthem"], 1, 1),  # articles as whole words only
         ("en", "a.b", ["b"], 0, 0),  # punctuation before articles: "ab"
         ("en", "naïve café", ["Naïve Café"], 1, 1),
         ("en", "“quoted”", ["quoted"], 0, 0),  # only ASCII punctuation goes
-        ("en", "ÀÉ", ["àé"], 1, 1),
         ("en", "", ["Denver"], 0, 0),
-        ("ko", "이순신 장군", ["이순신 장군"], 1, 1),
         ("ko", "이순신", ["이순신 장군"], 0, 6 / 8),  # characters: 3 of 3, and 3 of 5
         ("ko", "이순신장군", ["이순신 장군"], 0, 1),  # spaces count for the exact match alone
         ("ko", "군장 신순이", ["이순신 장군"], 0, 1),  # in any order
@@ -188,13 +165,8 @@ def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
         ("ko", "난중일기(亂中日記)", ["난중일기 亂中日記"], 1, 1),  # a bracket is a space
         ("ko", "the A.B", ["the ab"], 1, 1),
         ("ko", "the a", ["a"], 0, 2 / 5),  # articles stay
-        ("ko", "서울", ["부산"], 0, 0),
-        ("zh", "北京市", ["北京市"], 1, 1),
         ("zh", "北京市。", ["《北京》市"], 1, 1),  # punctuation does not count
-        ("zh", "北京", ["北京市"], 0, 4 / 5),
-        ("zh", "北京", ["上海", "北京"], 1, 1),
         ("zh", "北市", ["北京市"], 0, 2 / 5),  # one run without gaps, not a subsequence
-        ("zh", "京北", ["北京"], 0, 1 / 2),  # order counts
         ("zh", "光荣和ω-force", ["光荣和Ω-Force"], 1, 1),
         ("zh", "iphone手机", ["iPhone 手机"], 0, 1),  # a word is one unit; spaces count for exact match only
         ("zh", "iphone手机", ["iPad手机"], 0, 2 / 3),
@@ -211,7 +183,6 @@ def test_sets_of_labels_have_micro_and_macro_f1_and_an_exact_match():
         ("zh", "１２年", ["12年"], 0, 1 / 2),
         ("zh", "。", ["，"], 1, 0),  # noqa: RUF001  nothing is left of either: no run to share
         ("zh", "", ["北京"], 0, 0),
-        ("zh", "臺灣", ["台灣"], 0, 1 / 2),
         ("zh", "𠮷野家", ["野家"], 0, 4 / 5),  # beyond U+9FA5: a word
     ],
 )
@@ -254,10 +225,7 @@ def test_above_the_threshold_a_question_counts_as_unanswered():
 
 
 QUESTIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["", "cat", "big cat", "dog"]),
-        st.sampled_from([(), ("cat",), ("dog", "big dog")]),
-    ),
+    st.tuples(st.sampled_from(["", "cat", "big cat", "dog"]), st.sampled_from([(), ("cat",), ("dog", "big dog")])),
     min_size=1,
     max_size=12,
 )
@@ -313,13 +281,9 @@ def of_numbers(*rows):
         *((score, [], [], "nothing to score") for score in (of_labels, tag_report, score_answers, squad_v2, cmrc)),
         *((s, ["x"], [["x"], ["y"]], "1 predictions for 2 references") for s in (of_labels, tag_report, cmrc)),
         (of_labels, ["a", "c"], ["a", "b"], "'c' is none of the labels a, b"),
-        (of_labels, ["a"], ["d"], "'d' is none of the labels"),
         (of_numbers, [1.0, math.nan], [1.0, 2.0], "pearson needs finite numbers"),
-        (of_numbers, [1.0, 2.0], [math.inf, 2.0], "pearson needs finite numbers"),
         (tag_report, [["O"], ["O"]], [["O"], ["O", "O"]], "Sentence 1 has 1 predicted tags for 2 words"),
         (tag_report, [["O", "S-x"]], [["O", "O"]], "Word 1: 'S-x' is not a BIO tag"),
-        (tag_report, [["B"]], [["O"]], "Word 0: 'B' is not a BIO tag"),
-        (tag_report, [["O-x"]], [["O"]], "Word 0: 'O-x' is not a BIO tag"),
         *((score, ["x", ""], [["x"], []], r"no answer.*SQuAD 2\.0") for score in (score_answers, cmrc)),
         (lambda *rows: squad_v2(*rows, [0.1]), ["x", ""], [["x"], []], "for each of the 2 questions"),
         (lambda *rows: squad_v2(*rows, [0.1, math.nan]), ["x", ""], [["x"], []], "a finite no_answer_score"),

@@ -187,8 +187,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return {}
             case _, ["api", "collections", *slug]:
                 return self._collection("/".join(slug[:2]), asked)
-            case "POST", ["cas", "v1", "xorbs" | "shards", *_]:
-                return {"was_inserted": True, "result": 1}
             case method, ["api", "models", owner, name, *rest]:
                 return self._repository(method, f"{owner}/{name}", rest, asked)
             case "GET" | "HEAD", [owner, name, "resolve", revision, *path]:
@@ -226,8 +224,6 @@ class _Handler(BaseHTTPRequestHandler):
                 commit = repository.find(rest[1] if rest else "main")
                 files = [{"rfilename": path} for path in commit.tree]
                 return {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": files}
-            case "GET", ["xet-write-token", _]:
-                return {"casUrl": f"{self.hub.endpoint}/cas", "exp": int(time.time()) + 3600, "accessToken": "xet"}
             case "GET", ["commits", revision]:
                 more = {"message": "", "authors": [], "date": "2020-01-01T00:00:00.000Z"}
                 history = reversed(repository.branches[revision])
@@ -261,7 +257,7 @@ class _Handler(BaseHTTPRequestHandler):
             if kind == "deletedFile":
                 del tree[value["path"]]
             elif kind == "lfsFile":
-                tree[value["path"]] = self.hub.objects.get(value["oid"], b"by Xet")
+                tree[value["path"]] = self.hub.objects[value["oid"]]
             else:
                 tree[value["path"]] = base64.b64decode(value["content"])
         return repository.commit(branch, header["value"]["summary"], tree).oid
@@ -271,7 +267,7 @@ class _Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch):
     """A running [`FakeHub`] in place of the Hub; maria is logged in, and no pause takes time."""
     fake = FakeHub()
-    for name, value in (("ENDPOINT", fake.endpoint), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True)):
+    for name, value in (("ENDPOINT", fake.endpoint), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", False)):
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", fake.endpoint)  # both were made of ENDPOINT at import
     address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", fake.endpoint)

@@ -4,20 +4,13 @@ from pathlib import Path
 import pytest
 import transformers
 import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
 from transformers import ElectraConfig
 
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.publishing.card import (
-    PROJECT_URL,
-    CardArguments,
-    eval_results_files,
-    fine_tuned_card,
-    model_card,
-    pretraining_card,
-)
+from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, model_card, pretraining_card
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import FractionRecord
 from hf_electra_rtd.tasks import get_task
@@ -172,7 +165,6 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
     ]
     own = evaluation_record(benchmark="own")
     assert "model-index" not in evaluated([own])[0]
-    assert eval_results_files([own]) == {}
 
 
 def test_published_figures_stand_beside_models_of_a_named_size_only():
@@ -264,7 +256,7 @@ def test_a_run_with_the_papers_recipe_is_not_said_to_differ_from_it(size):
 
 
 BEGUN = {"training": {"max_steps": 7300}, "steps": 1825, "sequences": 29200, "tokens": 3_737_600}
-PART = ["step 1,825 of 7,300 (25.00 % of the run)", "on 3,737,600 tokens", "Expect less of it"]
+PART = ["step 1,825 of 7,300 (25.00 % of the run)", "on 3,737,600 tokens", "Expect weaker results"]
 
 
 @pytest.mark.parametrize(
@@ -324,6 +316,7 @@ def test_languages_are_those_of_the_flags_or_the_code_of_the_task(of_the_task, g
         ([*runs(), evaluation_record("rte")], False, "several tasks or models"),
         ([*runs(), *runs(scores=(0.5,))], False, "several runs with seed 42"),
         (runs(), True, "--base_model"),
+        (runs(arguments={"label_words": {"no": "old"}}), False, "of the kind label words are not published"),
     ],
 )
 def test_what_cannot_be_one_card_is_refused(records, adapter, message):
@@ -334,15 +327,6 @@ def test_what_cannot_be_one_card_is_refused(records, adapter, message):
 def test_two_settings_of_one_task_are_no_published_figure():
     first = evaluation_record("rte", 42, 0.5)
     other = evaluation_record("rte", 42, 0.6, arguments={**first.arguments, "learning_rate": 1e-5})
-    for publishes in (evaluated, eval_results_files):
-        with pytest.raises(ValueError, match=r"rte: .* several settings.*learning_rate 1e-05.*--compared"):
-            publishes([first, other])
+    with pytest.raises(ValueError, match=r"rte: .* several settings.*learning_rate 1e-05.*--compared"):
+        evaluated([first, other])
     assert "50.0" in evaluated([first], compared=[other])[1]
-
-
-def test_evaluation_files_are_those_of_the_hub():
-    files = eval_results_files([*runs("mrpc", (0.6, 0.8, 0.7)), *runs("cola", (None,), metric="matthews")])
-    assert files.keys() == {".eval_results/mrpc.yaml"}
-    (entry,) = parse_eval_result_entries(yaml.safe_load(files[".eval_results/mrpc.yaml"]))
-    assert (entry.dataset_id, entry.task_id, entry.value) == ("nyu-mll/glue", "mrpc", 0.7)
-    assert "median of 3 fine-tuning runs" in entry.notes

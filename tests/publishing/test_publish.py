@@ -81,14 +81,13 @@ def test_each_network_is_a_private_repository_with_a_branch_for_each_fraction_an
         assert files["model.safetensors"] == (runs / "run" / part / "model.safetensors").read_bytes()
         assert card(hub, repo_id, branch).data.license == "mit"
     assert all(repository.private for repository in hub.repositories.values())
-    for _ in range(2):  # with the collection in the cards; then nothing has changed
-        assert send(runs / "run") == 0
-    assert hub.asked(COMMIT) == 2 * len(there)
+    assert send(runs / "run") == 0
+    assert hub.asked(COMMIT) == len(there)  # nothing has changed
     ((slug, collection),) = hub.collections.items()
     assert collection["private"]
     assert [item["id"] for item in collection["items"]] == [DISCRIMINATOR, GENERATOR]
     text = card(hub, DISCRIMINATOR).text
-    assert f"(https://huggingface.co/collections/{slug})" in text
+    assert f"(https://huggingface.co/{slug.partition('/')[0]}/collections)" in text
     assert f'from_pretrained("{DISCRIMINATOR}", revision="step-2")' in text
     assert f"{GENERATOR})" in text
 
@@ -99,7 +98,6 @@ def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
     assert send(runs / "run", "--dry_run", *parts) == 0
     assert hub.requests == []
     told = capsys.readouterr().out
-    hub.fail("collections", status=403)  # its address would be in the cards that are sent
     assert send(runs / "run", *parts) == 0
     sent = hub.everything()
     assert re.findall(r"^(\S+), branch (\S+):", told, re.MULTILINE) == list(sent)
@@ -111,7 +109,7 @@ def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
 
 def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs, hub, caplog):
     shutil.copytree(next((runs / "halfway").glob("reviews")), runs / "tuned/films")
-    assert send(runs / "tuned", "--base_model", DISCRIMINATOR, "--eval_results", "True") == 0
+    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
     ((key, files),) = hub.everything().items()
     assert key == (f"{PREFIX}-reviews", "main")
     (kept,) = (runs / "tuned").glob("reviews/*/model")
@@ -183,7 +181,7 @@ def test_card_only_uploads_cards_and_results_and_leaves_every_other_file(runs, h
 
 def test_a_private_run_stays_out_of_a_public_collection(runs, hub, caplog):
     assert send(runs / "run", "--private", "False", "--revisions", "False") == 0
-    ((slug, collection),) = hub.collections.items()
+    (collection,) = hub.collections.values()
     assert not collection["private"]
     collection["items"].clear()
     for repository in hub.repositories.values():
@@ -191,7 +189,6 @@ def test_a_private_run_stays_out_of_a_public_collection(runs, hub, caplog):
     assert send(runs / "run", "--private", "True", "--revisions", "False") == 0
     assert "The collection tiny is public" in caplog.text
     assert collection["items"] == []
-    assert f"/collections/{slug}" not in card(hub, DISCRIMINATOR).text
 
 
 def test_what_was_interrupted_is_sent_by_resume(runs, hub, monkeypatch):
@@ -238,31 +235,20 @@ def note(text):
     ("name", "content", "message"),
     [
         ("run/generator/tokenizer.json", note(PLANTED), "it holds a token of the Hub"),
-        ("run/generator/vocab.txt", note(PLANTED), "it holds a token of the Hub"),
-        (GENERATION, note("see /home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
         (GENERATION, note("a\n/home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
         (GENERATION, b'{"a": "/home/ada/notes.txt", "a": "b"}', "a name stands twice in it"),
         (GENERATION, note(r"C:\data"), r"it holds C:\data"),
         (GENERATION, note(r"\\server\share\ada"), r"it holds \\server\share"),
         (GENERATION, note("../../ada/notes.txt"), "it holds ../../ada"),
-        (GENERATION, note("https://example.org/a?b=c&token=abc"), "it holds a secret (&token=...)"),
         (GENERATION, note("https://ada:abc@example.org/a"), "it holds a user or password in an address"),
-        (GENERATION, note("WANDB_API_KEY=abc"), "it holds a secret (WANDB_API_KEY=...)"),
         ("run/generator/config.json", br'{"a": "https:\/\/ada:abc@b.c"}', "it holds a user or password"),
-        ("run/generator/config.json", b"{", "cannot be read"),
-        ("run/generator/config.json", b"[]", "cannot be read"),
         ("run/generator/config.json", b'{"id2label": "x"}', "cannot be read"),
         ("run/generator/tokenizer.json", b'"\xff"', "cannot be read"),
         ("run/generator/tokenizer.json", None, NOWHERE),
         ("run/generator/tokenizer.json", FIFO, "cannot be read: it is no ordinary file"),  # beside vocab.txt
-        ("run/generator/spiece.model", None, NOWHERE),
         ("run/generator/model.safetensors", None, NOWHERE),
-        ("run/fractions/50/fraction.json", None, NOWHERE),
         ("run/training_curves.png", None, NOWHERE),
-        ("run/run_record.json", None, NOWHERE),
-        ("run/publish.json", None, NOWHERE),
         ("tuned/reviews/seed_43/evaluation_record.json", None, NOWHERE),
-        ("tuned/reviews/seed_43/evaluation_record.json", FIFO, "cannot be read: it is no ordinary file"),
         ("adapted/reviews/seed_42/model", None, "holds no model.safetensors"),
     ],
 )  # fmt: skip
@@ -304,16 +290,10 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         ([], "--run OUTPUT_DIR"),
         (["--run", "{run}"], "--hub_model_id ORG/NAME"),
         (["--run", "{run}", "--hub_model_id", "tiny"], "give the owner.*ORG/NAME"),
-        (["--run", "{run}", "--hub_model_id", "lab/a b"], "Repo id must use alphanumeric"),
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from_checkpoint"),
         (["--run", "{run}", "--resume"], "never published"),
-        (["--run", "{run}", "--hub_model_id", PREFIX, "--base_model", "a/b"], "--base_model has no meaning"),
-        (["--run", "{run}", "--hub_model_id", PREFIX, "--eval_results", "True"], "--eval_results has no meaning"),
-        (["--run", "{run}", "--hub_model_id", PREFIX, "--compared", "{run}/../tuned"], "--compared has no meaning"),
         (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--revisions", "False"], "--revisions has no meaning"),
-        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--evaluations", "{run}"], "--evaluations has no mean"),
-        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--parts", "pair"], "--parts has no meaning"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors.*Save.*--parts"),

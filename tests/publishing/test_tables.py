@@ -64,6 +64,7 @@ OWN = {"benchmark": "own"}
         ("weights 00000000", {}, {"model": {"sha256": "0" * 64}}),
         ("tokenizer 11111111", {}, {"model": {"tokenizer": "1" * 64}}),
         ("training data", {}, {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
+        ("template {text} it", {"arguments": {"template": ""}}, {"arguments": {"template": "{text} it"}}),
         ("evaluation data", OWN, {**OWN, "data": {**FIRST.data, "dev": {"files": {"dev.tsv": "2" * 64}}}}),
     ],
 )
@@ -72,6 +73,7 @@ def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_di
     first, second = summarize([evaluation_record("rte", 42, 0.5, **first), *others])
     assert (first.main, second.main) == ([0.5], [0.6, 0.7])
     assert difference in second.model
+    assert " )" not in first.model  # what is empty is not named
     assert second.model.replace(difference, "") != first.model != second.model
 
 

@@ -169,9 +169,8 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
         described = split.describe()
         for what, why in (("skipped", ""), ("truncated", f" (--max_seq_length {kind.max_seq_length})")):
             if count := described[what]:
-                logger.warning(
-                    f"{kind.task.title}, {name}: {count:,} of {len(split.examples):,} examples {what}{why}."
-                )
+                of_all = f"{count:,} of {len(split.examples):,} examples"
+                logger.warning(f"{kind.task.title}, {name}: {of_all} {what}{why}.")
 
 
 def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:

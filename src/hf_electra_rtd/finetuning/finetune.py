@@ -15,15 +15,14 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
-from accelerate.utils import gather_object
+from accelerate import PartialState
 from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
@@ -67,6 +66,11 @@ class TaskArguments:
     select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
     class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: each counts the same.")
     max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.")
+    few_shot: int | None = flag(None, "Train on so many examples of each class, drawn by each seed; 0: on none.")
+    label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
+    template: str | None = flag(
+        None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
+    )
     max_eval_samples: int | None = flag(None, "Evaluate on so many of a dev split; test splits stay whole.")
     evaluate_only: bool = flag(False, "Evaluate a fine-tuned model without training.")
     predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
@@ -91,13 +95,7 @@ class OwnTaskArguments:
     dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
     dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
     task_kind: Literal[
-        "classification",
-        "multi_label",
-        "regression",
-        "multiple_choice",
-        "question_answering",
-        "tagging",
-        "correction",
+        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging", "correction"
     ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
@@ -183,32 +181,17 @@ def make_publisher(
     models of `output_dir` or of one of its tasks."""
     directory, private = str(args.output_dir), args.hub_private_repo is not False
     check([f"{args.hub_model_id}-{task.name}" for task in tasks], directory, private, publication.force)
-    given = {"base_model": publication.base_model, "eval_results": publication.eval_results or None, **asdict(card)}
+    given = {"base_model": publication.base_model, **asdict(card)}
     known = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)
 
     # What an earlier publication showed stays.
     return lambda path: publish(fine_tuned_repositories(path, known["flags"]), directory, private, publication.force)
 
 
-@contextmanager
-def _in_all_processes() -> Iterator[None]:
-    """What fails in one process fails in all: else they would wait for it, or go on with other tasks."""
-    failed: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        failed = error
-    told = gather_object([failed and f"{type(failed).__name__}: {failed}"])
-    if failed is not None:
-        raise failed
-    if any(told):
-        raise ValueError(f"Another process failed: {next(filter(None, told))}")
-
-
 def main(argv: list[str]) -> int:
-    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results. Returns
-    the exit status: 0; 1 if a task or publishing failed; 130 after Ctrl-C. Raises a ValueError if nothing can be run,
-    or the only task fails."""
+    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results; with
+    several processes, which must all do the same, it ends them. Returns the exit status: 0; 1 if a task or publishing
+    failed; 130 after Ctrl-C. Raises a ValueError if nothing can be run, or the only task fails."""
     task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
         (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
@@ -224,22 +207,21 @@ def main(argv: list[str]) -> int:
     if args.disable_tqdm:
         datasets.disable_progress_bars()
     args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
-    with _in_all_processes():
-        fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
+    fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
     if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
         raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
-    if push_to_hub and any(job.task.kind == "correction" for job in fine_tuning.jobs):
-        raise ValueError("--push_to_hub is not for correction: no stock class loads its head. Leave it out.")
+    if push_to_hub and any(job.task.kind == "correction" or job.task.label_words for job in fine_tuning.jobs):
+        what = "correction and --label_words: no stock class does what their models do"
+        raise ValueError(f"--push_to_hub is not for {what}. Leave it out.")
     if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
         raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
     jobs: list[Job] = []
     records: list[EvaluationRecord] = []
     failed: list[str] = []
-    status, is_alone = 0, len(fine_tuning.jobs) == 1
+    status, is_alone = 0, len(fine_tuning.jobs) == 1 or args.world_size > 1
     for job in fine_tuning.jobs:
         try:
-            with _in_all_processes():
-                fine_tuning.prepare(job)
+            fine_tuning.prepare(job)
             jobs.append(job)
         except ValueError as error:
             if is_alone:
@@ -247,9 +229,9 @@ def main(argv: list[str]) -> int:
             failed.append(f"{job.task.title} failed: {error}")
             logger.error(failed[-1])
     directory, publish_models, background = Path(str(args.output_dir)), None, Background()
-    with _in_all_processes():
-        if push_to_hub and is_main and jobs:
-            publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
+    if push_to_hub and is_main and jobs:
+        publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
+    PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
     for job in jobs:
         try:
             records += fine_tuning.run_task(job)
@@ -260,8 +242,8 @@ def main(argv: list[str]) -> int:
             status = INTERRUPTED
             break
         except Exception as error:
-            if args.world_size > 1 or is_alone:
-                raise  # other processes would wait for this one
+            if is_alone:
+                raise
             failed.append(f"{job.task.title} failed: {error}")
             logger.error(failed[-1], exc_info=not isinstance(error, ValueError))
     if is_main and records:

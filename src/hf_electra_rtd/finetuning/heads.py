@@ -183,6 +183,7 @@ def load_with_head(
         last.__class__ = _PreciseLinear  # saved as any other
         if is_kept:
             _rescale(last, 1 / unit[1], -unit[0] / unit[1])
+    is_kept |= getattr(model_class, "is_whole", False) and not from_scratch
     logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
 
@@ -285,7 +286,7 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     model, report = model_class.from_pretrained(source, **options)
     prefix = model.base_model_prefix
     not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
-    takes_head = getattr(model_class, "takes_head", False)  # correction goes on with the head that predicts tokens
+    takes_head = getattr(model_class, "takes_head", False)  # it goes on with the head of pre-training
     if not takes_head and any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read):
         for name, child in model_class(model.config).float().named_children():
             if name != prefix:
@@ -293,9 +294,10 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     # A bare encoder has names without the prefix.
     children = "|".join(re.escape(name) for name, _ in model.base_model.named_children() if name != "pooler")
     encoder = re.compile(rf"{prefix}\.(?!pooler\.)|({children})\.")
-    for problem in ("missing_keys", "unexpected_keys"):
-        report[problem] = [name for name in report[problem] if encoder.match(name)]
-    report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
+    report["unexpected_keys"] = [name for name in report["unexpected_keys"] if encoder.match(name)]
+    if not getattr(model_class, "is_whole", False):  # of one that is, nothing may be new
+        report["missing_keys"] = [name for name in report["missing_keys"] if encoder.match(name)]
+        report["mismatched_keys"] = [entry for entry in report["mismatched_keys"] if encoder.match(entry[0])]
     return model, report
 
 

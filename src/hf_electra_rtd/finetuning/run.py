@@ -22,7 +22,7 @@ from transformers import set_seed
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import hash_files, hash_model, remove_partial
-from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning import few_shot, heads
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_task, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.report import write_report
@@ -33,6 +33,7 @@ from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
+from hf_electra_rtd.towers import refuse_energies
 from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
 
@@ -50,8 +51,12 @@ _FLAGS: tuple[str, ...] = (
     *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction"),
     *("max_grad_norm", "train_sampling_strategy", "neftune_noise_alpha", "early_stopping_patience", "select"),
     *("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "class_weights"),
-    *("max_train_samples", "max_eval_samples"),
+    *("max_train_samples", "max_eval_samples", "few_shot"),
 )
+
+
+# What `predict` has to know of a task.
+_OF_TASK = ("kind", "language", "unanswerable", "label_words", "template")
 
 
 @dataclass
@@ -63,7 +68,12 @@ class Job:
     settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
+    drawn: dict[int, Split] = field(default_factory=dict)  # by seed: the examples of --few_shot; encoded
     unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
+
+    def splits_of(self, seed: int) -> dict[str, Split]:
+        """The splits of a run."""
+        return {**self.splits, "train": self.drawn[seed]} if self.drawn else self.splits
 
     @property
     def dev(self) -> str | None:
@@ -117,6 +127,11 @@ class FineTuning:
             tasks = [own_task(None if names == ["all"] else names[0], own, labels)]
         else:
             tasks = [get_task(given.benchmark, name) for name in expand_task_names(given.benchmark, names)]
+        facts = getattr(self.config, "fine_tuned_for", {}) if given.evaluate_only else {}
+        words = given.label_words, given.template, facts.get("task", {})
+        tasks = [few_shot.with_label_words(task, *words) for task in tasks]
+        if any(task.label_words for task in tasks):
+            refuse_energies(self.encoder_name)
         # What one's own task has to predict was given for that.
         self.predicts = given.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
         self.seeds = [self.args.seed + offset for offset in range(1 if given.evaluate_only else given.seeds)]
@@ -133,14 +148,17 @@ class FineTuning:
         if not task.dev_splits and (given.select == "best" or (given.keep_models == "best" and len(self.seeds) > 1)):
             flag = "--select last" if given.select == "best" else "--keep_models all or none"
             raise ValueError(f"there is no dev split to choose the best model by. Pass {flag}.")
+        few_shot.check(task, given)
         if given.class_weights == "balanced" and task.kind != "classification":
             raise ValueError(f"--class_weights is for classification, not {task.kind}.")
-        if lora and task.kind == "correction":
-            raise ValueError("--lora is not for correction, whose head shares the table of words. Leave it out.")
+        if lora and (task.kind == "correction" or task.label_words):
+            raise ValueError("--lora is not for correction and --label_words, whose heads are kept. Leave it out.")
         if args.early_stopping_patience and given.select != "best":
             raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
         if args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if lora else size.learning_rate
+        if given.few_shot and args.num_train_epochs is None and args.max_steps < 1:
+            args.max_steps = few_shot.STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
         decay = given.layerwise_lr_decay or (1.0 if lora else size.layerwise_lr_decay)
         if decay != 1 and not given.evaluate_only and args.optim not in LAYERWISE_OPTIMIZERS:
@@ -164,7 +182,7 @@ class FineTuning:
             raise ValueError(f"--dropout: it is not known what sets that of a {self.config.model_type}. Leave it out.")
         known = {**args.to_dict(), **vars(given)}
         settings = {
-            "labels": task.labels,
+            **{name: getattr(task, name) for name in ("labels", "label_words", "template")},
             "metrics": task.metrics,
             **{name: known[name] for name in flags},
             "layerwise_lr_decay": decay,
@@ -177,9 +195,7 @@ class FineTuning:
         kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
         types = self.tokenizer("a", "b").get("token_type_ids", ())
         if given.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
-            raise ValueError(
-                "--head paper finds the context by token types, and the tokenizer gives none. Leave it out."
-            )
+            raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
         if not given.evaluate_only:
             heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
         return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
@@ -187,7 +203,8 @@ class FineTuning:
     def prepare(self, job: Job) -> None:
         """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
         does not fit together, before anything is trained or deleted."""
-        given, task, is_trained = self.task_args, job.task, not self.task_args.evaluate_only
+        given, task = self.task_args, job.task
+        is_trained = not given.evaluate_only and given.few_shot != 0
         options = {"test": self.predicts, "optional_test": len(self.jobs) > 1}
         job.splits = splits = load_task(task, given.data_dir, train=is_trained, **options)
         for name, split in splits.items():
@@ -208,7 +225,12 @@ class FineTuning:
                 self._finished(job, seed)
         elif Path(self.name).resolve().is_relative_to((self.directory / task.name).resolve()):
             raise ValueError(f"--overwrite_output_dir would delete {self.name}. Choose another --output_dir.")
-        encode_task(job.kind, splits)
+        encode_task(job.kind, {name: split for name, split in splits.items() if name != "train" or not given.few_shot})
+        if given.few_shot:
+            number, train = given.few_shot, splits["train"]
+            job.drawn = {seed: few_shot.draw(train, task.labels, number, seed) for seed in self.seeds}
+        for train in job.drawn.values():
+            encode_task(job.kind, {"train": train})
         model = self.make_model(job, job.args.seed)
         if is_trained and job.settings["layerwise_lr_decay"] != 1:
             layer_heights(model)
@@ -244,7 +266,8 @@ class FineTuning:
         if self.task_args.overwrite_output_dir and self.is_main:
             shutil.rmtree(self.directory / job.task.name, ignore_errors=True)
         PartialState().wait_for_everyone()
-        counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
+        splits = job.splits_of(self.seeds[0]).items()
+        counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in splits)
         logger.info(f"{title}: examples: {counts}.")
         records: dict[int, EvaluationRecord] = {}
         kept: list[int] = []
@@ -265,7 +288,8 @@ class FineTuning:
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
         """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
         which are made from what is computed."""
-        task, splits, directory, started = job.task, job.splits, self._directory(job.task, seed), utc_now()
+        task, splits, started = job.task, job.splits_of(seed), utc_now()
+        directory = self._directory(task, seed)
         checkpoint, library = _newest_checkpoint(directory)
         PartialState().wait_for_everyone()  # all have read what the main one may delete
         keep_freed_memory()
@@ -328,7 +352,7 @@ class FineTuning:
                 owner, split = owners.get(name, (task, name))
                 write_predictions(directory / record.predictions[name], predictions, splits[name], task.labels)
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
-            if self.task_args.keep_models != "none" and train is not None:
+            if self.task_args.keep_models != "none" and not self.task_args.evaluate_only:
                 self._save_model(model, directory)
             record.save(directory)
             for name, (predictions, scores) in answers.items():
@@ -351,7 +375,7 @@ class FineTuning:
         exchange_layers(model)
         model.config.problem_type = job.kind.problem_type
         model.config.fine_tuned_for = {  # for `predict`
-            "task": {name: getattr(task, name) for name in ("kind", "language", "unanswerable")},
+            "task": {name: getattr(task, name) for name in _OF_TASK},
             "characters": task.kind == "tagging"
             and all(len(word) == 1 for words in job.splits["train"].examples["texts"] for word in words),
             "lengths": {name: job.settings[name] for name in _LENGTHS},

@@ -11,14 +11,12 @@ from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-from huggingface_hub import EvalResult, EvalResultEntry, ModelCard, ModelCardData, eval_result_entries_to_yaml
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.cli import flag
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.families import max_length
-from hf_electra_rtd.publishing.hub import EVAL_RESULTS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, markdown_table, results_table, summarize
 from hf_electra_rtd.recipes import SIZES
@@ -43,8 +41,9 @@ _KINDS = {
     "question_answering": ("question-answering", "QuestionAnswering", "finds answers in a text"),
     "tagging": ("token-classification", "TokenClassification", "labels the words of a text"),
 }
-# Of the networks of a pre-training, as graphs.
-_TOWERS = {
+# What is published as a graph only: the networks of a pre-training, and a model that no stock class is.
+_GRAPHS = {
+    "correction": (None, None, "corrects wrong words of a text"),
     "detector": ("token-classification", "TokenClassification", "tells which tokens of a text were replaced"),
     "generator": ("fill-mask", "MaskedLM", "fills masked tokens"),
 }
@@ -65,12 +64,13 @@ _SETTINGS = (
     *("initialization", "sequences_per_step", "max_steps", "max_seq_length", "vocab_size", "learning_rate"),
     *("lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("bias_correction", "max_grad_norm", "mask_probability", "keep_probability", "masking", "hidden_dropout_prob"),
+    *("confusion_file", "confusion_share", "document_attention"),
     *("attention_probs_dropout_prob", "initializer_range", "bf16", "fp16", "seed"),
 )
 _PAPER = {
     **{"objective": "rtd", "initialization": "stock", "bias_correction": False, "hidden_dropout_prob": 0.1},
     **{"attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings"},
-    **{"masking": "token", "generator": "masked_lm", "generator_objective": "mle"},
+    **{"masking": "token", "document_attention": False, "generator": "masked_lm", "generator_objective": "mle"},
     **{"temperature": 1, "discriminator_weight": 50, "freeze_generator": False, "temperature_schedule": "constant"},
 }
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
@@ -190,9 +190,10 @@ def fine_tuned_card(
     own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     is_electra = "Electra" in run.model["architecture"]
     derived = None if run.model["from_scratch"] else base_model
-    if run.kind not in _KINDS:
-        raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
-    task, auto_class, does = _KINDS[run.kind]
+    kind = "label words" if run.arguments.get("label_words") else run.kind
+    if kind not in _KINDS:
+        raise ValueError(f"{repo_id}: models of the kind {kind} are not published: no stock class has their head.")
+    task, auto_class, does = _KINDS[kind]
     if len(run.language) == 2:  # a code, such as `en`
         card = replace(card, languages=[run.language])
     data = _metadata(
@@ -222,9 +223,10 @@ def fine_tuned_card(
 
 def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
     """The card of an exported model."""
-    task, auto_class, does = {**_KINDS, **_TOWERS}[record.kind]
+    task, auto_class, does = {**_KINDS, **_GRAPHS}[record.kind]
     tags = [*(["electra"] if "Electra" in record.model["architecture"] else []), PACKAGE, "onnx"]
-    data = _metadata(repo_id, card, (), library_name="transformers.js", pipeline_tag=task, tags=tags)
+    library = "transformers.js" if auto_class else PACKAGE
+    data = _metadata(repo_id, card, (), library_name=library, pipeline_tag=task, tags=tags)
     values = {"record": record, "does": does, "auto_class": auto_class, "table": export_table(record)}
     return _render("export.md", data, repo_id=repo_id, card=card, **values)
 
@@ -273,26 +275,6 @@ def model_card(config: Mapping[str, Any], repo_id: str) -> str:
     tags = [family_of(config), PACKAGE, "pretraining"]
     data = _metadata(repo_id, CardArguments(), (), library_name=PACKAGE, tags=tags)
     return _render("model.md", data, model=config, repo_id=repo_id)
-
-
-def eval_results_files(records: Sequence[EvaluationRecord]) -> dict[str, bytes]:
-    """The Hub's files of evaluation results, by path: for each task whose dataset is on the Hub, the median of the
-    main metric. The Hub shows them where the dataset is registered as a benchmark."""
-    files = {}
-    for result in _official(records):
-        if result.main:
-            run = result.runs[0]
-            entry = EvalResultEntry(
-                dataset_id=run.dataset["id"],
-                task_id=run.dataset["config"] or run.task,
-                value=median(result.main),
-                dataset_revision=run.data.get(next(iter(run.metrics)), {}).get("revision"),
-                date=run.finished,
-                notes=f"{_metric_name(run.main_metric, result.main)}; model of a run: {run.selection}",
-            )
-            text = yaml.safe_dump(eval_result_entries_to_yaml([entry]), sort_keys=False, allow_unicode=True)
-            files[f"{EVAL_RESULTS}{run.task}.yaml"] = text.encode()
-    return files
 
 
 # ---- Rendering ----
@@ -381,10 +363,9 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
     for result in summarize(_named(run, "the model") for run in records):
         if result.benchmark != "own" and result.runs[0].dataset.get("id"):
             if result.task in results:
-                raise ValueError(
-                    f"{result.task}: the runs are of several settings: {results[result.task].model}, {result.model}. "
-                    "Pass those of one setting with --evaluations, and the others with --compared."
-                )
+                both = f"{results[result.task].model}, {result.model}"
+                remedy = "Pass those of one with --evaluations, and the others with --compared"
+                raise ValueError(f"{result.task}: the runs are of several settings: {both}. {remedy}.")
             results[result.task] = result
     return list(results.values())
 

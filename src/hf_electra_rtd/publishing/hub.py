@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, errors
-from huggingface_hub.utils import _http, build_hf_headers, get_session, hf_raise_for_status
-from huggingface_hub.utils import _xet as xet
-from huggingface_hub.utils._runtime import is_xet_available
+from huggingface_hub.utils import _http, get_session
 
 from hf_electra_rtd.files import read_json, write_text
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -35,7 +33,6 @@ logger = logging.getLogger(__name__)
 PUBLISH_FILE = "publish.json"  # in a run's directory; never published
 RESUME = "hf-electra-rtd publish --resume"
 CARD_FILE = "README.md"
-EVAL_RESULTS = ".eval_results/"
 # What may be uploaded, and what a later commit removes where it is no longer part of the model.
 VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
@@ -119,21 +116,19 @@ def publish(
     Raises a ValueError, before anything is sent, for what this run may not do: write to public repositories if
     `private`; and, without `force`, over what another run or a person wrote. Failures are in `Published.error`."""
     api, publication, patience = HfApi(), remember(directory), _Patience()
-    key, name, collection = publication["run"], publication["flags"].get("hub_model_id"), None
-    unchecked, results = list(repositories), list[Published]()
+    key, name = publication["run"], publication["flags"].get("hub_model_id")
+    results: list[Published] = []
     for pause in (*PAUSES, None):
+        left = repositories[len(results) :]
         try:
             with patience.limits():
-                while unchecked:
-                    _look(api, unchecked[0], key, private, force)
-                    unchecked.pop(0)
-                if name and collection is None:
-                    collection = _collect(api, name, private)
-                for repository in repositories[len(results) :]:
-                    results.append(_push(api, repository, collection, key, private, force))
-                if collection is not None:
-                    done = zip(repositories, results, strict=True)
-                    _collect(api, name, private, [each.repo_id for each, result in done if result.error is None])
+                for repository in () if results else left:  # nothing is sent yet
+                    _look(api, repository, key, private, force)
+                for repository in left:
+                    results.append(_push(api, repository, key, private, force))
+                done = [each.repo_id for each, result in zip(repositories, results, strict=True) if not result.error]
+                if name and done:
+                    _collect(api, name, private, done)
             break
         except _UnreachableError as error:
             if pause is None:
@@ -154,10 +149,8 @@ def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bo
         roles = {org["name"].lower(): org.get("roleInOrg") for org in identity.get("orgs", ())}
         role = {**roles, identity["name"].lower(): "admin"}.get(owner, "read")
         if {"read", "no_access"} & {role, identity.get("auth", {}).get("accessToken", {}).get("role")}:
-            raise _RefusedError(
-                f"{repo_id}: {identity['name']} may not write there, or not with this token. Ask for write access, "
-                "log in with another token, or change --hub_model_id."
-            )
+            who = f"{identity['name']} may not write there, or not with this token"
+            raise _RefusedError(f"{repo_id}: {who}. Ask for write access, or take another token or --hub_model_id.")
         try:
             info = api.model_info(repo_id, revision=revision)
             api.auth_check(repo_id, write=True)
@@ -168,27 +161,20 @@ def _look(api: HfApi, repository: Repository, key: str, private: bool, force: bo
             remedy = "Publish the model, without --card_only"
             raise _RefusedError(f"{repository.url} does not exist yet. {remedy}.") from None
     if private and not info.private:
-        raise _RefusedError(
-            f"{repo_id} is public. Make it private in its settings, choose another --hub_model_id, or publish with "
-            "--private False (in training, --hub_private_repo False)."
-        )
+        remedy = "Make it private in its settings, or pass --private False (in training, --hub_private_repo False)"
+        raise _RefusedError(f"{repo_id} is public. {remedy}.")
     paths, title = [file.rfilename for file in info.siblings or ()], commits[0].title
     if not (force or key in title or (len(commits) == 1 and _UNUSED.issuperset(paths))):
         writer = "another run" if _TITLE in title else f"somebody else ({public(title)!r})"
-        raise _RefusedError(
-            f"{repo_id}, branch {revision or 'main'}: the last commit is of {writer}; {len(paths)} files are there, "
-            f"such as {paths[-1]}. Choose another --hub_model_id, or replace the model and card with --force."
-        )
+        there = f"the last commit is of {writer}; {len(paths)} files are there, such as {paths[-1]}"
+        remedy = "Choose another --hub_model_id, or replace the model and card with --force"
+        raise _RefusedError(f"{repo_id}, branch {revision or 'main'}: {there}. {remedy}.")
     return paths, commits
 
 
-def _push(api: HfApi, repository: Repository, collection: Any, key: str, private: bool, force: bool) -> Published:
+def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bool) -> Published:
     """Publishes one branch. Raises `_UnreachableError` where another try may help."""
     repo_id, revision, files = repository.repo_id, repository.revision, repository.files
-    if collection is not None:  # its address, in place of its owner's
-        owner = f"/collections/{repo_id.partition('/')[0]})"
-        card = bytes(files[CARD_FILE]).replace(owner.encode(), f"/collections/{collection.slug})".encode())
-        files = {**files, CARD_FILE: card}
     try:
         with _explained(repo_id):
             there = _look(api, repository, key, private, force)
@@ -200,12 +186,8 @@ def _push(api: HfApi, repository: Repository, collection: Any, key: str, private
             else:
                 paths, (last, *_) = there
                 ours = set(paths) if _TITLE in last.title else set()
-            may_go = ALLOWED if repository.is_whole else ()
-            gone = sorted(path for path in ours - files.keys() if path in may_go or path.startswith(EVAL_RESULTS))
-            if is_xet_available():  # a refusal by the Hub has words here, and only a number from the Xet client
-                address = f"{api.endpoint}/api/models/{repo_id}/xet-write-token/{revision or 'main'}"
-                hf_raise_for_status(get_session().get(address, headers=build_hf_headers()))
-            commit = api.create_commit(  # not `upload_folder`, which makes a second commit after five minutes of Xet
+            gone = sorted(ours & set(ALLOWED) - files.keys()) if repository.is_whole else ()
+            commit = api.create_commit(
                 repo_id,
                 [CommitOperationDelete(path, is_folder=False) for path in gone]
                 + [CommitOperationAdd(path, content) for path, content in files.items()],
@@ -218,9 +200,9 @@ def _push(api: HfApi, repository: Repository, collection: Any, key: str, private
     return Published(repository.url, changed=commit.oid != last.commit_id)
 
 
-def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ()) -> Any:
-    """The collection of a run's repositories, made where there is none; None where that fails, and for a public one
-    that would show what is private."""
+def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str]) -> None:
+    """Puts a run's repositories into their collection, which is made where there is none. Only warns where that fails,
+    and of a public one that would show what is private."""
     owner, _, title = name.partition("/")
     try:
         with _explained(f"the collection {title}"):
@@ -230,15 +212,14 @@ def _collect(api: HfApi, name: str, private: bool, repo_ids: Iterable[str] = ())
                 raise _RefusedError(f"The collection {title} is public, so this run stays out of it. {remedy}.")
             for repo_id in dict.fromkeys(repo_ids):
                 if repo_id not in [item.item_id for item in collection.items]:
-                    collection = api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
-            return collection
+                    api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
     except (_RefusedError, _UnreachableError) as error:
         logger.warning(str(error))
-    return None
 
 
 class _Patience:
-    """Bounds the time that a delivery waits in vain; the library itself would wait for ever. What moves is not cut."""
+    """Bounds the time that a delivery waits in vain; the library itself would wait for ever. What moves is not cut.
+    Files go by plain HTTP: the library's other way, Xet, has no such limits."""
 
     def __init__(self) -> None:
         self.left = PATIENCE
@@ -247,7 +228,7 @@ class _Patience:
     @contextmanager
     def limits(self) -> Iterator[None]:
         """Sets them for all that `huggingface_hub` does."""
-        make_client, get_xet_session = _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session
+        make_client, without_xet = _http._GLOBAL_CLIENT_FACTORY, constants.HF_HUB_DISABLE_XET
         before: list[tuple[Any, dict[str, Any]]] = []  # clients and their own hooks
 
         def watch(client: Any) -> Any:
@@ -261,13 +242,11 @@ class _Patience:
         # that other threads may be using.
         watch(get_session())
         _http._GLOBAL_CLIENT_FACTORY = lambda: watch(make_client())
-        xet.get_xet_session = lambda: _WatchedXet(get_xet_session(), self)
-        os.environ.setdefault("HF_XET_CLIENT_CONNECT_TIMEOUT", "10s")
-        os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_ATTEMPTS", "1")
+        constants.HF_HUB_DISABLE_XET = True
         try:
             yield
         finally:
-            _http._GLOBAL_CLIENT_FACTORY, xet.get_xet_session = make_client, get_xet_session
+            _http._GLOBAL_CLIENT_FACTORY, constants.HF_HUB_DISABLE_XET = make_client, without_xet
             for client, hooks in before:
                 client.event_hooks = hooks
 
@@ -283,37 +262,6 @@ class _Patience:
 
     def _hear(self, response: Any) -> None:
         self._asked = None
-
-
-class _WatchedXet:
-    """A session of the Xet client that ends an upload in which nothing moves. (The client's own limit for reading also
-    counts the sending of up to 64 MB.)"""
-
-    def __init__(self, session: Any, patience: _Patience) -> None:
-        self._session, self._patience = session, patience
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, name)
-
-    def new_upload_commit(self, **options: Any) -> Any:
-        """As the session's own."""
-        commit = self._session.new_upload_commit(**options)
-        threading.Thread(target=self._watch, args=(commit,), daemon=True).start()
-        return commit
-
-    def _watch(self, commit: Any) -> None:
-        seen: list[Any] = []
-        since, limit = time.monotonic(), min(SILENCE[1], self._patience.left)
-        while str(commit.status()).endswith(("Running", "Finalizing")):
-            threading.Event().wait(limit / 30)
-            report = commit.progress()
-            both = (report, getattr(report, "shard", None))
-            counts = [[getattr(each, n) for n in dir(each) if re.fullmatch("total.*(?<!rate)", n)] for each in both]
-            if counts != seen:
-                seen, since = counts, time.monotonic()
-            elif time.monotonic() - since > limit:
-                self._patience.left -= limit
-                commit.abort()
 
 
 class Background:
@@ -361,12 +309,11 @@ _EXPLANATIONS: dict[str | int, str] = {  # by what is wrong, or by the status th
     **dict.fromkeys((409, 412), "it was changed by somebody else at the same time. Look at it, then publish again."),
     429: f"the Hub counts too many requests. {_LATER}",
 }
+_OF_NETWORK = (ConnectionError, TimeoutError)
 _PASSING = ("offline", "no answer", 408, 425, 429, *range(500, 600))  # may succeed later as it is
 # The Hub has one status for a full storage and for missing rights.
 _OF_STORAGE = re.compile(r"storage|quota", re.IGNORECASE)
 _OF_RIGHTS = re.compile(r"role|permission|rights|authori|access", re.IGNORECASE)
-# The Xet client raises built-in errors, `ConnectionError` for a refusal too; the status stands in the text alone.
-_XET_STATUS = re.compile(r"HTTP status \w+ error \((\d{3})")
 
 
 class _RefusedError(ValueError):
@@ -379,8 +326,8 @@ class _UnreachableError(Exception):
 
 @contextmanager
 def _explained(repo_id: str) -> Iterator[None]:
-    """Turns what `huggingface_hub`, its Xet client and the network raise into one of these errors; others are bugs, or
-    of a file of this machine."""
+    """Turns what `huggingface_hub` and the network raise into one of these errors; others are bugs, or of a file of
+    this machine."""
     try:
         yield
     except (_RefusedError, _UnreachableError):
@@ -390,29 +337,23 @@ def _explained(repo_id: str) -> Iterator[None]:
         while chain[-1].__cause__ is not None and not isinstance(chain[-1], errors.HfHubHTTPError):
             chain.append(chain[-1].__cause__)
         root, said = chain[-1], str(error)
-        of_network = any(isinstance(each, (ConnectionError, TimeoutError)) for each in chain)
-        of_http = any(type(each).__module__.startswith(("httpx", "httpcore")) for each in chain)
-        cause: str | int | None = None  # a key of `_EXPLANATIONS`, or a status
-        if isinstance(root, errors.HfHubHTTPError):
+        cause: str | int  # a key of `_EXPLANATIONS`, or a status
+        if type(error) is ValueError:  # a card that is not valid
+            cause = "refused"
+        elif isinstance(root, errors.HfHubHTTPError):
             cause, said = root.response.status_code, root.server_message or ""
-        elif found := _XET_STATUS.search(str(root)):
-            cause = int(found[1])
         elif isinstance(root, errors.LocalTokenNotFoundError):
             cause = 401
         elif isinstance(root, errors.OfflineModeIsEnabled):
             cause = "offline"
-        elif of_network or of_http or isinstance(root, RuntimeError):  # which is of the Xet client
+        elif any(isinstance(each, _OF_NETWORK) or type(each).__module__.startswith("http") for each in chain):
             cause = "no answer"
-        if type(error) is ValueError:  # a card that is not valid
-            cause = "refused"
-        if cause is None:
+        else:
             raise
         if cause in (402, 403, 413, "refused") and _OF_STORAGE.search(said):
             cause = "full"
         elif cause == 403 and _OF_RIGHTS.search(said):
             cause = "rights"
-        said = " ".join((str(error) if cause == "refused" else said).split())
-        # What `_WatchedXet` cancelled says nothing.
-        said = f" It says: {public(said)[:300].rstrip('.')}." if said and "cancelled by user" not in said else ""
+        said = f" It says: {public(' '.join(said.split()))[:300].rstrip('.')}." if said else ""
         message = _EXPLANATIONS.get(cause, f"the Hub answers with status {cause}. {_LATER}")
         raise (_UnreachableError if cause in _PASSING else _RefusedError)(f"{repo_id}: {message}{said}") from error

@@ -73,7 +73,6 @@ class FineTunedPublication(_Publication):
     """Flags of a command that publishes a fine-tuning."""
 
     base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")
-    eval_results: bool = flag(False, "Write .eval_results/*.yaml, too, for datasets registered as benchmarks.")
 
 
 @dataclass
@@ -86,7 +85,7 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")  # noqa: RUF009
     revisions: bool = flag(True, "Publish the exports at fractions of the run as branches step-N.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
-    card_only: bool = flag(False, "Upload the cards alone (and .eval_results), to repositories of this run.")
+    card_only: bool = flag(False, "Upload the cards alone, to repositories of this run.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
     resume: bool = flag(False, "Repeat the run's last publication, with its flags.")
 
@@ -136,9 +135,9 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
         about: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
         own = results[directory] if part == "discriminator" else []
         text = cards.pretraining_card(record, own=own, compared=compared, branches=bool(branches), **about)
-        more = {CURVES_FILE: curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
+        more: Files = {CURVES_FILE: curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
         place = directory if part == "pair" else directory / part
-        repositories.append(_repository(repo_id, place, text, {**more, **_result_files(own, flags)}))
+        repositories.append(_repository(repo_id, place, text, more))
         for fraction, path in branches:
             own = results[path] if part == "discriminator" else []
             text = cards.pretraining_card(record, own=own, fraction=fraction, **about)
@@ -162,10 +161,8 @@ def _sort_evaluations(
         if record.model["from_scratch"]:
             compared.append(record)
         elif digest not in hashes:
-            raise ValueError(
-                f"--evaluations: {record.task}, seed {record.seed}, is a result of {record.model['name_or_path']}, "
-                f"whose weights are not those of {places[0]} or its fractions. Pass it with --compared."
-            )
+            what = f"{record.task}, seed {record.seed}, is a result of {record.model['name_or_path']}"
+            raise ValueError(f"--evaluations: {what}, not of {places[0]} or its fractions. Pass it with --compared.")
         else:  # the export at the end of the run is the final discriminator, too
             for place in [place for place, known in zip(places, hashes, strict=True) if known == digest]:
                 own[place].append(record)
@@ -190,7 +187,7 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         base = flags.get("base_model") or (None if model["sha256"] else model["name_or_path"])
         adapter = os.path.lexists(best / "model" / hub.ADAPTER_CONFIG)
         text = cards.fine_tuned_card(records, repo_id, known_card(flags), base, adapter)
-        more = {EvaluationRecord.FILE: best / EvaluationRecord.FILE, **_result_files(records, flags)}
+        more: Files = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         if adapter:
             config = {**read_json(best / "model" / hub.ADAPTER_CONFIG), "base_model_name_or_path": base}
             more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
@@ -217,10 +214,6 @@ def exported_repositories(directory: Path, flags: Flags) -> list[Repository]:
 def known_card(flags: Flags) -> CardArguments:
     """What the flags of a publication say to the card."""
     return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
-
-
-def _result_files(records: Sequence[EvaluationRecord], flags: Flags) -> Files:
-    return {**cards.eval_results_files(records)} if flags.get("eval_results") else {}
 
 
 def _repository(
@@ -320,15 +313,12 @@ def main(argv: list[str]) -> int:
         flags[name] = [os.path.abspath(path) for path in flags[name] or ()]
     unnamed = sorted({*known.get("evaluations", ())} - {*flags["evaluations"]})
     if unnamed and not args.force:
-        raise ValueError(
-            f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone. Name them, too, or "
-            "remove them with --force."
-        )
+        lost = f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone"
+        raise ValueError(f"{lost}. Name them, too, or remove them with --force.")
     repositories = _repositories(directory, flags)
     if args.card_only:
         for each in repositories:
-            kept = [path for path in each.files if path.startswith((hub.CARD_FILE, hub.EVAL_RESULTS))]
-            each.files, each.is_whole = {path: each.files[path] for path in kept}, False
+            each.files, each.is_whole = {hub.CARD_FILE: each.files[hub.CARD_FILE]}, False
     if args.dry_run:
         show(repositories, directory)
         return 0
@@ -353,18 +343,16 @@ def _repositories(directory: Path, flags: Flags) -> list[Repository]:
     if os.path.lexists(directory / PretrainingRecord.FILE):
         refuse("a pre-training", "base_model")
         if not flags["evaluations"]:
-            refuse("a pre-training without --evaluations", "compared", "eval_results")
+            refuse("a pre-training without --evaluations", "compared")
         return pretraining_repositories(directory, flags)
     if EvaluationRecord.find(directory):
         refuse("a fine-tuning", "parts", "revisions", "evaluations", "compared")
         return fine_tuned_repositories(directory, flags)
     if exported := exported_repositories(directory, flags):
-        refuse("an export", "parts", "revisions", "evaluations", "compared", "base_model", "eval_results")
+        refuse("an export", "parts", "revisions", "evaluations", "compared", "base_model")
         return exported
-    raise ValueError(
-        f"{directory} holds no {PretrainingRecord.FILE} of a finished pre-training, no {EvaluationRecord.FILE} of "
-        f"a fine-tuning and no {ExportRecord.FILE}. Continue an interrupted run with --resume_from_checkpoint latest."
-    )
+    names = f"{PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished run"
+    raise ValueError(f"{directory} holds no {names}. To finish a pre-training, use --resume_from_checkpoint latest.")
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

@@ -95,7 +95,7 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
         for task, runs in of_model.items():
             for record, settings in runs:
                 different = [name for name in settings if any(len({s.get(name) for s in same}) > 1 for same in alike)]
-                model = _model_name(record, *(f"{name} {settings[name]}" for name in different))
+                model = _model_name(record, *(f"{name} {settings[name]}" for name in different if settings[name]))
                 groups.setdefault((benchmark, task, model), []).append(record)
     metrics: dict[tuple[str, str], str] = {}
     for (benchmark, task, model), group in groups.items():

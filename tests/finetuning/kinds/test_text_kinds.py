@@ -122,18 +122,6 @@ def test_lengths_without_room_for_text_are_refused(tokenizer, kind):
         make(tokenizer, kind, max_seq_length=3)
 
 
-def test_batches_are_padded_on_the_right_to_their_longest_feature(tokenizer):
-    kind = make(tokenizer)
-    features = [kind.encode(texts(row), training=False)[0] for row in (("the", "yes"), ("the river", "a mill", "no"))]
-    batch = kind.collate(features)
-    assert {name: tensor.tolist() for name, tensor in batch.items() if name != "input_ids"} == {
-        "token_type_ids": [[0] * 7, [0, 0, 0, 0, 1, 1, 1]],
-        "attention_mask": [[1, 1, 1, 0, 0, 0, 0], [1] * 7],
-        "labels": [1, 0],
-    }
-    assert batch["input_ids"][0, 3:].eq(tokenizer.pad_token_id).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("weights", [None, [0.5, 4.0, 1.0]])
 def test_the_loss_of_classes_is_the_sum_of_their_weighed_cross_entropies(tokenizer, dtype, weights):

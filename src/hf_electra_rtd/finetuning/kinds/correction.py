@@ -14,10 +14,10 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassification
 from transformers.utils import ModelOutput
 
-from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, may_change
+from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
-from hf_electra_rtd.ops import IGNORED, LossSum
+from hf_electra_rtd.ops import IGNORED, LossSum, best_and_lead
 from hf_electra_rtd.towers import read_config
 
 
@@ -31,8 +31,7 @@ _SUFFIX = "ForCorrection"
 @dataclass
 class CorrectionOutput(ModelOutput):
     """`logits` (B, L, V) of the right tokens, and `detection_logits` (B, L), positive for wrong ones. In evaluation,
-    unless it is asked for as a `whole`, `logits` (B, L, 2) are the best token and its lead over the one that is there:
-    those of all tokens of a test set would fill the memory."""
+    unless it is asked for as a `whole`, there are only `logits` (B, L, 2) by `ops.best_and_lead`."""
 
     logits: Tensor | None = None
     detection_logits: Tensor | None = None
@@ -72,9 +71,7 @@ def _correction_class(stock: Any) -> Any:
             detection_BL = self.detection(output.hidden_states[-1]).squeeze(-1).float()
             if self.training or whole:
                 return CorrectionOutput(output.logits, detection_BL)
-            best = output.logits.float().max(dim=-1)
-            own_BL = output.logits.gather(-1, input_ids[..., None])[..., 0].float()
-            return CorrectionOutput(torch.stack([best.indices.float(), best.values - own_BL], dim=-1))
+            return CorrectionOutput(best_and_lead(output.logits, input_ids))
 
     Model.__name__ = Model.__qualname__ = stock.__name__.removesuffix("ForMaskedLM") + _SUFFIX
     return Model
@@ -174,16 +171,11 @@ class CorrectionKind(Kind):
                     is_word = right.isalpha() and is_han(right) == is_han(word)
                     if is_word and may_change(texts[owner], word) and (len(right) == len(word) or not is_han(word)):
                         changes[owner].append((start, stop, in_case_of(word, right)))
-        return [{"text": _change(text, of_text), "source": text} for text, of_text in zip(texts, changes, strict=True)]
+        pairs = zip(texts, changes, strict=True)
+        return [{"text": replace_parts(text, of_text), "source": text} for text, of_text in pairs]
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         """The metrics of the task, named by family, level and measure."""
         sources, texts = ([one[name] for one in predictions] for name in ("source", "text"))
         scores = flat_scores(score_correction(sources, texts, references))
         return {name: scores[name] for name in self.task.metrics}
-
-
-def _change(text: str, changes: Sequence[tuple[int, int, str]]) -> str:
-    for start, stop, right in sorted(changes, reverse=True):
-        text = text[:start] + right + text[stop:]
-    return text

@@ -52,10 +52,8 @@ class QuestionAnsweringKind(Kind):
         super().__init__(task, tokenizer, *args, **kwargs)
         room = self.max_seq_length - self.max_query_length - self.num_special
         if not 0 <= self.doc_stride < room:
-            raise ValueError(
-                f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context, and windows "
-                f"cannot share {self.doc_stride}. Raise it, or lower --doc_stride or --max_query_length."
-            )
+            left = f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context"
+            raise ValueError(f"{left}. Raise it, or lower --max_query_length or --doc_stride {self.doc_stride}.")
         self.max_answer_tokens = MAX_ANSWER_TOKENS_ZH if task.language == "zh" else MAX_ANSWER_TOKENS
 
     # ---- Features ----

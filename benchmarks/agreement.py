@@ -22,10 +22,10 @@ class DisagreementError(Exception):
 def measure_work(contestant: Contestant, batch: Batch) -> dict[str, float]:
     """Losses, and the norms of the gradients of the generator (without what is shared) and of the discriminator;
     without dropout, on rows that are corrupted already."""
-    with contestant.without_dropout():
-        losses = contestant.losses(batch, batch.corrupted)
-        losses.total.backward()
-    arrangement = contestant.arrangement
+    arrangement = contestant.arrangement.eval()
+    losses = contestant.losses(batch, batch.corrupted)
+    losses.total.backward()
+    arrangement.train()
     discriminator = {id(parameter): parameter for parameter in arrangement.discriminator.parameters()}
     generator = [one for one in arrangement.generator_encoder.parameters() if id(one) not in discriminator]
     work = {
@@ -44,20 +44,16 @@ def _gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
 
 
 def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, float]) -> dict[str, float]:
-    """What the contestant computes, if it agrees with the reference.
-
-    Raises:
-        DisagreementError: if it does not.
-    """
+    """What the contestant computes. Raises DisagreementError if it is not what the reference does."""
     found = measure_work(contestant, batch)
     loss_tolerance, norm_tolerance = TOLERANCES["bf16" if contestant.entry.bf16 else "float32"]
     for quantity, expected in reference.items():
         tolerance = norm_tolerance if quantity.endswith("gradient") else loss_tolerance
         if not abs(found[quantity] - expected) <= tolerance * abs(expected):
             raise DisagreementError(
-                f"{contestant.name} does other work than the stock towers: its {quantity} is {found[quantity]:.6g}, "
-                f"theirs {expected:.6g} (same weights, batch and fills, no dropout). Nothing was timed: repair it, or "
-                "leave it out with --contestants."
+                f"{contestant.entry.name} does other work than the stock towers: its {quantity} is "
+                f"{found[quantity]:.6g}, theirs {expected:.6g} (same weights, batch and fills, no dropout). Nothing "
+                "was timed: repair it, or leave it out with --contestants."
             )
     return found
 

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import importlib.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 from unittest import mock
@@ -36,12 +35,7 @@ class Losses(NamedTuple):
 
 
 class Arrangement(nn.Module, ABC):
-    """Two towers, and how their losses are computed.
-
-    Attributes:
-        description: what it does, in a table.
-        generator_encoder, discriminator: modules at whose borders the phases of a forward pass are told apart.
-    """
+    """Two towers, and how their losses are computed."""
 
     description: ClassVar[str]
     generator_encoder: nn.Module
@@ -56,13 +50,8 @@ class Arrangement(nn.Module, ABC):
         """Compiles what is called once a step."""
 
     def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            get_parameter_groups(self, WEIGHT_DECAY),
-            lr=LEARNING_RATE,
-            eps=EPSILON,
-            fused=True,
-            capturable=capturable,
-        )
+        groups = get_parameter_groups(self, WEIGHT_DECAY)
+        return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True, capturable=capturable)
 
 
 class StockTowers(Arrangement):
@@ -74,6 +63,10 @@ class StockTowers(Arrangement):
         self.discriminator.base_model.embeddings = self.generator.base_model.embeddings
         self.weights = (pair.config.generator_weight, pair.config.discriminator_weight)
         self.generator_encoder = self.generator.base_model
+
+    def compile_parts(self) -> None:
+        self.generator.compile(dynamic=False)
+        self.discriminator.compile(dynamic=False)
 
     def add_up(self, generator_loss: Tensor, discriminator_loss: Tensor) -> Losses:
         of_generator, of_discriminator = self.weights
@@ -112,10 +105,6 @@ class Naive(StockTowers):
                 corrupted_BL = batch.inputs["input_ids"].clone()
                 corrupted_BL[masked_BL] = torch.multinomial(probabilities_MV, 1).squeeze(-1)
         return self.add_up(output.loss, self.discriminate(batch, corrupted_BL))
-
-    def compile_parts(self) -> None:
-        self.generator.compile(dynamic=False)
-        self.discriminator.compile(dynamic=False)
 
 
 class Gathered(StockTowers):
@@ -190,10 +179,6 @@ class ElectraPytorch(StockTowers):
             gumbel_sample=lambda t, temperature: corrupted_BL[masked_BL],
         )
 
-    def compile_parts(self) -> None:
-        self.generator.compile(dynamic=False)
-        self.discriminator.compile(dynamic=False)
-
 
 class _Logits(nn.Module):
     def __init__(self, tower: nn.Module) -> None:
@@ -262,14 +247,8 @@ MODIFIERS = ("bf16", "compiled", "graph")
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's name, taken apart.
-
-    Attributes:
-        base: key of `ARRANGEMENTS` or `APART`.
-        bf16: under bfloat16 autocast.
-        compiled: under `torch.compile`.
-        graph: the whole step, optimizer included, as one CUDA graph.
-    """
+    """A contestant's name, taken apart: a key of `ARRANGEMENTS` or `APART`; bfloat16 autocast; `torch.compile`; the
+    whole step, optimizer included, as one CUDA graph."""
 
     base: str
     bf16: bool = False
@@ -278,21 +257,17 @@ class Entry:
 
     @classmethod
     def parse(cls, name: str) -> Entry:
-        """Raises:
-        ValueError: for a name that means nothing.
-        """
+        """Raises ValueError for a name that means nothing."""
         base, given = name, []
         while (ending := base.rpartition("-")[2]) in MODIFIERS:
             given.append(ending)
             base = base.removesuffix(f"-{ending}")
         known = [*ARRANGEMENTS, *APART]
-        if base not in known or len(set(given)) < len(given) or (base == ORIGINAL and given):
+        if base not in known or (base == ORIGINAL and given) or (base in LOOPS and "graph" in given):
             raise ValueError(
-                f"There is no contestant {name!r}: give one of {', '.join(known)}, with any of "
-                f"{', '.join(f'-{modifier}' for modifier in MODIFIERS)} behind it."
+                f"There is no contestant {name!r}: give one of {', '.join(known)}, with any of -bf16, -compiled and "
+                f"-graph behind it ({ORIGINAL} has none, a loop no graph)."
             )
-        if base in LOOPS and "graph" in given:
-            raise ValueError(f"There is no contestant {name!r}: a graph is the whole step, which {base} makes itself.")
         return cls(base, **dict.fromkeys(given, True))
 
     @property
@@ -310,7 +285,7 @@ class Entry:
 
 
 def default_entries(cuda: bool, bf16_pays: bool) -> list[str]:
-    """What suits a device, as names."""
+    """Names of contestants that suit a device."""
     peers = ("naive", "gathered", "electra-pytorch")
     if not cuda:
         slow = [*peers, "ours", "ours-compiled"]
@@ -327,17 +302,14 @@ def why_absent(entry: Entry, workload: Workload | None = None) -> str | None:
     if workload is not None and workload.backbone and entry.base in ("electra-pytorch", ORIGINAL):
         return "it trains ELECTRA alone, so it has no --backbone"
     if entry.base == "electra-pytorch" and importlib.util.find_spec("electra_pytorch") is None:
-        return (
-            "the package is not installed: pip install --no-deps electra-pytorch==0.1.2 (it asks for transformers "
-            "3.0.2, but runs with any)"
-        )
+        return "it is not installed: pip install --no-deps electra-pytorch==0.1.2"
     if entry.graph and not torch.cuda.is_available():
         return "CUDA graphs need a CUDA device"
     return None
 
 
 class Contestant:
-    """An arrangement with its optimizer, made ready to step."""
+    """An arrangement with its optimizer, ready to step."""
 
     def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
         self.entry, self.device = entry, pair.device
@@ -348,10 +320,6 @@ class Contestant:
         if entry.compiled:
             self.arrangement.compile_parts()
         self._graph: _Graph | None = None
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
     def losses(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
         # What autocast keeps between calls would lie outside of a graph.
@@ -374,14 +342,6 @@ class Contestant:
         if self._graph is None:
             self._graph = _Graph(self, batch)
         self._graph.replay(batch)
-
-    @contextlib.contextmanager
-    def without_dropout(self) -> Iterator[None]:
-        self.arrangement.eval()
-        try:
-            yield
-        finally:
-            self.arrangement.train()
 
 
 class _Graph:

@@ -15,17 +15,12 @@ Weights are random: they do not matter here. Last on stdout is the report as one
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import reporting
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraForPreTraining
@@ -33,11 +28,10 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.finetuning.finetune import LoraArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.finetune import OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.run import FineTuning, Job
 from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
 from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.tasks import get_task
 
 
 CONTESTANTS = {"by length": "group_by_length", "random": "random", "fixed": "random"}
@@ -64,23 +58,15 @@ def prepare(options: argparse.Namespace, directory: str) -> tuple[FineTuning, Jo
     config: Any = ElectraRTDConfig.from_size(options.size, vocab_size=len(tokenizer)).discriminator_config
     ElectraForPreTraining(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
-    task_args = TaskArguments(
-        model_name_or_path=directory,
-        benchmark=options.benchmark,
-        task_name=[options.task_name],
-        data_dir=options.data_dir,
-        max_seq_length=options.max_seq_length,
-        size=options.size,
-    )
-    args = FineTuningArguments(
-        output_dir=directory,
-        max_steps=options.steps,
-        per_device_train_batch_size=options.batch_size,
-        disable_tqdm=True,
-        report_to="none",
-    )
-    fine_tuning = FineTuning(task_args, OwnTaskArguments(), LoraArguments(), args)
-    return fine_tuning, fine_tuning.prepare(get_task(options.benchmark, options.task_name))
+    names = ("benchmark", "data_dir", "max_seq_length", "size")
+    given = {name: getattr(options, name) for name in names}
+    task_args = TaskArguments(model_name_or_path=directory, task_name=[options.task_name], **given)
+    steps: Any = {"max_steps": options.steps, "per_device_train_batch_size": options.batch_size}
+    args = FineTuningArguments(output_dir=directory, disable_tqdm=True, report_to="none", **steps)
+    fine_tuning = FineTuning(task_args, OwnTaskArguments(), args)
+    (job,) = fine_tuning.jobs
+    fine_tuning.prepare(job)
+    return fine_tuning, job
 
 
 def examples_per_second(fine_tuning: FineTuning, job: Job, contestant: str, seed: int) -> tuple[float, float]:
@@ -106,7 +92,7 @@ def examples_per_second(fine_tuning: FineTuning, job: Job, contestant: str, seed
     return job.settings["batch_size"] * trainer.state.global_step / seconds, real / padded
 
 
-def main(argv: list[str] | None = None) -> dict[str, Any]:
+def main(argv: list[str] | None = None) -> None:
     options = parse(argv)
     transformers_logging.disable_progress_bar()  # one for every model that is read
     asked = ("task_name", "size", "batch_size", "max_seq_length", "steps", "rounds")
@@ -119,20 +105,15 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
             for name, rounds in found.items():
                 rounds.append(examples_per_second(fine_tuning, job, name, seed=round_number))
                 reporting.say(f"round {round_number + 1} of {options.rounds}: {name} {rounds[-1][0]:,.1f} examples/s")
-    base = statistics.median(speed for speed, _ in found["fixed"])
-    table = Table("batches", "examples/s", "x fixed", "tokens that are no padding")
+    base, cells = statistics.median(speed for speed, _ in found["fixed"]), []
     report["rows"] = []
     for name, rounds in found.items():
         speed, real = (statistics.median(values) for values in zip(*rounds, strict=True))
-        report["rows"].append(
-            {"what": name, "examples_per_second": speed, "x_fixed": speed / base, "real_share": real}
-        )
-        table.add_row(name, f"{speed:,.1f}", f"{speed / base:.2f}", f"{real:.0%}")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-    if options.output_dir is not None:
-        reporting.say(f"Written: {reporting.write_json(report, Path(options.output_dir))}")
-    print(json.dumps(report))
-    return report
+        row = {"what": name, "examples_per_second": speed, "x_fixed": speed / base, "real_share": real}
+        report["rows"].append(row)
+        cells.append([name, f"{speed:,.1f}", f"{speed / base:.2f}", f"{real:.0%}"])
+    headings = ["batches", "examples/s", "x fixed", "tokens that are no padding"]
+    reporting.finish(report, headings, cells, output_dir=options.output_dir)
 
 
 if __name__ == "__main__":

@@ -31,15 +31,7 @@ from hf_electra_rtd.training.console import RTDPrinterCallback
 
 
 class Loop:
-    """What both loops have.
-
-    Args:
-        entry: how it is run.
-        pair: its weights are copied.
-        rows: what it trains on.
-        warmup: steps at the beginning of every run that are not timed.
-        clock: of the device.
-    """
+    """What both loops have. The first `warmup` steps of every run are not timed."""
 
     def __init__(
         self, entry: Entry, pair: ElectraForRTDPretraining, rows: Rows, warmup: int, clock: Callable[[], float]
@@ -48,10 +40,6 @@ class Loop:
         self.model = copy_pair(pair).train()
         if entry.compiled:
             self.model.compile(dynamic=False)
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
 
 class BareLoop(Loop):
@@ -166,7 +154,7 @@ class GoogleElectra:
             "config": {
                 "vocab_size": workload.vocab_size,
                 "embedding_size": tower.embedding_size,
-                "generator_hidden_size": workload.generator_size or get_size(workload.size).generator_hidden_size,
+                "generator_hidden_size": get_size(workload.size).generator_hidden_size,
                 "mask_prob": workload.mask_probability,
                 "max_seq_length": workload.max_seq_length,
                 "model_hparam_overrides": {**sizes, **dropouts},
@@ -178,10 +166,6 @@ class GoogleElectra:
             pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             self._process = subprocess.Popen(command, text=True, **pipes)
         self.first_loss = self._read()
-
-    @property
-    def name(self) -> str:
-        return self.entry.name
 
     def run(self, steps: int) -> float:
         self._process.stdin.write(f"{steps}\n")
@@ -195,5 +179,5 @@ class GoogleElectra:
         line = self._process.stdout.readline()
         if not line:
             self._process.wait()
-            raise ValueError(f"{self.name} ended: {self._said.read_text().strip()[-2000:]}")
+            raise ValueError(f"{self.entry.name} ended: {self._said.read_text().strip()[-2000:]}")
         return float(line)

@@ -183,7 +183,7 @@ class Step(NamedTuple):
 
 def correctness(job: Job) -> None:
     """Names the machine; then a step against float64 on the CPU, and some steps of training beside the CPU's."""
-    facts = {**collect_hardware(), "versions": collect_versions(), "cuda": torch.version.cuda, "driver": _driver()}
+    facts = {**collect_hardware(), "versions": collect_versions(), "cuda": torch.version.cuda}
     job.tell("machine", torch=torch.__version__, **facts)
     if job.is_gpu and not torch.cuda.is_available():
         raise RuntimeError("There is no CUDA device. Try the script itself with --device cpu --size tiny.")
@@ -244,14 +244,6 @@ def train(contestant: Contestant, batches: Sequence[Batch]) -> Tensor:
         contestant.update()
         losses.append(loss.detach())
     return torch.stack(losses).double().cpu()
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"unknown ({type(error).__name__})"
 
 
 def tests(job: Job) -> None:
@@ -514,30 +506,24 @@ def run_part(job: Job) -> int:
     return 0
 
 
-@contextmanager
-def begin(job: Job) -> Iterator[subprocess.Popen[str]]:
-    """The process of a part, in a directory of its own. It imports what it needs, and then waits to hear on stdin when
-    its time ends. Whatever it began ends with it."""
-    options = ["--out", str(job.out), "--device", job.device, "--size", job.size, "--parts", job.part, "--child"]
+def run_apart(job: Job) -> None:
+    """Runs a part in a process and a directory of its own, to its time at most, and tells how it ended. Whatever the
+    process began ends with it."""
+    began = time.time()
+    options = ["--out", str(job.out), "--device", job.device, "--size", job.size, "--parts", job.part]
+    early = f"{job.until - 0.07 * job.left}"  # so that it can end by itself
     command = [sys.executable, str(Path(__file__).resolve()), *([str(job.blocks)] if job.blocks else []), *options]
     with tempfile.TemporaryDirectory() as directory, open(job.out / ERRORS, "a", encoding="utf-8") as errors:
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": errors, "text": True}
-        with subprocess.Popen(command, cwd=directory, start_new_session=True, **pipes) as child:
-            try:
-                yield child
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-
-
-def keep_time(job: Job, child: subprocess.Popen[str], limit: float) -> None:
-    """Lets the process of a part go on for so many seconds at most, and tells how it ended."""
-    began = time.time()
-    try:
-        child.communicate(f"{began + 0.93 * limit}\n", timeout=limit)  # a little early, so that it can end by itself
-        how = {0: "done", 1: "failed"}.get(child.returncode, f"died with status {child.returncode}")
-    except subprocess.TimeoutExpired:
-        how = "stopped, its time was over"
+        child = subprocess.Popen([*command, "--until", early], cwd=directory, stderr=errors, start_new_session=True)
+        try:
+            status = child.wait(job.left)
+            how = {0: "done", 1: "failed"}.get(status, f"died with status {status}")
+        except subprocess.TimeoutExpired:
+            how = "stopped, its time was over"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     ok = False if job.part == "correctness" and how != "done" else None
     told = [] if how == "done" else (job.out / ERRORS).read_text(encoding="utf-8").splitlines()[-15:]
     job.tell(f"ended: {how}", ok, seconds=time.time() - began, stderr=told)
@@ -570,29 +556,24 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(%(default)s)")
     parser.add_argument("--size", choices=WORKLOADS, default="small", help="tiny tries the script (%(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(all)")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # of the process of a part
     options = parser.parse_args(argv)
     blocks, out = options.blocks and options.blocks.resolve(), options.out.resolve()
     if blocks is not None and not (blocks / "train.blocks").is_file():
         parser.error(f"{options.blocks} holds no train.blocks. Make it with `hf-electra-rtd prepare`.")
     began = psutil.Process().create_time()  # the imports took time, too
-    until = float(sys.stdin.readline()) if options.child else began + 60 * options.minutes - 3
+    until = options.until or began + 60 * options.minutes - 3
     jobs = [Job(part, options.device, options.size, blocks, out, until) for part in options.parts]
-    if options.child:
+    if options.until:
         return run_part(jobs[0])
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the parts, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the part, too
     out.mkdir(parents=True, exist_ok=True)
     for name in (RESULTS, REPORT, ERRORS):
         (out / name).write_text("", encoding="utf-8")
-    with ExitStack() as current:
-        following = current.enter_context(begin(jobs[0]))
-        for place, job in enumerate(jobs):
-            child, before = following, current.pop_all()
-            if place + 1 < len(jobs):
-                following = current.enter_context(begin(jobs[place + 1]))  # it imports while this one works
-            weights = [PARTS[each.part][1] for each in jobs[place:]]
-            with before:
-                keep_time(job, child, max(1.0, job.left * weights[0] / sum(weights)))
+    for place, job in enumerate(jobs):
+        weights = [PARTS[each.part][1] for each in jobs[place:]]
+        share = weights[0] / sum(weights)
+        run_apart(replace(job, until=time.time() + max(1.0, job.left * share)))
     findings = read_findings(out)
     for line in summarize(findings):
         append(out / REPORT, line, echo=True)

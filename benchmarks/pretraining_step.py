@@ -6,7 +6,6 @@
     python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
     python benchmarks/pretraining_step.py --contestants naive ours ours-compiled loop trainer
     python benchmarks/pretraining_step.py --backbone examples/backbones/modernbert-tiny.json --dropout 0 --steps 4
-    python benchmarks/pretraining_step.py --sweep max_seq_length vocab_size --output_dir benchmarks/results
 
 All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
 clipping and kind of optimizer (AdamW, decay in two groups). Before anything is timed, their losses and the norm of
@@ -36,132 +35,88 @@ from collections.abc import Sequence
 from typing import Any
 
 import reporting
-import sweeps
 import torch
 from agreement import DisagreementError
-from contest import Plan, compete, measure_memory, memory_in_new_process
+from contest import Plan, compete, measure_memory
 from contestants import ORIGINAL, Entry, default_entries, why_absent
 from reporting import say
-from timing import bf16_pays, measure_gemm_peak
+from timing import measure_gemm_peak
 from workload import Workload
 
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
 
 
+STEP = {  # fields of `Workload`
+    "size": "named size",
+    "backbone": "configuration of another encoder, in place of --size",
+    "vocab_size": "tokens of the vocabulary",
+    "batch_size": "rows a step; on CUDA 128, as in the paper",
+    "max_seq_length": "tokens a row",
+    "mask_probability": "share that is masked",
+    "dropout": "in both towers",
+    "seed": "of weights, rows and masks",
+}
 SHORT = {"batch_size": 8, "rounds": 3, "steps": 1}
 SHORT_CONTESTANTS = ["naive", "gathered", "electra-pytorch", "ours", "loop", "trainer"]
-
-
-# ---- Command line ----
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    step = parser.add_argument_group("the step")
-    default = Workload()
-    step.add_argument("--size", default=default.size, choices=sorted(SIZES), help="named size (%(default)s)")
-    step.add_argument("--backbone", metavar="FILE", help="configuration of another encoder, in place of --size")
-    step.add_argument("--vocab_size", type=int, default=default.vocab_size, help="(%(default)s)")
-    step.add_argument(
-        "--batch_size", type=int, help=f"rows a step ({default.batch_size}; on CUDA 128, as in the paper)"
-    )
-    step.add_argument("--max_seq_length", type=int, default=default.max_seq_length, help="tokens a row (%(default)s)")
-    step.add_argument(
-        "--mask_probability", type=float, default=default.mask_probability, help="share that is masked (%(default)s)"
-    )
-    step.add_argument(
-        "--generator_size", type=float, help="generator's width as a fraction of the discriminator's (the size's own)"
-    )
-    step.add_argument("--dropout", type=float, default=default.dropout, help="in both towers (%(default)s)")
-    step.add_argument("--seed", type=int, default=default.seed, help="of weights, rows and masks (%(default)s)")
-    how = parser.add_argument_group("how to measure")
-    how.add_argument("--contestants", nargs="+", metavar="NAME", help="(all that suit the device)")
-    how.add_argument("--google_electra", metavar="DIR", help="a checkout of google-research/electra: a contestant")
-    how.add_argument("--tensorflow_python", metavar="PATH", help="interpreter with TensorFlow 2.15, to run it")
-    how.add_argument("--rounds", type=int, help="of each contestant, by turns (5)")
-    how.add_argument("--steps", type=int, help="steps a round (2; on CUDA 50)")
-    how.add_argument("--warmup", type=int, help="steps that are not timed (1; on CUDA 20)")
-    how.add_argument("--device", choices=("cpu", "cuda"), help="(cuda where there is one)")
-    how.add_argument("--threads", type=int, help="CPU threads (all cores)")
-    how.add_argument("--sync_check", action="store_true", help="CUDA: report who waits for the device within a step")
-    how.add_argument("--short", action="store_true", help="8 rows a step, few rounds, nothing that compiles")
-    what = parser.add_argument_group("what comes out")
-    what.add_argument("--output_dir", help="write the report there, as JSON and Markdown")
-    what.add_argument(
-        "--sweep",
-        nargs="*",
-        choices=list(sweeps.AXES),
-        metavar="AXIS",
-        help=f"vary {', '.join(sweeps.AXES)} (all, or those given) for few contestants, and draw curves",
-    )
-    parser.add_argument("--measure_memory", metavar="NAME", help=argparse.SUPPRESS)
-    return parser
+HEADINGS = ["contestant", "ms a step", "p10 - p90", "tokens/s", "x naive", "GFLOP/s", "of GEMM peak", "peak MiB"]
 
 
 def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Plan]:
-    """Options with what follows from the device.
-
-    Raises:
-        ValueError: for what cannot be measured here.
-    """
-    parser = make_parser()
-    if parser.parse_args(argv).short:
+    """Options with what follows from the device."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, about in STEP.items():
+        default = getattr(Workload(), name)
+        kind = str if default is None else type(default)
+        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{about} (%(default)s)")
+    parser.add_argument("--contestants", nargs="+", metavar="NAME", help="(all that suit the device)")
+    parser.add_argument("--google_electra", metavar="DIR", help="a checkout of google-research/electra: a contestant")
+    parser.add_argument("--tensorflow_python", metavar="PATH", help="interpreter with TensorFlow 2.15, to run it")
+    parser.add_argument("--rounds", type=int, default=5, help="of each contestant, by turns (%(default)s)")
+    parser.add_argument("--steps", type=int, default=2, help="steps a round (%(default)s; on CUDA 50)")
+    parser.add_argument("--warmup", type=int, default=1, help="steps that are not timed (%(default)s; on CUDA 20)")
+    cuda = torch.cuda.is_available()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu", help="(%(default)s)")
+    parser.add_argument("--threads", type=int, default=count_cores(), help="CPU threads (%(default)s)")
+    parser.add_argument("--short", action="store_true", help="8 rows a step, few rounds, nothing that compiles")
+    parser.add_argument("--output_dir", help="write the report there, as JSON")
+    parser.add_argument("--measure_memory", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.device == "cuda":
+        parser.set_defaults(steps=50, warmup=20, batch_size=128)
+    if options.short:
         parser.set_defaults(**SHORT)
     options = parser.parse_args(argv)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("There is no CUDA device: leave --device out, or give --device cpu.")
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    cuda = device == "cuda"
-    if options.sync_check and not cuda:
-        raise ValueError("--sync_check asks who waits for a CUDA device: leave it out on a CPU.")
-    if (options.google_electra is None) != (options.tensorflow_python is None):
-        raise ValueError("--google_electra and --tensorflow_python go together.")
-    original = None if options.google_electra is None else (options.google_electra, options.tensorflow_python)
-    if original is None and ORIGINAL in (options.contestants or ()):
-        raise ValueError(f"{ORIGINAL} needs --google_electra DIR and --tensorflow_python PATH.")
-    defaults = {
-        "threads": count_cores(),
-        "rounds": 5,
-        "steps": 50 if cuda else 2,
-        "warmup": 20 if cuda else 1,
-        "batch_size": 128 if cuda else Workload().batch_size,
-    }
-    for name, value in defaults.items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    workload = Workload(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Workload)})
-    workload.config()  # refuses a generator that cannot be built
-    plan = Plan(device, options.threads, options.rounds, options.steps, options.warmup, options.sync_check, original)
-    return options, workload, plan
+    original = (options.google_electra, options.tensorflow_python)
+    if None in original and (any(original) or ORIGINAL in (options.contestants or ())):
+        parser.error(f"{ORIGINAL} needs --google_electra DIR and --tensorflow_python PATH.")
+    workload = Workload(**{name: getattr(options, name) for name in STEP})
+    plan = {name: getattr(options, name) for name in ("device", "threads", "rounds", "steps", "warmup")}
+    return options, workload, Plan(**plan, original=original if any(original) else None)
 
 
-def default_names(options: argparse.Namespace, plan: Plan) -> list[str]:
-    if options.sweep is not None:
-        return sweeps.default_names(bf16_pays(plan.device))
-    original = [] if plan.original is None else [ORIGINAL]
-    if options.short:
-        return [*SHORT_CONTESTANTS, *original]
-    return [*default_entries(plan.device == "cuda", bf16_pays(plan.device)), *original]
-
-
-def choose_entries(names: Sequence[str], workload: Workload, asked_for: bool) -> tuple[list[Entry], dict[str, str]]:
+def choose_entries(options: argparse.Namespace, workload: Workload) -> tuple[list[Entry], dict[str, str]]:
     """Who competes, and who is left out, with the reason.
 
     Raises:
         ValueError: for a name that means nothing, or, where the names were asked for, who cannot compete.
     """
+    cuda = options.device == "cuda"
+    names = options.contestants
+    if names is None:
+        names = SHORT_CONTESTANTS if options.short else default_entries(cuda, cuda or products.bfloat16_gain() > 1)
+        names = [*names, *([ORIGINAL] if options.google_electra else [])]
     entries, left_out = [], {}
     for name in dict.fromkeys(names):
         entry = Entry.parse(name)
         reason = why_absent(entry, workload)
         if reason is None:
             entries.append(entry)
-        elif asked_for:
+        elif options.contestants is not None:
             raise ValueError(f"{name} cannot compete: {reason}.")
         else:
-            left_out[entry.name] = reason
+            left_out[name] = reason
+            say(f"{name} is left out: {reason}")
     return entries, left_out
 
 
@@ -174,62 +129,63 @@ def measure_peaks(workload: Workload, entries: Sequence[Entry], device: str) -> 
     return found
 
 
-def _best(peak: dict[str, Any]) -> float:
-    return float(peak["best"])
+def make_cells(row: dict[str, Any]) -> list[str]:
+    speedup, memory = row["speedup"], row["peak_memory_bytes"]
+    return [
+        row["name"],
+        f"{row['median_ms']:,.1f}",
+        f"{row['p10_ms']:,.1f} - {row['p90_ms']:,.1f}",
+        f"{row['tokens_per_second']:,.0f}",
+        "" if speedup is None else f"{speedup:.2f}",
+        f"{row['model_flops_per_second'] / 1e9:,.0f}",
+        f"{row['gemm_share']:.1%}",
+        "" if memory is None else f"{memory / 2**20:,.0f}",
+    ]
 
 
-def main(argv: Sequence[str]) -> dict[str, Any]:
-    """Measures, saves, shows, and returns the report."""
+def make_notes(report: dict[str, Any]) -> list[str]:
+    """What stands below the table."""
+    config, hardware = report["config"], report["hardware"]
+    workload = config["workload"]
+    machine = ", ".join(hardware["accelerators"]) if config["device"] == "cuda" else hardware["processor"]
+    peaks = ", ".join(f"{name} {peak['best'] / 1e9:,.0f} GFLOP/s" for name, peak in report["gemm_peak"].items())
+    return [
+        f"{workload['backbone'] or workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens, "
+        f"vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; "
+        f"{config['rounds']} rounds of {config['steps']} steps; {machine}, {config['threads']} CPU threads",
+        f"GEMM peak: {peaks}. Load average before the start: {report['load_average'][0]:.2f}.",
+        f"{report['flops'] / 1e9:,.1f} GFLOP a step with a gathered head, the same count for everybody.",
+        *(f"{row['name']}: {row['description']}" for row in report["rows"]),
+        *(f"{name} was left out: {reason}" for name, reason in report["left_out"].items()),
+    ]
+
+
+def main(argv: Sequence[str]) -> None:
     options, workload, plan = read_options(argv)
     torch.set_num_threads(plan.threads)
     if options.measure_memory is not None:  # a process that `memory_in_new_process` began
-        alone = {"peak_memory_bytes": measure_memory(workload, Entry.parse(options.measure_memory), plan)}
-        print(json.dumps(alone))
-        return alone
-    names = options.contestants or default_names(options, plan)
-    entries, left_out = choose_entries(names, workload, asked_for=options.contestants is not None)
-    for name, reason in left_out.items():
-        say(f"{name} is left out: {reason}")
-
+        print(json.dumps({"peak_memory_bytes": measure_memory(workload, Entry.parse(options.measure_memory), plan)}))
+        return
+    entries, left_out = choose_entries(options, workload)
     how = {**dataclasses.asdict(plan), "original": plan.original is not None}  # no path of this machine
-    config = {"workload": dataclasses.asdict(workload), "contestants": names, **how}
-    benchmark = "pretraining_step" if options.sweep is None else "pretraining_step_sweep"
-    report = reporting.describe_run(benchmark, config)
-    if report["load_average"] and report["load_average"][0] > 0.5:
+    config = {"workload": dataclasses.asdict(workload), "contestants": [entry.name for entry in entries], **how}
+    report = reporting.describe_run("pretraining_step", config)
+    if report["load_average"][0] > 0.5:
         say(f"The machine is busy (load average {report['load_average'][0]:.2f}): times will be too long.")
     if plan.device == "cpu":
         report["products"] = {"library": products.library(), "gflops": products.speeds()}
         say(f"Matrix products in float32 by {products.library()}; GFLOP/s: {products.speeds()}")
-    report["gemm_peak"] = measure_peaks(workload, entries, plan.device)
-
-    if options.sweep is not None:
-
-        def compete_at(point: Workload) -> dict[str, Any]:
-            return compete(point, entries, plan, report["gemm_peak"], say, with_phases=False)
-
-        axes = options.sweep or list(sweeps.AXES)
-        report["points"] = sweeps.sweep(workload, axes, plan.device == "cuda", compete_at, say)
-        report["left_out"] = left_out
-        save, show = sweeps.save, sweeps.show
-    else:
-
-        def memory_of(entry: Entry) -> int:
-            return memory_in_new_process(workload, entry, plan)
-
-        report["flops"] = workload.flops()
-        report |= compete(workload, entries, plan, report["gemm_peak"], say, memory_of=memory_of)
-        report["left_out"] |= left_out
-        # A neighbour on the machine can spoil one measurement of the peak: take the better of before and after.
-        later = measure_peaks(workload, entries, plan.device)
-        report["gemm_peak"] = {name: max(report["gemm_peak"][name], later[name], key=_best) for name in later}
-        for row in report["rows"]:
-            peak = report["gemm_peak"][Entry.parse(row["name"]).dtype_name]["best"]
-            row["gemm_share"] = row["model_flops_per_second"] / peak
-        save, show = reporting.save, reporting.show
-    if options.output_dir is not None:
-        say(f"Written: {save(report, options.output_dir)}")
-    show(report)
-    return report
+    before, report["flops"] = measure_peaks(workload, entries, plan.device), workload.flops()
+    report |= compete(workload, entries, plan, before)
+    report["left_out"] |= left_out
+    # A neighbour on the machine can spoil one measurement of the peak: take the better of before and after.
+    after = measure_peaks(workload, entries, plan.device)
+    report["gemm_peak"] = {name: max(before[name], after[name], key=lambda peak: peak["best"]) for name in after}
+    for row in report["rows"]:
+        peak = report["gemm_peak"][Entry.parse(row["name"]).dtype_name]["best"]
+        row["gemm_share"] = row["model_flops_per_second"] / peak
+    cells = map(make_cells, report["rows"])
+    reporting.finish(report, HEADINGS, cells, make_notes(report), options.output_dir)
 
 
 if __name__ == "__main__":

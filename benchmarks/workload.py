@@ -14,7 +14,6 @@ from transformers import AutoConfig, BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
 from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.configuration_electra_rtd import derive_generator_config
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
@@ -24,26 +23,14 @@ from hf_electra_rtd.ops import IGNORED, num_masked
 
 @dataclass(frozen=True)
 class Workload:
-    """One optimizer step.
-
-    Attributes:
-        size: a named size.
-        vocab_size: V.
-        batch_size: B.
-        max_seq_length: L; every row is full.
-        mask_probability: share of a row that is masked.
-        generator_size: the generator's width as a fraction of the discriminator's; None for that of the size.
-        dropout: of hidden layers and attention, in both towers.
-        seed: of weights, rows, masks and samples.
-        backbone: the configuration of an encoder of another family, in place of the size's.
-    """
+    """One optimizer step: both towers of a named size (or with `backbone`, the configuration of another encoder), and
+    full rows."""
 
     size: str = "small"
     vocab_size: int = 30522
     batch_size: int = 16
     max_seq_length: int = 128
     mask_probability: float = 0.15
-    generator_size: float | None = None
     dropout: float = 0.1
     seed: int = 0
     backbone: str | None = None
@@ -61,16 +48,13 @@ class Workload:
         if self.backbone is not None:
             tower = AutoConfig.from_pretrained(self.backbone, vocab_size=self.vocab_size)
             tower.update({name: self.dropout for name in DROPOUTS if hasattr(tower, name)})
-            generator = derive_generator_config(tower, self.generator_size)
-            return ElectraRTDConfig(discriminator_config=tower, generator_config=generator)
-        width = {} if self.generator_size is None else {"generator_hidden_size": self.generator_size}
+            return ElectraRTDConfig(discriminator_config=tower)
         return ElectraRTDConfig.from_size(
             self.size,
             vocab_size=self.vocab_size,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout,
             max_position_embeddings=max(512, self.max_seq_length),
-            **width,
         )
 
     def flops(self) -> int:
@@ -79,25 +63,17 @@ class Workload:
 
     def gemm_shapes(self) -> list[tuple[int, int, int]]:
         """(m, k, n) of products that occur in a step."""
-        config = self.config()
-        shapes = [
-            shape
-            for tower in config.towers.values()
-            for shape in (
-                (self.tokens, tower.hidden_size, tower.hidden_size),
-                (self.tokens, tower.hidden_size, tower.intermediate_size),
-                (self.tokens, tower.intermediate_size, tower.hidden_size),
-            )
-        ]
+        config, shapes = self.config(), []
+        for tower in config.towers.values():
+            hidden, between = tower.hidden_size, tower.intermediate_size
+            shapes += [(self.tokens, *pair) for pair in ((hidden, hidden), (hidden, between), (between, hidden))]
         embedding_size = size_of(config.generator_config, "embedding_size")
         return [*shapes, (self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
 
     def tokenizer(self) -> BertTokenizer:
         words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))
-        return BertTokenizer(
-            vocab={token: index for index, token in enumerate([*SPECIAL_TOKENS, *words])},
-            model_max_length=self.max_seq_length,
-        )
+        vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *words])}
+        return BertTokenizer(vocab=vocab, model_max_length=self.max_seq_length)
 
     def write_rows(self, directory: str | os.PathLike[str], num_sequences: int) -> BlockFile:
         """`[CLS] A [SEP] B [SEP]` of random words, as a block file in `directory`."""

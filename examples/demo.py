@@ -71,10 +71,9 @@ def make_demo(arguments: argparse.Namespace) -> Any:
         remarks = [token.verdict[0] for token in tokens]
         for place, (token, name) in enumerate(zip(tokens, originals, strict=True)):
             remarks[place] += f" (was {name})" if token.original != token.corrupted else ""
-        found = describe_verdicts(tokens)
         return (
             f'<p class="masked">{escape(masked)}</p><table class="fills">{_row("th", FILL_COLUMNS)}{rows}</table>'
-            f"<p><b>{escape(found[0].upper() + found[1:])}.</b></p>"
+            f"<p><b>{escape(describe_verdicts(tokens))}.</b></p>"
             f"{heat_map(tokens, names, remarks)}"
         )
 

@@ -42,9 +42,8 @@ def train(run: pretrain.Run) -> None:
     # Loaders have a generator: each draws a number when it begins, which dropout must not miss after resuming.
     options = {"collate_fn": run.collator, "num_workers": args.dataloader_num_workers, "generator": torch.Generator()}
     loader = DataLoader(run.stream, args.per_device_train_batch_size, **options)
-    parts = (run.held_out, run.old_held_out)
-    held_out, old = (each and DataLoader(each, args.per_device_eval_batch_size, **options) for each in parts)
-    prepared, optimizer, loader, held_out, old = accelerator.prepare(model, optimizer, loader, held_out, old)
+    held_out = run.held_out and DataLoader(run.held_out, args.per_device_eval_batch_size, **options)
+    prepared, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
     bigram.count_text(model, run.stream, run.tokenizer)
     meters.set_yardstick(model, run.stream, run.held_out)
 
@@ -69,10 +68,7 @@ def train(run: pretrain.Run) -> None:
     def evaluate() -> None:
         with clock.paused():
             log(meters.evaluate_held_out(prepared, held_out, accelerator))
-            if old:
-                with meters.without_yardsticks(model):
-                    log(meters.evaluate_held_out(prepared, old, accelerator, meters.OLD))
-            meters.warn_if_flat(state)
+        meters.warn_if_flat(state)
 
     prepared.train()
     if args.eval_on_start:
@@ -126,8 +122,9 @@ def main(argv: list[str]) -> int:
         expected = type(run.args)(**{name: getattr(run.args, name) for name in OBEYED.split()})
         others = [field.name for field in fields(expected) if field.init and field.name not in OBEYED.split()]
         refused = [f"--{name}" for name in others if getattr(run.args, name) != getattr(expected, name)]
-        if refused or run.arguments.dry_run:
-            raise ValueError(f"This loop does not obey {refused or '--dry_run'}. Use hf-electra-rtd pretrain.")
+        refused += [f"--{name}" for name in ("dry_run", "old_held_out_files") if getattr(run.arguments, name)]
+        if refused:
+            raise ValueError(f"This loop does not obey {', '.join(refused)}. Use hf-electra-rtd pretrain.")
         pretrain.prepare_output_dir(run)
         train(run)
     return 0

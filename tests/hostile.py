@@ -92,20 +92,10 @@ FAIL {prepare --{train_files,held_out_files,tokenizer},pretrain --{model_config,
 FAIL finetune --{model_name_or_path,train_file,validation_file,test_file,tokenizer,config} PATHS
 FAIL {predict --{model_name_or_path,file},publish --{run,evaluations,compared},detect --{model,generator}} PATHS
 """.replace("PATHS", "{'',odd_missing/odd," + "odd" * 100 + "}")
-TOGETHER = """
-FAIL pretrain --{generator config,two_stage_from x,freeze_generator True,push_to_hub True,unknown}
-FAIL finetune --{evaluate_only True --lora True,lora True --from_scratch True,merge_adapter True,max_stepz 2}
-FAIL finetune --{data_dir x,task_name a b}
-FAIL prepare --{held_out_files corpus.txt,train_files corpus.txt a.blocks,train_files,tokenizer vocab.txt x}
-FAIL detect --{mask river,generator pair_run/generator,model tuned_run}
-FAIL {predict,finetune} --{second_text,text,label,id}_column_name none
-FAIL publish --{parts,base_model lab/x,hub_model_id,run tuned_run --evaluations tuned_run}
-FAIL convert --{tf_checkpoint,vocab_file,hparams} odd_missing
-"""  # flags that do not fit each other or the files
 IDS = "{'',lab/,../x,lab/-x,lab,a/b/c,lab/x..y,é/x,lab/" + "x" * 200 + "}"
 ODD = "{'',---,é,'none of these',@x,odd\udcffname,'x: 1'," + "a" * 300 + "}"
 OWN = "discriminator,generator,checkpoint-2,fractions,own,blocks,tokenizer,train.blocks,held_out.blocks,config.json,"
-OWN += "model.safetensors,run_record.json,results.json,training_curves.png"  # what commands write
+OWN += "model.safetensors,run_record.json,training_curves.png"  # what commands write
 BAD_YAML = "max_steps: [1|a: b: c|\tx: 1|{|@x|- 1\n- 2|just text||null|42|!!x y|1: 2|seed: *x|max_stepz: 2|[a]: 1|"
 BAD_YAML += f"x: !!python/object/apply:os.mkdir [{MARKER}]|max_steps: [1, 2]|max_steps: {{a: 1}}|max_steps: two|"
 BAD_YAML += "help: true|seed: \ud800|seed: 1\0|--- {}\n--- {}|use_cpu: 7|seed: 2020-01-01|seed: 1\n  x: 2|config: x"
@@ -113,33 +103,6 @@ YAML = {  # what must come of files of flags
     FAIL: [*BAD_YAML.split("|"), "[" * 5000],
     WORK: ["seed: 2", "\ufeffseed: 2", "seed: 2\r\nuse_cpu: true\r\n", "seed: &x 2\nlogging_steps: *x", "seed: null"],
     EITHER: ["seed: 2\nseed: 3", "&a {seed: 1}", "seed: 0x10", "seed: 1_0", 'output_dir: "odd\\0"'],
-}
-COLUMNS = {  # expected; of 40 rows a column and its values
-    "a_label_nan": (FAIL, "label", [*["yes", "no"] * 19, "nan"]),
-    "mixed_types": (FAIL, "label", ["good", "1", "true", "2.5"]),
-    "continuous": (FAIL, "label", [f"{number / 7:.3f}" for number in range(40)]),
-    "one_class": (FAIL, "label", ["yes"]),
-    "a_class_a_row": (FAIL, "label", [f"c{number}" for number in range(40)]),
-    "empty_labels": (FAIL, "label", [""]),
-    "a_NUL": (FAIL, "text", ["a\0b", "b"]),
-    "numbers_and_nan": (FAIL, "label", ["1", "nan"]),
-}
-TAGS, CHOICE, ANSWER, LABELS = (
-    f"--task_kind {kind} --train_file" for kind in ("tagging", "multiple_choice", "question_answering", "multi_label")
-)
-TASKS = {  # file: what must come of it, a flag, content
-    "tags.conll": (WORK, TAGS, "river B-X\nmill O\n\ndoor O\n\n" * 40),
-    "no_BIO_tags.conll": (FAIL, TAGS, "river noun\nmill verb\n\n" * 40),
-    "ragged.conll": (FAIL, TAGS, "river O\nmill c O\n\n" * 40),
-    "no_list.jsonl": (FAIL, CHOICE, '{"question": "?", "choices": 5, "label": 1}\n' * 40),
-    "no_such_choice.jsonl": (FAIL, CHOICE, '{"question": "?", "choices": ["a", "b"], "label": 2}\n' * 40),
-    "number.jsonl": (FAIL, ANSWER, '{"question": "?", "context": "a b", "answers": 5}\n' * 40),
-    "no_context.jsonl": (FAIL, ANSWER, '{"question": "?", "answers": ["b"]}\n' * 40),
-    "nested_labels.jsonl": (FAIL, LABELS, '{"text": "a", "label": [["x"]]}\n' * 40),
-    "task.yaml": (WORK, "--task_file", "files: {train: ../../valid/train.csv}"),
-    "unknown_field.yaml": (FAIL, "--task_file", "filez: {train: ../../valid/train.csv}"),
-    "wrong_type.yaml": (FAIL, "--task_file", "files: 7"),
-    "nested.yaml": (FAIL, "--task_file", "[" * 5000),
 }
 TABLES, CHECKPOINT = "{.csv,.tsv,.jsonl,.parquet}", "resumed_run/checkpoint-4"
 STATE = "{optimizer.pt,scheduler.pt,rng_state.pth,model.safetensors,{checkpoint,config,trainer_state}.json}"
@@ -171,7 +134,6 @@ AREAS: dict[str, list[str]] = {
     ],
     "flags": [
         *[FLAGS] * 3,
-        TOGETHER,
         "\n".join(f"{key} pretrain --config {key}_{at}.yaml" for key in YAML for at in range(len(YAML[key]))),
     ],
     "checkpoints": [
@@ -196,12 +158,9 @@ AREAS: dict[str, list[str]] = {
         "FAIL {prepare,pretrain} --output_dir corpus.txt\nFAIL finetune --output_dir train.csv",
     ],
     "finetuning": [
-        *[f"{harm} finetune --train_file {name}{TABLES}" for name, (harm, *_) in COLUMNS.items()],
-        *[f"{harm} own {flag} {name}" for name, (harm, flag, _) in TASKS.items()],
-        f"FAIL own {{{ANSWER} squad.json,--task_file task.yaml}} | _",
-        "FAIL finetune --task_kind regression --train_file {one_class,numbers_and_nan}.csv",
+        "FAIL own --task_kind question_answering --train_file squad.json | _",
         f"FAIL finetune --train_file rows_{{0,1}}{TABLES}\nWORK finetune --train_file rows_16{TABLES}",
-        *[f"FAIL {{finetune --train_file,predict --file}} train{TABLES} | _"] * 9,
+        *[f"FAIL {{finetune --train_file,predict --file}} train{TABLES} | _"] * 3,
     ],
     "publishing": [
         *["FAIL publish | pair_run/{run_record.json,fractions/50/fraction.json}"] * 2,
@@ -210,7 +169,7 @@ AREAS: dict[str, list[str]] = {
         f"FAIL {{publish --{{evaluations,run}},compare}} tuned_run | {TUNED}/evaluation_record.json",
         f"FAIL publish --run tuned_run | {TUNED}/model/{{config,tokenizer}}.json",
         f"FAIL publish --hub_model_id {IDS}",
-        f"EITHER publish --{{license,languages,corpora,authors}} {ODD}\nFAIL publish --{{evaluations,compared}} {ODD}",
+        f"EITHER publish --{{license,languages,corpora}} {ODD}\nFAIL publish --{{evaluations,compared}} {ODD}",
     ],
 }
 
@@ -359,7 +318,7 @@ class Case:
             manifest["files"][file.name] = hashlib.sha256(file.read_bytes()).hexdigest()
             (file.parent / "checkpoint.json").write_text(json.dumps(manifest))
             self.done += ", signed anew"
-            harm = EITHER if kind in BYTES else harm  # other weights may be as good
+            harm = EITHER if kind in BYTES or kind.endswith(" is zero") else harm  # other weights may be as good
         self.expected = self.expected if harm == FAIL else harm
 
 
@@ -482,7 +441,7 @@ def make_valid() -> None:
     lines = [json.dumps({"id": number, "text": text, "meta": {"a": [1]}}) for number, text in enumerate(documents)]
     names = ["corpus", "texts/good", "texts/strange", "odd name (1)", "odd[1]*"]
     files = {**dict.fromkeys((f"{name}.txt" for name in names), content), "a.jsonl": "\n".join(lines), "a_file": "x"}
-    files |= {name: text for name, (_, _, text) in TASKS.items()} | {"vocab.txt": "\n".join(VOCABULARY) + "\n"}
+    files["vocab.txt"] = "\n".join(VOCABULARY) + "\n"
     squad = [{"context": word, "qas": [{"id": word, "question": "who?", "answers": []}]} for word in WORDS]
     squad[0]["qas"] = [{"id": "0", "question": "who?", "answers": [{"text": WORDS[0], "answer_start": 0}]}]
     files["squad.json"] = json.dumps({"data": [{"title": "x", "paragraphs": squad}]})
@@ -502,8 +461,6 @@ def make_valid() -> None:
     texts = [" ".join(draw.choices(WORDS, k=6)) for _ in range(40)]
     rows = [{"text": text, "label": ("no", "yes")[index % 2], "id": index} for index, text in enumerate(texts)]
     tables = {"train": rows, "dev": rows, "rows_0": [], "rows_1": rows[:1], "rows_16": rows[:16]}
-    for stem, (_, column, values) in COLUMNS.items():
-        tables[stem] = [{**row, column: values[index % len(values)]} for index, row in enumerate(rows)]
     for stem, table in tables.items():
         frame = pandas.DataFrame(table, columns=["text", "label", "id"])
         frame.to_csv(VALID / f"{stem}.csv", index=False)

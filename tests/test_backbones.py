@@ -2,7 +2,6 @@
 
 import copy
 import json
-import shutil
 import subprocess
 import sys
 
@@ -24,7 +23,6 @@ from hf_electra_rtd.configuration_electra_rtd import derive_generator_config
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
 from hf_electra_rtd.detectors import detection_logits, with_two_labels
 from hf_electra_rtd.families import (
-    DROPOUTS,
     embedding_parameters,
     inputs_of,
     masked_lm_class,
@@ -228,8 +226,6 @@ def test_dropout_is_known_in_every_family_and_heads_that_detect_have_none(kind):
     heads = [child for child in pair.discriminator.children() if isinstance(child, torch.nn.Dropout)]
     assert [head.p for head in heads] == [0.0] * (kind != "electra")
     assert pair.config.samples_in_second_pass
-    still = tiny_family_config(kind, **dict.fromkeys(DROPOUTS, 0.0))
-    assert not ElectraRTDConfig(discriminator_config=still, sampling_dropout=False).samples_in_second_pass
 
 
 # ---- Two families ----
@@ -265,7 +261,7 @@ def test_towers_with_other_tables_share_nothing_of_them(sharing):
     configs = [config_of("deberta-v2", position_biased_input=biased) for biased in (True, False)]
     for generator, discriminator in (configs, configs[::-1]):
         towers = {"generator_config": generator, "discriminator_config": discriminator}
-        with pytest.raises(ValueError, match=r"the same max_position_embeddings|cannot share"):
+        with pytest.raises(ValueError, match="the same max_position_embeddings"):
             ElectraForRTDPretraining(ElectraRTDConfig(**towers, sharing=sharing))
 
 
@@ -382,18 +378,19 @@ def build(tokenizer, **flags):
 
 
 @pytest.mark.parametrize("sharing", ["embeddings", "gdes", "none"])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_weights_are_gone_on_from_and_the_generator_begins_with_the_first_layers(places, tokenizer, kind, sharing):
-    source = places / f"{kind}-mlm"
-    pair, stock = build(tokenizer, backbone=str(source), sharing=sharing), AutoModelForMaskedLM.from_pretrained(source)
+@pytest.mark.parametrize("source", ["bert-mlm", "modernbert-mlm", "bert-bare"])
+def test_weights_are_gone_on_from_and_the_generator_begins_with_the_first_layers(places, tokenizer, source, sharing):
+    auto, source = AutoModelForMaskedLM if source.endswith("mlm") else AutoModel, str(places / source)
+    pair, stock = build(tokenizer, backbone=source, sharing=sharing), auto.from_pretrained(source)
     for mine, other in ((pair.native_discriminator(), stock), (pair.generator, stock)):
         theirs = other.base_model.state_dict()
         for name, tensor in mine.base_model.state_dict().items():
             torch.testing.assert_close(tensor, theirs[name], msg=name)
     assert pair.generator.config.num_hidden_layers == 1
-    layer, expected = output_layer(pair.generator), output_layer(stock)
-    assert torch.equal(layer.bias, expected.bias)
-    assert torch.equal(layer.weight, expected.weight)
+    if auto is AutoModelForMaskedLM:
+        layer, expected = output_layer(pair.generator), output_layer(stock)
+        assert torch.equal(layer.bias, expected.bias)
+        assert torch.equal(layer.weight, expected.weight)
 
 
 @pytest.mark.parametrize("sharing", ["embeddings", "word", "gdes", "none"])
@@ -422,13 +419,6 @@ def test_rows_without_a_token_are_left_out(places, tokenizer, kind, flags):
         assert found.shape[-1] == len(tokenizer)
 
 
-def test_an_encoder_without_heads_is_enough(places, tokenizer):
-    pair = build(tokenizer, backbone=str(places / "bert-bare"))
-    stock = AutoModel.from_pretrained(places / "bert-bare").state_dict()
-    for name, tensor in pair.discriminator.base_model.state_dict().items():
-        assert torch.equal(tensor, stock[name])
-
-
 def test_a_configuration_makes_new_networks_for_the_tokenizer(places, tokenizer):
     pair = build(tokenizer, backbone=str(places / "modernbert.json"), generator_layers=1.0)
     assert pair.generator.config.num_hidden_layers == 2
@@ -444,12 +434,6 @@ def test_weights_without_a_tokenizer_are_not_trained_with_another(places):
     with pytest.raises(ValueError, match="weights without a tokenizer"):
         _ = ModelArguments(backbone=str(places / "bert-alone")).tokenizer_source
     assert ModelArguments(backbone=str(places / "bert.json")).tokenizer_source is None
-
-
-def test_the_tokenizer_of_weights_without_one_can_be_named(tmp_path, places, corpus):
-    shutil.copytree(places / "bert-bare", tmp_path / "bare", ignore=shutil.ignore_patterns("*tokenizer*", "vocab*"))
-    backbone = {"backbone": tmp_path / "bare", "model_config": None, "max_steps": 1}
-    assert pretrain.main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **backbone)) == 0
 
 
 def test_the_generator_may_be_of_another_family_and_frozen(places, tokenizer):
@@ -472,7 +456,7 @@ def test_the_generator_may_be_of_another_family_and_frozen(places, tokenizer):
         ({"from_scratch": True}, "--from_scratch is for --backbone"),
         ({"generator_backbone": "bert.json"}, "--generator_backbone is for --backbone"),
         ({"backbone": "bert.json", "discriminator": "bert-mlm"}, "Leave --discriminator out"),
-        ({"backbone": "bert.json", "generator_hidden_size": 2.0}, "larger than the discriminator: take at most 1"),
+        ({"backbone": "bert.json", "generator_hidden_size": 2.0}, "larger than the discriminator: choose other"),
         ({"backbone": "bert.json", "generator_backbone": "modernbert.json"}, "Take sharing='word' or 'none'"),
         ({"backbone": "bert.json", "freeze_generator": True}, "would freeze an untrained generator"),
         ({"backbone": "nothing"}, "nothing cannot be loaded"),
@@ -507,5 +491,5 @@ def test_a_run_of_another_family_leaves_what_stock_transformers_loads(tmp_path, 
     pair = ElectraForRTDPretraining.from_pretrained(tmp_path / "run").eval()
     hidden = pair.native_discriminator().eval().base_model(ids)[0]
     torch.testing.assert_close(encoder(ids)[0], hidden)
-    with pytest.raises(ValueError, match="--initialization neighbours is for networks of ELECTRA"):
+    with pytest.raises(ValueError, match="--initialization neighbours needs networks of ELECTRA"):
         pretrain.main([*flags, "--initialization", "neighbours", "--overwrite_output_dir"])

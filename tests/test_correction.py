@@ -10,17 +10,15 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import BertTokenizer, ElectraConfig, PreTrainedTokenizerFast
+from transformers import BertTokenizer, ElectraConfig, RobertaTokenizer
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, correction, detection
-from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairJudge
+from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairRanker
 from hf_electra_rtd.data import confusion
 from hf_electra_rtd.data.confusion import Confusions, Misspeller, read_confusions
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.data.units import Unit, cut_text, find_units
 from hf_electra_rtd.detection import Detector
-from hf_electra_rtd.files import hash_files
 from tests.conftest import tiny_config
 from tests.families_for_tests import tiny_family_config
 
@@ -38,17 +36,10 @@ def chinese():
 
 @pytest.fixture(scope="module")
 def byte_level():
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<s>", "</s>", "<pad>", "<unk>", "<mask>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator(["the river and the mill and the horse", "今天心情很好"] * 20, trainer)
-    backend.post_processor = processors.TemplateProcessing("<s> $A </s>", None, [("<s>", 0), ("</s>", 1)])
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, mask_token="<mask>", **names)
+    first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    empty = RobertaTokenizer(vocab={token: index for index, token in enumerate(first)}, merges=[])
+    text = ["the river and the mill and the horse", "今天心情很好"] * 20
+    return empty.train_new_from_iterator(text, 400, show_progress=False)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +116,10 @@ def corrector(chinese):
     towers = Tower(len(chinese), generate), Tower(len(chinese), detect)
 
     def make(**options):
-        judge = _PairJudge(*towers, chinese.mask_token_id, 0.0, 4)
-        return Corrector(judge, chinese, **{"margin": 1.0, "batch_size": 4, "max_length": 16, **options})
+        ranker = _PairRanker(*towers, chinese.mask_token_id, 0.0, 4)
+        return Corrector(ranker, chinese, **{"margin": 1.0, "batch_size": 4, "max_length": 16, **options})
 
-    make.detector = Detector(towers[1], chinese, error_rate=0.5, replaced_rate=0.5)
+    make.detector = Detector(towers[1], chinese, error_rate=detection.REPLACED_RATE)
     return make
 
 
@@ -191,7 +182,7 @@ def test_texts_that_cannot_be_judged_are_told_and_the_others_go_on(corrector):
 
 def test_a_detector_moves_probabilities_to_the_rate_of_errors(corrector, chinese):
     tower = corrector.detector.discriminator
-    result = Detector(tower, chinese, error_rate=0.02, replaced_rate=0.13, threshold=0.6)("天新 mills")
+    result = Detector(tower, chinese, error_rate=0.02, threshold=0.6)("天新 mills")
     words = {word: (at, share) for word, at, share in result["tokens"]}
     assert {word: at for word, (at, _) in words.items()} == {"天": 0, "新": 1, "mills": 3}
     for word, z in (("天", -6.0), ("新", 3.0), ("mills", 2.0)):  # of `mill` and `##s`
@@ -229,7 +220,7 @@ def test_calibration_keeps_to_the_false_positive_rate_on_right_sentences(chinese
     rights = ["".join(draw.choices(CHARACTERS[:14], k=6)) for _ in range(60)]
     sources = [text[:2] + "店" + text[3:] if row % 3 else text for row, text in enumerate(rights)]
     for rate in (0.0, 0.1, 0.5):
-        corrector = Corrector(_PairJudge(*towers, chinese.mask_token_id, 0.0, 8), chinese)
+        corrector = Corrector(_PairRanker(*towers, chinese.mask_token_id, 0.0, 8), chinese)
         for judge in (corrector, Detector(towers[1], chinese)):
             kept = judge.calibrate(sources, rights, rate)
             clean = list(dict.fromkeys(rights))
@@ -255,17 +246,13 @@ def test_confusion_files_are_read_with_strings_of_characters_and_protected_words
     ("text", "message"),
     [
         ("新 心\n情\n", "line 2 has one column. Write a word and what it may be meant to be"),
-        ("今天 明天\n", "line 1: '今天' has several characters"),
-        ("万\thzp\n", "line 1: 'hzp' is no Chinese character, as '万' is"),
-        ("# nothing\n", "has no row"),
-        (b"\xff\xfe", "cannot be read: .* It must be text in UTF-8"),
+        *((row, f"line 1: '{row}' must be a single Chinese character and") for row in ("今天 明天", "万 hzp")),
     ],
 )
 def test_confusion_files_with_wrong_columns_are_refused(tmp_path, text, message):
-    path = tmp_path / "confusions.txt"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "confusions.txt").write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
-        read_confusions(str(path))
+        read_confusions(str(tmp_path / "confusions.txt"))
 
 
 def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
@@ -283,52 +270,34 @@ def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
             Misspeller(sets, shares)
 
 
-def test_random_errors_are_right_words_of_the_rows(tmp_path):
-    (tmp_path / "typos.txt").write_text("teh the\nrecieve receive\nhuose house\n")
-    misspell = Misspeller([read_confusions(str(tmp_path / "typos.txt"))], [0.0])
-    drawn = {word for _ in range(200) for word in misspell("we like the old mill").split()}
-    assert drawn == {"we", "like", "old", "mill", "the", "receive", "house"}
-
-
-def test_rows_misspell_words_in_upper_case_and_leave_protected_ones(tmp_path):
+def test_rows_misspell_words_in_upper_case_and_leave_protected_ones_and_random_errors_are_right_words(tmp_path):
     (tmp_path / "typos.txt").write_text("then the\ni I\nhuose house\nhouse house\nMill Mill\n")
-    misspell = Misspeller([read_confusions(str(tmp_path / "typos.txt"))], [1.0])
-    assert misspell("The house") == "Then house"
-    assert misspell("THE house") == "THEN house"
-    assert misspell("house I") == "house i"
-    assert misspell("house Mill") == "house Mill"
+    read = read_confusions(str(tmp_path / "typos.txt"))
+    misspell = Misspeller([read], [1.0])
+    sentences = ["The house", "THE house", "house I", "house Mill"]
+    assert list(map(misspell, sentences)) == ["Then house", "THEN house", "house i", "house Mill"]
+    misspell = Misspeller([read], [0.0])
+    drawn = {word for _ in range(200) for word in misspell("we like the old mill").split()}
+    assert drawn == {"we", "like", "old", "mill", "the", "I", "house"}
 
 
-def test_a_file_that_changes_no_sentence_is_refused(tmp_path):
-    (tmp_path / "text.txt").write_text("The horse saw the mill.\n" * 20)
-    (tmp_path / "set.txt").write_text("horse horse\n")
-    flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
-    with pytest.raises(ValueError, match=r"set\.txt: none of 20 sentences got an error\. Give rows whose right words"):
-        confusion.main([*flags, "--output_file", str(tmp_path / "pairs.tsv")])
-    assert not list(tmp_path.glob("pairs*"))
-
-
-def test_pairs_are_made_from_text(tmp_path, capsys):
+def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_text(
         "今天新情很好。我们去看电影！好\n\nThe horse saw the mill. It was\tthere.\n" * 30
     )
-    (tmp_path / "set.txt").write_text("心 新\n店 电\nhouse horse\n")
+    (tmp_path / "set.txt").write_text("horse horse\n")
     flags = ["--files", str(tmp_path / "text.txt"), "--confusion_files", str(tmp_path / "set.txt")]
-    confusion.main([*flags, "--output_file", str(tmp_path / "pairs.tsv"), "--max_pairs", "100"])
+    flags += ["--output_file", str(tmp_path / "pairs.tsv"), "--max_pairs", "100"]
+    with pytest.raises(ValueError, match=r"set\.txt: of 100 sentences .* none got an error\. Give rows whose"):
+        confusion.main(flags)
+    assert not list(tmp_path.glob("pairs*"))
+    (tmp_path / "set.txt").write_text("心 新\n店 电\nhouse horse\n")
+    confusion.main(flags)
     assert "100 pairs" in capsys.readouterr().out
     header, *rows = (line.split("\t") for line in (tmp_path / "pairs.tsv").read_text().splitlines())
-    assert header == ["text", "right"]
-    assert len(rows) == 100
-    assert {right for _, right in rows} == {
-        "今天新情很好。",
-        "我们去看电影！",
-        "The horse saw the mill.",
-        "It was there.",
-    }
-    made = json.loads((tmp_path / "pairs.tsv.json").read_text())
-    assert (made["pairs"], made["files"], made["clean_share"]) == (100, ["text.txt"], 0.3)
-    assert made["confusion_files"] == [{"file": "set.txt", "sha256": hash_files([tmp_path / "set.txt"])}]
-    assert made["changed"] == sum(text != right for text, right in rows)
+    assert (header, len(rows)) == (["text", "right"], 100)
+    whole = {"今天新情很好。", "我们去看电影！", "The horse saw the mill.", "It was there."}
+    assert {right for _, right in rows} == whole
     errors = {(text, right) for text, right in rows if text != right}
     assert errors == {("今天心情很好。", "今天新情很好。"), ("我们去看店影！", "我们去看电影！"),
                       ("The house saw the mill.", "The horse saw the mill.")}  # fmt: skip
@@ -369,106 +338,66 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(result["tokens"]) for result in found] == [7, 0, 0, 400]
     assert all(result["source"][at : at + len(word)] == word for result in found for word, at, _ in result["tokens"])
-
-
-def test_texts_are_shown_with_wrong_and_right_words(directory, capsys):
-    correction.main(["--model", directory, "--threshold", "0", "--margin", "-100", "the [river] was"])
+    correction.main([*flags, "the [river] was"])  # is shown with wrong and right words
     out = capsys.readouterr().out
     assert "\x1b[" not in out
     assert out.count("[-") == out.count("{+") > 0
 
 
-def test_thresholds_are_written_read_and_checked(directory, tmp_path, capsys):
-    pairs, kept = tmp_path / "pairs.tsv", str(tmp_path / "kept.json")
+def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chosen_for(directory, tmp_path, capsys):
+    pairs, kept, words = tmp_path / "pairs.tsv", tmp_path / "kept.json", tmp_path / "words.txt"
     pairs.write_text(
         "text\tright\n" + "the old mill .\tthe old river .\n" + "".join(f"{w} it\t{w} it\n" for w in ("a", "he", "in"))
     )
-    flags = ["--model", directory, "--thresholds", kept]
-    for module, more, names in ((detection, ["--as_is"], {"threshold"}), (correction, [], {"threshold", "margin"})):
-        module.main([*flags, *more, "--calibrate", str(pairs), "--false_positive_rate", "0.3"])
-        written = json.loads((tmp_path / "kept.json").read_text())
-        assert names <= written.keys()
-        assert written["false_positive_rate"] <= 0.3
-        capsys.readouterr()
-        module.main([*flags, *more, "the old mill .", "--format", "json"])
-        result = json.loads(capsys.readouterr().out)
-        if module is detection:
-            assert result["errors"] == [word for word in result["tokens"] if word[2] > written["threshold"]]
-    correction.main([*flags, "--score", str(pairs), "--format", "json"])
-    assert json.loads(capsys.readouterr().out)["sentences"] == 4
-    assert (written["model"], written["calibrate"]["file"]) == ("run", "pairs.tsv")
-    with pytest.raises(ValueError, match="has the thresholds of run, with other weights"):
-        detection.main([*flags, "--as_is", "the old mill ."])  # they are of both towers
-    other = ElectraForRTDPretraining(tiny_config())
-    other.save_pretrained(directory)
-    with pytest.raises(ValueError, match="has the thresholds of run, with other weights"):
-        correction.main([*flags, "the old mill ."])
-    (tmp_path / "kept.json").write_text('{"threshold": "high"}')
-    with pytest.raises(ValueError, match="threshold is no number"):
-        correction.main([*flags, "a"])
-
-
-def test_thresholds_bring_their_rates_and_are_refused_with_others_and_another_confusion_file(
-    directory, tmp_path, capsys
-):
-    pairs, kept, words = tmp_path / "pairs.tsv", tmp_path / "kept.json", tmp_path / "words.txt"
-    pairs.write_text("text\tright\nthe old mill .\tthe old river .\n")
     words.write_text("mill river\n")
-    for module, more in ((detection, ["--as_is"]), (correction, ["--confusion_file", str(words)])):
+    confusions = ["--confusion_file", str(words)]
+    for module, more, names in ((detection, ["--as_is"], {"threshold"}), (correction, confusions, {"margin"})):
         flags = ["--model", directory, "--thresholds", str(kept), *more]
-        module.main([*flags, "--calibrate", str(pairs), "--error_rate", "0.1"])
+        module.main([*flags, "--calibrate", str(pairs), "--false_positive_rate", "0.3", "--error_rate", "0.1"])
         written = json.loads(kept.read_text())
-        assert (written["error_rate"], written["replaced_rate"]) == (0.1, 0.13)
+        assert {"threshold", *names} <= written.keys()
+        assert written["false_positive_rate"] <= 0.3
+        assert (written["model"], written["calibrate"]["file"]) == ("run", "pairs.tsv")
+        assert written["error_rate"] == 0.1
         capsys.readouterr()
         results = []
         for rates in ([], ["--error_rate", "0.1"]):
             module.main([*flags, *rates, "the old mill .", "--format", "json"])
-            results.append(capsys.readouterr().out)
+            results.append(json.loads(capsys.readouterr().out))
         assert results[0] == results[1]
-        for rate in ("error_rate", "replaced_rate"):
-            with pytest.raises(ValueError, match=f"thresholds of run, with another --{rate}"):
-                module.main([*flags, f"--{rate}", "0.2", "the old mill ."])
+        if module is detection:
+            found = [word for word in results[0]["tokens"] if word[2] > written["threshold"]]
+            assert results[0]["errors"] == found
+        with pytest.raises(ValueError, match=r"was calibrated for run with other error_rate\. Choose thresholds for"):
+            module.main([*flags, "--error_rate", "0.2", "the old mill ."])
+    correction.main([*flags, "--score", str(pairs), "--format", "json"])
+    assert json.loads(capsys.readouterr().out)["sentences"] == 4
+    correction.main([*flags, "--score", str(pairs), "--sighan13"])
+    assert "4 sentences, 1 of them wrong" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="for run with other weights"):
+        detection.main([*flags[:-2], "--as_is", "the old mill ."])  # they are of both towers
     words.write_text("mill river old\n")
     for named in (flags, flags[:-2]):
-        with pytest.raises(ValueError, match="thresholds of run, with another --confusion_file, or with none"):
+        with pytest.raises(ValueError, match="for run with other confusion_file"):
             correction.main([*named, "the old mill ."])
-
-
-def test_predictions_of_another_program_are_scored_without_a_model(tmp_path, capsys):
-    (tmp_path / "pairs.tsv").write_text("text\tright\n他跑的快\t他跑的快\n今新\t今心\n")
-    (tmp_path / "lines.txt").write_text("他跑得快\n今心\n")
-    flags = ["--score", str(tmp_path / "pairs.tsv"), "--predictions", str(tmp_path / "lines.txt")]
-    correction.main(flags)
-    assert "2 sentences, 1 of them wrong; 2 flagged, 1 of them right" in capsys.readouterr().out
-    correction.main([*flags, "--sighan13", "--format", "json"])
-    assert json.loads(capsys.readouterr().out)["false_positive_rate"] == 0
+    words.write_text("mill river\n")
+    ElectraForRTDPretraining(tiny_config()).save_pretrained(directory)
+    with pytest.raises(ValueError, match="for run with other weights"):
+        correction.main([*flags, "the old mill ."])
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["a", "--file", "b"], "either texts or --file"),
+        (["a", "--file", "b"], "only one of texts, --file, --calibrate and --score"),
+        (["--score", "a", "--calibrate", "a", "--thresholds", "b"], "only one of"),
         (["--calibrate", "a"], r"name it \(--thresholds FILE\)"),
-        (["a", "--calibrate", "a", "--thresholds", "b"], "Leave out the texts"),
-        (["--predictions", "a"], "--predictions is for --score"),
-        (["a", "--score", "b"], "--score reads pairs alone"),
-        (["a"], "Give either --model"),
         (["a", "--threshold", "2"], "--threshold is 2: it must be at least 0 and at most 1"),
-        (["a", "--error_rate", "0"], "--error_rate is 0: it must be above 0"),
-        (["a", "--model", "x", "--runtime", "onnx"], "--runtime onnx needs exports"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         correction.main(flags)
-
-
-@pytest.mark.parametrize(
-    "flag", [["--error_rate", "0.1"], ["--threshold", "0.5"], ["--format", "json"], ["--max_length", "9"]]
-)
-def test_detection_with_masks_has_no_flags_of_whole_texts(flag):
-    with pytest.raises(ValueError, match=f"{flag[0]} is for texts as they are. Add --as_is"):
-        detection.main(["a sentence", "--model", "x", *flag])
 
 
 # ---- Pairs of other families ----

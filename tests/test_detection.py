@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
-from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.detection import _encode, _score, detect, load_for_detection, main
+from hf_electra_rtd import Detector, ElectraForRTDPretraining
+from hf_electra_rtd.detection import detect, load_for_detection, main
 from tests.conftest import tiny_config
 
 
@@ -26,19 +26,13 @@ def run(model, tokenizer):
     )
 
 
-@torch.no_grad()
-def score_tokens(discriminator, tokenizer, sentence):
-    """Every token of a sentence as it is, [CLS] and [SEP] included."""
-    ids = torch.tensor(_encode(tokenizer, sentence, discriminator)["input_ids"])
-    return _score(discriminator, tokenizer, ids, ids, [])
-
-
 def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(run):
     tokens, fills = run(words=["mills", "THE"])
     assert [(fill.position, fill.original[0]) for fill in fills] == [(1, "the"), (3, "mill"), (4, "##s"), (7, "the")]
     assert [at for at, token in enumerate(tokens) if token.masked] == [1, 3, 4, 7]
     assert [fill.original[0] for fill in run(words=["great rivers"])[1]] == ["great", "river", "##s"]
     assert [fill.position for fill in run("was . it . was", words=["was . it"])[1]] == [1, 2, 3]
+    assert len(run("the [MASK] mill", words=["[MASK]"])[1]) == 3  # which is text in a sentence
 
 
 def test_proposals_are_the_generators_probabilities_at_the_masked_tokens(run, model, tokenizer):
@@ -56,30 +50,19 @@ def test_proposals_are_the_generators_probabilities_at_the_masked_tokens(run, mo
 
 def test_temperature_0_samples_the_first_proposal_and_a_seed_decides_the_rest(run):
     assert all(fill.sampled == fill.proposals[0] for fill in run(temperature=0.0, mask_probability=0.5)[1])
-    assert run(mask_probability=0.5) == run(mask_probability=0.5)
-    assert len({str(run(mask_probability=0.5, random=seeded(seed))) for seed in range(5)}) == 5
+    assert len({str(run(mask_probability=0.5, random=seeded(seed))) for seed in (0, 0, 1, 2, 3, 4)}) == 5
 
 
-@pytest.mark.parametrize("as_is", [False, True])
-def test_the_discriminator_scores_the_sentence_with_the_samples_in_place_or_as_it_is(run, model, tokenizer, as_is):
+def test_the_discriminator_scores_the_sentence_with_the_samples_in_place(run, model, tokenizer):
     originals = tokenizer.convert_ids_to_tokens(tokenizer(SENTENCE)["input_ids"])
-    if as_is:
-        tokens, sampled = score_tokens(model.discriminator, tokenizer, SENTENCE), {}
-    else:
-        tokens, fills = run(mask_probability=0.5)
-        sampled = {fill.position: fill.sampled[0] for fill in fills}
+    tokens, fills = run(mask_probability=0.5)
+    sampled = {fill.position: fill.sampled[0] for fill in fills}
     corrupted = [sampled.get(position, token) for position, token in enumerate(originals)]
-    assert (corrupted != originals) != as_is
+    assert corrupted != originals
     expected = model.discriminator(torch.tensor([tokenizer.convert_tokens_to_ids(corrupted)])).logits[0].sigmoid()
     for position, token in enumerate(tokens):
         assert token[:3] == (originals[position], corrupted[position], position in sampled)
         assert token.probability == pytest.approx(expected[position].item(), rel=1e-5)
-
-
-def test_a_special_token_in_a_sentence_is_text_and_can_be_masked_as_a_word(run, model, tokenizer):
-    tokens = [token.original for token in score_tokens(model.discriminator, tokenizer, "the [MASK] mill")]
-    assert tokens == ["[CLS]", "the", *["[UNK]"] * 3, "mill", "[SEP]"]
-    assert len(run("the [MASK] mill", words=["[MASK]"])[1]) == 3
 
 
 @pytest.mark.parametrize(("probability", "count"), [(0.01, 1), (0.3, 4), (0.99, 11)])
@@ -89,13 +72,10 @@ def test_random_masks_fall_on_the_asked_share_and_never_on_cls_or_sep(run, proba
         assert sum(token.masked for token in tokens[1:-1]) == len(fills) == count
 
 
-WORDS = r"Its words are: The, old, mills, were, not, the, great, rivers, \."
-
-
 @pytest.mark.parametrize(
     ("sentence", "words", "message"),
     [
-        *((SENTENCE, ["old", word], WORDS) for word in ("mill", "fox", "ills", "")),
+        *((SENTENCE, ["old", word], f"There is no word '{word}' in the sentence") for word in ("mill", "fox", "")),
         ("  \n", None, "has no token"),
         ("mill " * 63, None, r"has 65 tokens with .*, and the model 64 positions"),
     ],
@@ -121,7 +101,7 @@ def directory(model, tokenizer, tmp_path):
 def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model, tokenizer, tmp_path):
     shutil.copytree(directory, tmp_path / "checkpoint-5", ignore=shutil.ignore_patterns("generator", "discriminator"))
     parts = {name: str(directory / name) for name in ("generator", "discriminator")}
-    expected = score_tokens(model.discriminator, tokenizer, "the old mill")
+    expected = Detector(model.discriminator, tokenizer)("the old mill")
     for named, as_is in (
         ({"model": str(directory)}, False),
         ({"model": str(tmp_path / "checkpoint-5")}, False),
@@ -130,7 +110,7 @@ def test_a_run_a_checkpoint_and_two_towers_load_the_same_models(directory, model
         ({"model": str(directory)}, True),
     ):
         generator, discriminator, loaded_tokenizer = load_for_detection(**named, as_is=as_is)
-        assert score_tokens(discriminator, loaded_tokenizer, "the old mill") == expected
+        assert Detector(discriminator, loaded_tokenizer)("the old mill") == expected
         assert not discriminator.training
         assert (generator is None) == as_is
         if generator is not None:
@@ -160,9 +140,10 @@ def broken(directory, tmp_path):
         ({"model": "{}/empty"}, "holds no model: there is no config.json. Name a run, a checkpoint or a tower"),
         ({"model": "{}/alone"}, "has no generator. Name one"),
         ({"model": "{}/mlm-joint"}, "was trained with --objective replace_mlm: it detects nothing"),
-        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "generator has 60 tokens and"),
+        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "the networks have 55 and 60"),
         ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator has no words"),
-        ({"model": "{}/words"}, "has 58 tokens and the discriminator 55"),
+        ({"model": "{}/words"}, "has 58 tokens, and the networks have 55"),
+        ({"model": "x", "runtime": "onnx"}, "--runtime onnx needs exports"),
     ],
 )
 def test_models_that_cannot_detect_are_refused(broken, named, message):
@@ -192,9 +173,6 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert 0 < replaced == len(re.findall("found +|missed", text.partition("suspicion")[2]))
     ratios = [float(ratio) for ratio in scores if ratio != "x"]
     assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # of the average
-
-
-def test_several_sentences_are_scored_by_the_discriminator_alone(directory, capsys):
     main(["--discriminator", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
     text = capsys.readouterr().out
     assert lines(text, "sentence")[1] == ["was", "it"]

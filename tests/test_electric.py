@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.ops import masked_slots
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
@@ -98,19 +97,6 @@ def test_both_encoders_and_the_head_share_the_discriminators_embeddings(pair, ba
         assert model.generator.cloze_lm_head.weight is first["word_embeddings.weight"]
         assert len(model.generator.cloze_lm_head.bias) == len(VOCABULARY) + 3
         assert model.float().eval()(**batch).loss.isfinite()
-
-
-def test_two_encoders_cost_what_their_matrix_products_cost(batch):
-    config = tiny_config(**ELECTRIC)
-    (rows, length), masked = batch["input_ids"].shape, batch["labels"].shape[1]
-    generator, electra = config.generator_config, tiny_config()
-    width, embedding, vocabulary = generator.hidden_size, generator.embedding_size, len(VOCABULARY)
-    plain = model_flops(electra, rows, length, masked)
-    layer = 8 * width**2 + 4 * width * generator.intermediate_size + 4 * length * width
-    encoder = length * generator.num_hidden_layers * layer  # of the width of the embeddings, so it needs no projection
-    head = lambda tokens, states: tokens * 2 * embedding * (states * width + vocabulary)  # noqa: E731
-    more = 3 * (encoder + head(length, 2) - head(masked, 1)) + head(masked, 0)
-    assert model_flops(config, rows, length, masked) == plain + rows * more
 
 
 # ---- The pair and its run ----

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
-from hf_electra_rtd.initialization import begin_on_neighbours, count_tokens, fit_neighbours
+from hf_electra_rtd.initialization import begin_on_neighbours, fit_neighbours
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import main
@@ -69,21 +69,12 @@ def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
     assert roc_auc_score(np.concatenate(truth), torch.cat(scores)) > 0.9
 
 
-def test_tokens_are_counted_without_padding(chain):
-    counts = count_tokens(chain)
-    assert counts.sum() == chain.header.num_tokens
-    assert counts[2] == counts[3] == len(chain)
-    assert counts[0] == 0
-
-
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param({}, id="projected embeddings"),
-        pytest.param({"embedding_size": 64}, id="embeddings as wide as the layers"),
-        pytest.param({"num_attention_heads": 1}, id="one head"),
-        pytest.param({"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67}, id="six heads"),
-        pytest.param({"embedding_size": 200, "hidden_size": 128}, id="wider than the fitted vectors"),
+        *({}, {"embedding_size": 64}, {"num_attention_heads": 1}),  # with and without a projection, and with one head
+        {"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67},
+        {"embedding_size": 200, "hidden_size": 128},  # wider than the fitted vectors
     ],
 )
 def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape):

@@ -64,17 +64,6 @@ def test_every_dropout_of_a_pair_is_exchanged_and_nothing_of_it_is_saved(tmp_pat
     assert stock.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-@pytest.mark.parametrize("training", [True, False])
-def test_a_dropout_layer_does_what_the_stock_one_does(probability, training):
-    layer, inputs = Dropout(probability).train(training), torch.randn(50, 40)
-    output = layer(inputs)
-    kept = output != 0
-    assert abs(1 - kept.float().mean() - (probability if training else 0)) < 0.05
-    scale = 1 / (1 - probability) if training and probability < 1 else 1
-    torch.testing.assert_close(output[kept], scale * inputs[kept], rtol=1e-4, atol=0)
-
-
 def test_under_compile_and_elsewhere_the_stock_functions_run(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     inputs = torch.randn(3, 5)

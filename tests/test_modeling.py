@@ -23,25 +23,15 @@ def wide_labels(batch):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_discriminators_input_differs_from_the_original_exactly_where_the_label_is_1(batch, temperature):
+    """A sample equal to the original is labelled original."""
     model = ElectraForRTDPretraining(tiny_config(temperature=temperature)).eval()
+    model.generator.generator_lm_head.bias.data[batch["labels"][0, 0]] += 4.0
     output = model(**batch)
     assert torch.equal(output.corrupted_input_ids.ne(reference.originals(batch)).long(), output.replaced_labels)
-    assert output.replaced_labels.any()
     masked = torch.zeros_like(batch["input_ids"]).scatter(1, batch["masked_positions"], 1).bool()
+    assert 0 < output.replaced_labels[masked].double().mean() < 1
     assert not output.replaced_labels[~masked].any()
     assert not output.corrupted_input_ids.eq(VOCABULARY.index("[MASK]"))[~masked].any()
-
-
-def test_a_sample_equal_to_the_original_is_labelled_original(model, batch):
-    with torch.no_grad():  # a generator that always says the same word
-        model.generator.generator_lm_head.bias[17] = 1e4
-    batch["labels"][:, 0] = 17
-    output = model(**batch)
-    rows = torch.arange(len(batch["labels"]))
-    assert (output.corrupted_input_ids.gather(1, batch["masked_positions"]) == 17).all()
-    assert not output.replaced_labels[rows, batch["masked_positions"][:, 0]].any()
-    expected = batch["labels"].ne(17).long()
-    assert torch.equal(output.replaced_labels.gather(1, batch["masked_positions"]), expected)
 
 
 @pytest.mark.parametrize("token", ["[PAD]", "[CLS]", "[SEP]", "[MASK]"])

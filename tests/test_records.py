@@ -9,8 +9,6 @@ from hf_electra_rtd.records import (
     EvaluationRecord,
     FractionRecord,
     PretrainingRecord,
-    collect_hardware,
-    collect_versions,
     hub_id,
     public,
     public_command,
@@ -34,14 +32,12 @@ def test_a_record_survives_its_file_and_directory(make, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_records_are_found_through_links_and_broken_links_are_named(tmp_path, caplog):
+def test_records_are_found_through_links(tmp_path):
     for place in ("run/mrpc/seed_42", "elsewhere/seed_42"):
         evaluation_record("mrpc", 42, 0.7).save(tmp_path / place)
     (tmp_path / "run/rte").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "run/mrpc/seed_43").symlink_to("nowhere")
     found = EvaluationRecord.find(tmp_path / "run", 2)
     assert [path.relative_to(tmp_path / "run").parts[0] for path in found] == ["mrpc", "rte"]
-    assert "seed_43 is a broken link" in caplog.text
     assert EvaluationRecord.find(tmp_path / "run", 1) == []
 
 
@@ -88,11 +84,6 @@ def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
 def test_the_score_of_a_run_is_its_main_metric_on_the_first_split(metrics, score):
     record = replace(evaluation_record("mrpc", 42, 0.7), metrics=metrics, main_metric="accuracy")
     assert record.score == score
-
-
-def test_versions_and_hardware_are_collected():
-    assert {"python", "torch", "transformers", "numpy"} <= collect_versions().keys()
-    assert collect_hardware()["cpu_cores"] >= 1
 
 
 @pytest.mark.parametrize(

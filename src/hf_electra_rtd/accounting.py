@@ -1,27 +1,28 @@
-"""What a model and a run cost: parameters, and floating-point operations in two conventions.
+"""What a model and a run cost: parameters, and floating-point operations in two conventions, not to be mixed.
 
-`model_flops`: matrix products only, embeddings are look-ups, a backward pass costs two forward passes; divided by time
-and the peak of the device, it gives the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix B). For
-families with BERT's layers by formulas, for others counted in a forward pass of the stock model without data.
+`model_flops`: matrix products only; embeddings are look-ups, and a backward pass costs two forward passes. Divided by
+time and the peak of the device, they give the share of the hardware that was used (PaLM, arXiv 2204.02311, appendix
+B). For families with BERT's layers they come from formulas, for others from a forward pass of the stock model without
+data.
 
-`paper_flops`: google-research/electra flops_computation.py, for comparison with the paper's Table 1: a backward pass
-costs one forward pass, embedding look-ups count as dense products, and dropout, LayerNorm, softmax and activations
-count too. Only for families with BERT's layers.
+`paper_flops`: google-research/electra flops_computation.py, to compare with the paper's Table 1. A backward pass costs
+one forward pass, look-ups are dense products, and dropout, LayerNorm, softmax and activations count, too.
 
-The two must not be mixed. Both count what is computed: towers that share tensors run one after the other all the
-same, a frozen generator has no backward pass, and one that samples without dropout runs forward once more.
+What is computed counts: towers that share tensors run one after the other all the same, a frozen generator has no
+backward pass, and one that samples without dropout runs forward once more.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 
 # Families of encoders with layers as BERT has them: what the formulas here hold for.
 COUNTED = ("bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta")
+_HEAD_LENGTH = 8  # of sequences in which heads, that see each token alone, are counted
+_COUNTS: dict[tuple[str, int, type[Any], str], tuple[int, int]] = {}
 
 
 def format_duration(seconds: float) -> str:
@@ -57,34 +58,32 @@ def paper_flops(config: Any, num_sequences: int, max_seq_length: int, masked_sha
     paper's script takes 20 of 128."""
     if any(tower.model_type not in COUNTED for tower in config.towers.values()):
         return None
-    return num_sequences * _of_sequence(config, max_seq_length, masked_share * max_seq_length, _PAPER)
+    return num_sequences * float(_of_sequence(config, max_seq_length, masked_share * max_seq_length, _PAPER))
 
 
 class _Convention(NamedTuple):
-    """Operations of the parts of a tower for one token, from its configuration."""
+    """Operations of the parts of a tower, from its configuration."""
 
-    encoder: Callable[[Any, int], Any]  # in a sequence of that length
-    masked_lm_head: Callable[[Any, int], Any]  # from states of that width
-    binary_head: Callable[[Any, bool], Any]  # ELECTRA's, or a stock one with two labels
+    encoder: Callable[[Any, int], Any]  # for a sequence of that length
+    masked_lm_head: Callable[[Any, int], Any]  # for a token, from states of that width
+    binary_head: Callable[[Any, bool], Any]  # for a token; ELECTRA's, or a stock one with two labels
     backward: int  # what a backward pass costs, in forward passes
 
 
 def _of_sequence(config: Any, length: int, num_masked: float, convention: _Convention) -> Any:
-    """Operations of training on one sequence."""
-    main, generator = config.discriminator_config, config.generator_config
-    predicting = {"masked": num_masked, "all": length, "replaced": 0}[config.traits.predicts]
-    judging = 0 if config.traits.predicts == "masked" else length
-    forward = length * convention.encoder(main, length)
-    if predicting:  # else its family may have no such head
-        forward += predicting * convention.masked_lm_head(main, main.hidden_size)
-    is_stock = config.traits.predicts == "replaced" and main.model_type != "electra"
-    total = (1 + convention.backward) * (forward + judging * convention.binary_head(main, is_stock))
+    main, generator, head = config.discriminator_config, config.generator_config, convention.masked_lm_head
+    predicts, forward = config.traits.predicts, convention.encoder(main, length)
+    if predicts != "replaced":  # else its family may have no such head
+        forward += (num_masked if predicts == "masked" else length) * head(main, main.hidden_size)
+    if predicts != "masked":  # of "all" tokens the copy mechanism, which is as ELECTRA's head
+        forward += length * convention.binary_head(main, predicts == "replaced" and main.model_type != "electra")
+    total = (1 + convention.backward) * forward
     if config.has_generator_network:
         passes = (1 if config.freeze_generator else 1 + convention.backward) + config.samples_in_second_pass
-        encoders, head = config.num_generator_encoders, convention.masked_lm_head
+        encoders = config.num_generator_encoders
         predicted = num_masked if encoders == 1 else length
-        of_encoders = encoders * length * convention.encoder(generator, length)
-        total += passes * (of_encoders + predicted * head(generator, encoders * generator.hidden_size))
+        one = encoders * convention.encoder(generator, length)
+        total += passes * (one + predicted * head(generator, encoders * generator.hidden_size))
         if encoders > 1:  # those learn at every token, and the masked ones are drawn from their states
             total += num_masked * head(generator, 0)
     return total
@@ -92,52 +91,34 @@ def _of_sequence(config: Any, length: int, num_masked: float, convention: _Conve
 
 def _widths(config: Any) -> tuple[int, int, int]:
     """Of the layers, inside their feed-forward networks, and of the embeddings."""
-    hidden = config.hidden_size
     inner = config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size
-    return hidden, inner, getattr(config, "embedding_size", hidden)
+    return config.hidden_size, inner, getattr(config, "embedding_size", config.hidden_size)
 
 
-# ---- Matrix products only ----
-
-
-def _encoder_products(config: Any, length: int) -> Fraction:
+def _encoder(config: Any, length: int) -> int:
     if config.model_type not in COUNTED:
-        return Fraction(_count(config, "MaskedLM", length)[0], length)
+        return _count(config, "MaskedLM", length)[0]
     hidden, inner, embedding = _widths(config)
     layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden
     projection = 2 * embedding * hidden if embedding != hidden else 0
-    return Fraction(config.num_hidden_layers * layer + projection)
+    return int(length * (config.num_hidden_layers * layer + projection))
 
 
-def _masked_lm_products(config: Any, width: int) -> Fraction:
+def _masked_lm_head(config: Any, width: int) -> int:
     if config.model_type not in COUNTED:
-        return Fraction(_count(config, "MaskedLM", _HEAD_LENGTH)[1], _HEAD_LENGTH)
-    return Fraction(2 * _widths(config)[2] * (width + config.vocab_size))
+        return _count(config, "MaskedLM", _HEAD_LENGTH)[1] // _HEAD_LENGTH
+    return int(2 * _widths(config)[2] * (width + config.vocab_size))
 
 
-def _binary_products(config: Any, is_stock: bool) -> Fraction:
+def _binary_head(config: Any, is_stock: bool) -> int:
     if is_stock:
-        return Fraction(_count(config, "TokenClassification", _HEAD_LENGTH)[1], _HEAD_LENGTH)
-    return Fraction(2 * config.hidden_size**2 + 2 * config.hidden_size)
-
-
-_PRODUCTS = _Convention(_encoder_products, _masked_lm_products, _binary_products, backward=2)
-_HEAD_LENGTH = 8  # of sequences in which heads, that see each token alone, are counted
-
-
-_COUNTS: dict[tuple[str, int, type[Any], str], tuple[int, int]] = {}
+        return _count(config, "TokenClassification", _HEAD_LENGTH)[1] // _HEAD_LENGTH
+    return int(2 * config.hidden_size * (config.hidden_size + 1))
 
 
 def _count(config: Any, task: str, length: int) -> tuple[int, int]:
     """Matrix products for one sequence of that length: of the encoder of the stock model `AutoModelFor...` with that
     configuration, attention between all places included, and of its head with two labels."""
-    key = (task, length, type(config), repr(vars(config)))
-    if key not in _COUNTS:
-        _COUNTS[key] = _count_anew(copy.deepcopy(config), task, length)
-    return _COUNTS[key]
-
-
-def _count_anew(config: Any, task: str, length: int) -> tuple[int, int]:
     import torch
     import transformers
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -157,50 +138,45 @@ def _count_anew(config: Any, task: str, length: int) -> tuple[int, int]:
         whole, encoder = (products(module, 2) - products(module, 1) for module in (model, model.base_model))
         return encoder, whole - encoder
 
+    key = (task, length, type(config), repr(vars(config)))
+    if key in _COUNTS:
+        return _COUNTS[key]
+    config = copy.deepcopy(config)
     config.num_labels = 2
     with torch.no_grad(), no_init_weights():
         try:
             with FakeTensorMode():  # shapes without numbers: no memory, no time
-                return count()
+                _COUNTS[key] = count()
         except DataDependentOutputException:  # Longformer and XLM look at numbers
-            return count()
+            _COUNTS[key] = count()
+    return _COUNTS[key]
 
 
-# ---- The paper's convention ----
-
-# Operations an element (flops_computation.py, top of file).
+# Operations an element in the paper's convention (flops_computation.py, top of file).
 _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
 
 
-def _paper_encoder(config: Any, length: int) -> float:
+def _paper_encoder(config: Any, length: int) -> int:
     hidden, inner, embedding = _widths(config)
-    heads = config.num_attention_heads
-    attention = (
-        3 * (2 * hidden * hidden + hidden)  # queries, keys, values and their biases
-        + 2 * (2 * hidden * length)  # scores, and the average of the values
-        + (_SOFTMAX + _DROPOUT + 1) * length * heads  # with the division by sqrt(d)
-        + 2 * hidden * hidden
-        + hidden  # output and its bias
-    )
-    feed_forward = 4 * hidden * inner + (_ACTIVATION + 1) * inner + hidden
-    after_each = (_DROPOUT + 1 + _LAYER_NORM) * hidden  # dropout, residual, LayerNorm
+    layer = 8 * hidden**2 + 4 * hidden * inner + 4 * length * hidden  # the products
+    layer += 5 * hidden + (_ACTIVATION + 1) * inner  # biases
+    layer += (_SOFTMAX + _DROPOUT + 1) * length * config.num_attention_heads  # with the division by sqrt(d)
+    layer += 2 * (_DROPOUT + 1 + _LAYER_NORM) * hidden  # with the residual
     look_up = 2 * embedding * (config.vocab_size + length + getattr(config, "type_vocab_size", 0) + 1)
     look_up += (_LAYER_NORM + _DROPOUT) * embedding
     if embedding != hidden:
         look_up += 2 * hidden * embedding + hidden
-    return float(config.num_hidden_layers * (attention + feed_forward + 2 * after_each) + look_up)
+    return int(length * (config.num_hidden_layers * layer + look_up))
 
 
-def _paper_masked_lm_head(config: Any, width: int) -> float:
-    embedding, vocabulary = _widths(config)[2], config.vocab_size
-    dense = 2 * width * embedding + (1 + _ACTIVATION + _LAYER_NORM) * embedding
-    return dense + 2 * embedding * vocabulary + (_SOFTMAX + 2) * vocabulary
+def _paper_masked_lm_head(config: Any, width: int) -> int:
+    dense = _widths(config)[2] * (2 * width + 1 + _ACTIVATION + _LAYER_NORM)
+    return int(dense + config.vocab_size * (2 * _widths(config)[2] + _SOFTMAX + 2))
 
 
-def _paper_binary_head(config: Any, is_stock: bool) -> float:
-    if is_stock:
-        return 2 * 2 * config.hidden_size
-    return 2 * config.hidden_size**2 + (1 + _ACTIVATION + 2) * config.hidden_size
+def _paper_binary_head(config: Any, is_stock: bool) -> int:
+    return int(config.hidden_size * (4 if is_stock else 2 * config.hidden_size + _ACTIVATION + 3))
 
 
+_PRODUCTS = _Convention(_encoder, _masked_lm_head, _binary_head, backward=2)
 _PAPER = _Convention(_paper_encoder, _paper_masked_lm_head, _paper_binary_head, backward=1)

@@ -117,7 +117,7 @@ OTHER_HPARAMS = (
     *("iterations_per_loop", "save_checkpoints_steps", "num_train_steps", "num_eval_steps", "keep_checkpoint_max"),
     *("max_seq_length", "train_batch_size", "eval_batch_size"),
     *("use_tpu", "num_tpu_cores", "tpu_job_name", "tpu_name", "tpu_zone", "gcp_project"),
-    *("pretrain_tfrecords", "vocab_file", "model_dir", "results_txt", "results_pkl"),
+    *("pretrain_tfrecords", "vocab_file", "model_dir", "results_txt", "results_pkl", "debug"),
 )
 MODEL_SIZES = ("small", "base", "large")
 # Fields of `BertConfig` (model/modeling.py), which `model_hparam_overrides` may name. `ElectraConfig` has the same
@@ -130,22 +130,17 @@ OVERRIDES = (
 
 
 def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
-    """The configuration that hparams of google-research/electra describe. Settings that the original ignores (such as
-    a temperature without a generator network) are left out. Raises ValueError for an unknown hparam, a model that
-    cannot be converted, or sizes that cannot be built."""
-    refuse_unknown(hparams, (*MODEL_HPARAMS, *OTHER_HPARAMS, "debug"), "google-research/electra")
+    """The configuration that hparams of google-research/electra describe, without what the original ignores. Raises
+    ValueError for an unknown hparam, a model that cannot be converted, or sizes that cannot be built."""
+    refuse_unknown(hparams, (*MODEL_HPARAMS, *OTHER_HPARAMS), "google-research/electra")
     values = {**MODEL_HPARAMS, **hparams}
     if values["model_size"] == "small":
         values["embedding_size"] = hparams.get("embedding_size", 128)
-    if values.get("debug"):
-        raise ValueError("A model of debug, of three layers of 144, cannot be converted.")
     discriminator = _tower_config(values)
     options: dict[str, Any] = {"discriminator_config": discriminator, "mask_probability": values["mask_prob"]}
     if values["electric_objective"]:
         options["objective"] = "electric"
     elif not values["electra_objective"]:
-        if values["uniform_generator"]:
-            raise ValueError("uniform_generator without electra_objective is a model that has no variable to learn.")
         return ElectraRTDConfig(objective="mlm", discriminator_weight=values["gen_weight"], **options)
     options |= {"generator_weight": values["gen_weight"], "discriminator_weight": values["disc_weight"]}
     options["disallow_correct"] = values["disallow_correct"]
@@ -174,8 +169,6 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
     sizes = {"vocab_size": values["vocab_size"], **named, **overrides}
     width = sizes["hidden_size"]
     sizes = {"num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width, **sizes}
-    if width % (heads := sizes["num_attention_heads"]):
-        raise ValueError(f"{heads} attention heads do not divide a hidden size of {width}: check the hparams.")
     embedding_size = width if values["embedding_size"] is None else values["embedding_size"]
     return ElectraConfig(**sizes, embedding_size=embedding_size)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import signal
 import sys
@@ -37,32 +38,24 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("publishing.tables", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
-# The interval of each number that can ruin a run: our flags and those of `TrainingArguments`. `inf` excludes NaN, too.
-RANGES: dict[str, str] = {
-    **dict.fromkeys(("num_train_epochs", "adam_epsilon", "lora_alpha", "generator_hidden_size"), "(0, inf)"),
-    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps", "ddp_timeout"), "(0, inf)"),
-    "generator_learning_rate": "[0, inf)",
-    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm", "warmup_steps"), "[0, inf)"),
-    **dict.fromkeys(("generator_weight", "discriminator_weight", "temperature", "generator_layers"), "[0, inf)"),
-    **dict.fromkeys(("dataloader_num_workers", "doc_stride", "seed", "shuffle_window"), "[0, inf)"),
-    **dict.fromkeys(("per_device_train_batch_size", "per_device_eval_batch_size", "batch_size"), "[1, inf)"),
-    **dict.fromkeys(("gradient_accumulation_steps", "save_total_limit", "num_proc", "top_k"), "[1, inf)"),
-    **dict.fromkeys(("early_stopping_patience", "max_train_samples", "max_eval_samples"), "[1, inf)"),
-    **dict.fromkeys(("seeds", "lora_r", "vocab_size", "max_query_length", "extend_vocabulary"), "[1, inf)"),
-    **dict.fromkeys(("held_out_share", "validation_share", "dropout", "lora_dropout"), "[0, 1)"),
-    **dict.fromkeys(("label_smoothing_factor", "adam_beta1", "adam_beta2"), "[0, 1)"),
-    **dict.fromkeys(("checkpoint_fractions", "layerwise_lr_decay"), "(0, 1]"),
-    **dict.fromkeys(("temperature_start", "temperature_decay"), "(0, inf)"),
-    **dict.fromkeys(("mask_probability", "error_rate", "replaced_rate"), "(0, 1)"),
-    **dict.fromkeys(("threshold", "false_positive_rate", "clean_share"), "[0, 1]"),
-    "confusion_share": "(0, 1]",
-    **dict.fromkeys(("max_length", "max_pairs", "tasks", "workers"), "[1, inf)"),
-    "few_shot": "[0, inf)",
-    "port": "[1, 65535]",
-    "keep_probability": "[0, 1]",
-    "weight": "(0, 1000]",
-    "max_seq_length": "[3, inf)",  # [CLS], a token, [SEP]
+# The numbers that can ruin a run, ours and those of `TrainingArguments`, by their interval. `inf` excludes NaN, too.
+_INTERVALS = {
+    "(0, inf)": "num_train_epochs adam_epsilon lora_alpha generator_hidden_size logging_steps eval_steps save_steps "
+    "ddp_timeout temperature_start temperature_decay",
+    "[0, inf)": "learning_rate generator_learning_rate weight_decay max_grad_norm warmup_steps generator_weight "
+    "discriminator_weight temperature generator_layers dataloader_num_workers doc_stride seed shuffle_window few_shot",
+    "[1, inf)": "per_device_train_batch_size per_device_eval_batch_size batch_size gradient_accumulation_steps "
+    "save_total_limit num_proc top_k early_stopping_patience max_train_samples max_eval_samples seeds lora_r "
+    "vocab_size max_query_length extend_vocabulary max_length max_pairs tasks workers",
+    "[3, inf)": "max_seq_length",  # [CLS], a token, [SEP]
+    "[0, 1)": "held_out_share validation_share dropout lora_dropout label_smoothing_factor adam_beta1 adam_beta2",
+    "(0, 1]": "checkpoint_fractions layerwise_lr_decay confusion_share",
+    "(0, 1)": "mask_probability error_rate",
+    "[0, 1]": "threshold false_positive_rate clean_share keep_probability",
+    "[1, 65535]": "port",
+    "(0, 1000]": "weight",
 }
+RANGES = {name: interval for interval, names in _INTERVALS.items() for name in names.split()}
 FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C (by SIGTERM: 143)
 
 
@@ -96,10 +89,15 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
             status: Any = command(sys.argv[1:])
         except SystemExit as nothing_to_do:
             status = nothing_to_do.code
-        # Its threads would outlive the interpreter, which may abort a process that has done all its work.
+        # Threads of a process group that outlive the interpreter may abort a process that has done all its work, at
+        # which a launcher would kill the first one, which may still save. The others just end.
         distributed: Any = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            rank = distributed.get_rank()
             distributed.destroy_process_group()
+            if rank > 0 and not isinstance(status, str):
+                sys.stdout.flush()
+                os._exit(status or 0)
         sys.exit(status)
     except (ValueError, OSError, FloatingPointError) as error:
         told = str(error)
@@ -178,6 +176,13 @@ def check_ranges(arguments: Any) -> None:
     steps = getattr(arguments, "max_steps", -1)
     if steps < 1 and steps != -1:
         raise ValueError(f"--max_steps is {steps}: it must be at least 1 (or -1: the length is in epochs).")
+
+
+def refuse(*reasons: tuple[Any, str]) -> None:
+    """Raises ValueError with the first message that stands beside something true."""
+    for is_so, message in reasons:
+        if is_so:
+            raise ValueError(message)
 
 
 def parse_size(flag: str, text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -10,14 +11,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
 from hf_electra_rtd.detectors import label
-from hf_electra_rtd.families import (
-    DROPOUTS,
-    FAMILIES,
-    detector_class,
-    feed_forward_name,
-    refuse_other_networks,
-    size_of,
-)
+from hf_electra_rtd.families import DROPOUTS, FAMILIES, feed_forward_name, refuse_other_networks, size_of
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.recipes import get_size
@@ -70,15 +64,45 @@ _OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay"
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
 _OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator", "generator_objective")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
-# Those that a kind without a network must leave at their defaults, too.
-_UNUSED = {"offline": ("generator_weight", "disallow_correct")}
+# The options that take names, and the names.
+_NAMES: dict[str, Iterable[str]] = {
+    "objective": OBJECTIVE_TRAITS,
+    "sharing": SHARED_SIZES,
+    "generator": GENERATOR_NAMES,
+    "generator_objective": GENERATOR_OBJECTIVES,
+    "temperature_schedule": TEMPERATURES,
+}
 
-# What needs to know where a family keeps its positions, or what its output layer reads.
-_OF_KNOWN = {"sharing": "gdes", "objective": "all_tokens_mlm", "generator_objective": "adversarial"}
+# What the value of an option needs of others: the values that go with it.
+_DETECTING = tuple(name for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
+_OF_SOFTMAX: dict[str, tuple[Any, ...]] = {  # samples are of the generator's softmax as it is
+    "temperature": (1.0,),
+    "temperature_schedule": ("constant",),
+    "disallow_correct": (False,),
+    "confusions": (None,),
+}
+_LEARNS = {"freeze_generator": (False,), "sampling_dropout": (True,)}  # samples are of the pass that learns
+_NEEDS: dict[tuple[str, Any], dict[str, tuple[Any, ...]]] = {
+    ("objective", "electric"): {"generator": ("two_tower",), "generator_objective": ("mle",)} | _OF_SOFTMAX,
+    ("generator_objective", "adversarial"): (
+        {"objective": ("rtd", "rtd_masked_only"), "generator": ("masked_lm",)} | _OF_SOFTMAX | _LEARNS
+    ),
+    ("generator", "two_tower"): {"objective": _DETECTING, "sharing": ("embeddings",)} | _LEARNS,
+    ("generator", "offline"): {"generator_weight": (1.0,), "disallow_correct": (False,)},
+    ("sharing", "gdes"): {"objective": _DETECTING},  # others predict with the word table, which holds differences
+    ("freeze_generator", True): {"sharing": ("none",)},  # else it would freeze a part of the discriminator
+}
+# The families of both towers that an option is for. Some need to know where a family keeps its positions, or what its
+# output layer reads.
+_FAMILIES: dict[tuple[str, str], Iterable[str]] = {
+    ("sharing", "gdes"): FAMILIES,
+    ("objective", "all_tokens_mlm"): FAMILIES,
+    ("generator_objective", "adversarial"): FAMILIES,
+    ("generator", "two_tower"): ("electra",),
+}
 
-# What learning from the reward of samples needs, beside a discriminator that detects.
-_ADVERSARIAL: dict[str, Any] = {"generator": "masked_lm", "temperature": 1.0, "temperature_schedule": "constant"}
-_ADVERSARIAL |= {"disallow_correct": False, "sampling_dropout": True, "freeze_generator": False}
+_LARGEST = dict.fromkeys(("temperature", "generator_weight", "discriminator_weight"), sys.float_info.max)
+_LARGEST |= dict.fromkeys(("mask_probability", "keep_probability"), 1.0)
 
 # Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
@@ -90,60 +114,47 @@ _FRAMEWORK_KEYS = (
 )
 
 
-def default_fractions(model_type: str) -> dict[str, float]:
-    """Width and depth of a generator as fractions of the discriminator's. Families whose embeddings are as wide as
-    their layers share them only with a generator of the same width: half of the layers, as DeBERTaV3 (arXiv
-    2111.09543)."""
-    is_electra = model_type == ElectraConfig.model_type
-    return {"generator_hidden_size": 0.25 if is_electra else 1.0, "generator_layers": 1.0 if is_electra else 0.5}
-
-
 def derive_generator_config(
     discriminator_config: PreTrainedConfig,
     hidden_size_fraction: float | None = None,
     layers_fraction: float | None = None,
 ) -> Any:
-    """The generator's configuration as fractions of the discriminator's, by default those of its family.
+    """The generator's configuration, with width and depth as fractions of the discriminator's.
 
     google-research/electra run_pretraining.py, `get_generator_config`: hidden size and number of layers are rounded
-    fractions, the feed-forward size is 4 times the hidden size, and there is one attention head per 64 units. The rest
-    is copied (vocabulary, embedding size, dropout, ...). In other families, the feed-forward size and the number of
-    heads are the same fraction as the width. Raises ValueError for what cannot be built.
+    fractions (by default a quarter, and all), the feed-forward size is 4 times the hidden size, and there is one
+    attention head per 64 units. In other families, the feed-forward size and the number of heads are the same fraction
+    as the width. They share embeddings only with a generator of the same width, so by default theirs has half of the
+    layers, as DeBERTaV3 (arXiv 2111.09543). The rest is copied. Raises ValueError for what cannot be built.
     """
-    config, family = discriminator_config, discriminator_config.model_type
+    config, inner_name = discriminator_config, feed_forward_name(discriminator_config)
     refuse_other_networks(config)
-    defaults, inner_name = default_fractions(family).values(), feed_forward_name(config)
-    width, depth = (
-        default if given is None else given
-        for given, default in zip((hidden_size_fraction, layers_fraction), defaults, strict=True)
-    )
+    is_electra = config.model_type == ElectraConfig.model_type
+    width = (0.25 if is_electra else 1.0) if hidden_size_fraction is None else hidden_size_fraction
+    depth = (1.0 if is_electra else 0.5) if layers_fraction is None else layers_fraction
     hidden_size, num_layers = round(config.hidden_size * width), round(config.num_hidden_layers * depth)
     num_heads, inner = max(1, hidden_size // 64), 4 * hidden_size
-    if family != ElectraConfig.model_type:
+    if not is_electra:
         num_heads = max(1, round(config.num_attention_heads * width))
         inner = round(getattr(config, inner_name) * width)
-    given = f"generator_hidden_size={width:g} and generator_layers={depth:g}"
-    if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads:
-        shape = f"{num_layers} layers of {hidden_size} with {num_heads} attention heads, which cannot be built"
-        raise ValueError(f"{given} give {shape}: choose other fractions.")
-    if width > 1 or depth > 1:
-        raise ValueError(f"{given} make the generator larger than the discriminator: take at most 1.")
+    if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads or max(width, depth) > 1:
+        given = f"generator_hidden_size={width:g} and generator_layers={depth:g}"
+        shape = f"{num_layers} layers of {hidden_size} with {num_heads} attention heads"
+        what = "which cannot be built, or are larger than the discriminator"
+        raise ValueError(f"{given} give {shape}, {what}: choose other fractions.")
     values = _copyable(config)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
     sizes = {config.attribute_map.get(name, name): size for name, size in sizes.items()} | {inner_name: inner}
     for name, value in values.items():  # what each layer has of its own
         if isinstance(value, list) and len(value) == config.num_hidden_layers:
             values[name] = value[:num_layers]
-    return CONFIG_MAPPING[family](**{**values, **sizes})
+    return CONFIG_MAPPING[config.model_type](**{**values, **sizes})
 
 
 def _native(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig:
     """A copy of a tower's configuration, of the family that its `model_type` names; by default ELECTRA's."""
     values = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
-    family = values.get("model_type", ElectraConfig.model_type)
-    if family not in CONFIG_MAPPING:
-        raise ValueError(f"transformers has no model_type {family!r}.")
-    return CONFIG_MAPPING[family](**_copyable(values))
+    return CONFIG_MAPPING[values.get("model_type", ElectraConfig.model_type)](**_copyable(values))
 
 
 def _copyable(config: PreTrainedConfig | dict[str, Any]) -> dict[str, Any]:
@@ -159,9 +170,7 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
 
 def refuse_unknown_names(options: Mapping[str, Any]) -> None:
     """Raises ValueError for an objective, a mode of sharing, a kind of generator or a schedule that does not exist."""
-    known_of: dict[str, Any] = {"objective": OBJECTIVE_TRAITS, "sharing": SHARED_SIZES, "generator": GENERATOR_NAMES}
-    known_of |= {"generator_objective": GENERATOR_OBJECTIVES}
-    for option, known in {**known_of, "temperature_schedule": TEMPERATURES}.items():
+    for option, known in _NAMES.items():
         if option in options and options[option] not in known:
             names = ", ".join(map(repr, known))
             raise ValueError(f"There is no {option}={options[option]!r}. Known are: {names}.")
@@ -184,16 +193,15 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": AutoConfig, "discriminator_config": AutoConfig}
-    # What is left is what `compute_metrics` of a Trainer needs: (logits, replaced_labels), or, of a discriminator that
-    # predicts tokens, (replaced_labels, predictions), because its logits, V numbers a token, are not kept.
+    # Left for `compute_metrics` of a Trainer are (logits, replaced_labels), or, of a discriminator that predicts
+    # tokens, (replaced_labels, predictions).
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         *("generator_loss", "discriminator_loss", "generator_predictions", "generator_logits", "corrupted_input_ids"),
-        *("copy_probabilities", "generator_token_losses", "discriminator_token_losses"),
-        "generator_entropies",
+        *("generator_token_losses", "generator_entropies", "discriminator_token_losses"),
     ]
 
-    # Native configurations once `__post_init__` has run; a dict may be given, ELECTRA's unless it has a `model_type`.
-    # None: a smaller one of the discriminator's family (`default_fractions`), and ELECTRA-small.
+    # Native configurations, or dicts, ELECTRA's without a `model_type`. None: a smaller one of the discriminator's
+    # family (`derive_generator_config`), and ELECTRA-small.
     generator_config: Any = None
     discriminator_config: Any = None
     objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.objectives`
@@ -204,8 +212,8 @@ class ElectraRTDConfig(PreTrainedConfig):
     generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
     discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
-    # How it falls to `temperature` along a run (`ops.sampling`): constant, linear or exponential; where it begins (by
-    # default 2.0), and the share of the run in which an exponential falls to 1 / e of the way (by default 0.1).
+    # How it falls to `temperature` along a run (`ops.sampling`); where it begins (by default 2.0), and the share of
+    # the run in which an exponential falls to 1 / e of the way (by default 0.1).
     temperature_schedule: str = "constant"
     temperature_start: Any = None
     temperature_decay: Any = None
@@ -215,8 +223,8 @@ class ElectraRTDConfig(PreTrainedConfig):
     # The share of the tokens that is masked. The trainer masks; `electric` and pseudo-log-likelihoods need to know it.
     mask_probability: float = 0.15
     keep_probability: float | int = 0.15  # of these, the share that stays visible; `rtd`'s need to know it
-    # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict. The trainer sets those of its
-    # tokenizer; by default those of the vocabularies of google-research.
+    # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict: of google-research, until a trainer
+    # sets those of its tokenizer.
     special_token_ids: Any = (101, 102, 103)
     generator_objective: str = "mle"  # what the generator learns: the original tokens, or to mislead the discriminator
     # What tokens are confused with, in place of samples (`data.confusion.TokenConfusions.described`). The trainer sets
@@ -233,7 +241,10 @@ class ElectraRTDConfig(PreTrainedConfig):
         refuse_unknown_names(vars(self))
         self.discriminator_config = _native(self.discriminator_config)
         if not self.has_generator_network:
-            self._do_without_generator()
+            if self.generator_config is not None:
+                remedy = "leave generator_config (or generator_hidden_size and generator_layers) out"
+                raise ValueError(f"{self._kind} has no generator network: {remedy}.")
+            self.sharing = "none" if self.sharing == type(self).sharing else self.sharing
         elif self.generator_config is None and self.sharing != "all":
             self.generator_config = derive_generator_config(self.discriminator_config)
         else:
@@ -272,6 +283,13 @@ class ElectraRTDConfig(PreTrainedConfig):
         return GENERATOR_ENCODERS.get(self.generator, 0)
 
     @property
+    def samples_in_second_pass(self) -> bool:
+        """Whether training samples from a pass of its own, without dropout, next to the one that is trained."""
+        if self.sampling_dropout or self.freeze_generator:  # a frozen one never has dropout
+            return False
+        return any(getattr(self.generator_config, name, 0) > 0 for name in DROPOUTS)
+
+    @property
     def exports_generator(self) -> bool:
         """Whether it is a stock model, with a directory of its own; else it lives in the joint model alone."""
         return exports_generator(self.objective, self.generator)
@@ -297,165 +315,72 @@ class ElectraRTDConfig(PreTrainedConfig):
         return type(self)(discriminator_config=self.discriminator_config, **options)
 
     @property
-    def samples_in_second_pass(self) -> bool:
-        """Whether training samples from a pass of its own, without dropout, next to the one that is trained."""
-        tower = self.generator_config
-        if tower is None or self.freeze_generator:  # a frozen one never has dropout
-            return False
-        return any(getattr(tower, name, 0) > 0 for name in DROPOUTS) and not self.sampling_dropout
-
-    def _do_without_generator(self) -> None:
-        """Refuses what there is no generator network for; `sharing` that was only a default becomes `"none"`."""
-        reason = f"generator={self.generator!r}" if self.traits.has_generator else f"objective={self.objective!r}"
-        if self.generator_config is not None:
-            remedy = "leave generator_config (or generator_hidden_size and generator_layers) out"
-            raise ValueError(f"{reason} has no generator network: {remedy}.")
-        if self.sharing == type(self).sharing:
-            self.sharing = "none"
-        of_kind = _UNUSED.get(self.generator, ()) if self.traits.has_generator else _OF_GENERATOR
-        for name in (*_OF_NETWORK, *of_kind):
-            value = getattr(self, name)
-            if value != ("none" if name == "sharing" else getattr(type(self), name)):
-                needed = "generator network" if name in _OF_NETWORK else "generator"
-                raise ValueError(f"{name}={value!r} needs a {needed}, and {reason} has none.")
+    def _kind(self) -> str:
+        """What says whether there is a generator network."""
+        return f"generator={self.generator!r}" if self.traits.has_generator else f"objective={self.objective!r}"
 
     def check(self) -> None:
         """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
-        self._check_pairs()
-        generator, discriminator = self.generator_config, self.discriminator_config
-        self._check_families()
+        for (option, value), needs in _NEEDS.items():
+            if getattr(self, option) == value:
+                self._refuse_others(f"{option}={value!r}", needs)
+        self._refuse_others("A pair", {"tie_word_embeddings": (True,)})  # False would undo every tie
+        for name, largest in _LARGEST.items():
+            if not 0 <= (value := getattr(self, name)) <= largest:
+                raise ValueError(f"{name} is {value}: it must be at least 0 and at most {largest:g}.")
+        if self.confusions is not None:
+            self._refuse_others("A confusion file", {"objective": _DETECTING})
         if self.has_generator_network:
-            if generator.vocab_size != discriminator.vocab_size:
-                raise ValueError(
-                    f"The generator has {generator.vocab_size} tokens and the discriminator "
-                    f"{discriminator.vocab_size}: what one samples, the other must read. Take towers of one "
-                    "tokenizer, or resize one of them first."
-                )
-            for size in SHARED_SIZES[self.sharing]:
-                mine, other = size_of(generator, size), size_of(discriminator, size)
-                if mine != other:
-                    name = size if hasattr(discriminator, size) else "hidden_size"
-                    raise ValueError(
-                        f"sharing={self.sharing!r} needs the same {name} in both towers, but the generator has "
-                        f"{mine} and the discriminator {other}. Take matching towers, or sharing='none'."
-                    )
-            if generator.hidden_size > (width := discriminator.hidden_size) and not self.freeze_generator:
-                raise ValueError(
-                    f"The generator has a hidden_size of {generator.hidden_size} and the discriminator {width}: one "
-                    f"that learns may be as wide as the discriminator at most. Take at most {width}, or freeze it "
-                    "(freeze_generator=True, sharing='none')."
-                )
-            self._check_schedule()
-        self._check_noise()
-        self._check_adversarial()
-        if self.sharing == "gdes" and self.traits.predicts != "replaced":
-            raise ValueError(
-                f"sharing='gdes' is for discriminators: with objective={self.objective!r} the discriminator predicts "
-                "tokens with its word table, which holds deltas only."
-            )
-        if self.freeze_generator and self.sharing != "none":
-            shared = f"what sharing={self.sharing!r} makes part of both towers"
-            raise ValueError(f"freeze_generator=True would freeze {shared}: take sharing='none'.")
-        if not self.tie_word_embeddings:
-            raise ValueError("tie_word_embeddings=False would undo every tie: say what is shared with sharing='none'.")
-        for name in ("temperature", "generator_weight", "discriminator_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be a finite number, at least 0.")
-
-    def _check_families(self) -> None:
-        """Raises ValueError for families of encoders that cannot do what the other options say."""
-        detects = self.traits.predicts == "replaced"
-        for name, config in self.towers.items():
-            family, classifies = config.model_type, detects and name == "discriminator"
-            refuse_other_networks(config)
-            if classifies and detector_class(family) is None:
-                known = ", ".join(FAMILIES)
-                raise ValueError(
-                    f"transformers has no model of the family {family!r} that classifies tokens. Take {known}."
-                )
-            for option, value in _OF_KNOWN.items():
-                if family not in FAMILIES and getattr(self, option) == value:
-                    wanted = f"{option}={value!r} is for the families {', '.join(FAMILIES)}"
-                    raise ValueError(f"{wanted}, and the {name} is {family!r}.")
-            if self.num_generator_encoders == 2 and family != ElectraConfig.model_type:
-                raise ValueError(
-                    f"generator={self.generator!r} is for towers of ELECTRA, and the {name} is {family!r}."
-                )
-        families = {config.model_type for config in self.towers.values()}
-        if len(families) > 1 and self.sharing not in ("none", "word"):
-            these = " and ".join(sorted(families))
-            what = f"sharing={self.sharing!r} needs towers of one family, and these are {these}"
-            raise ValueError(f"{what}. Take sharing='word' or 'none'.")
-
-    def _check_pairs(self) -> None:
-        """Raises ValueError for two options that nothing else reconciles."""
-        if self.freeze_generator and self.num_generator_encoders == 2:
-            rule = "shares the embeddings that the discriminator learns, so it cannot be frozen"
-            raise ValueError(f"generator={self.generator!r} {rule}: leave freeze_generator out.")
-        if self.traits.needs_noise and self.generator_objective == "adversarial":
-            rule = "generator='two_tower', and generator_objective='adversarial' generator='masked_lm'"
-            raise ValueError(f"objective={self.objective!r} needs {rule}: leave one of them out.")
-        traits = OBJECTIVE_TRAITS.items()
-        known = [name for name, each in traits if each.predicts == "replaced" and not each.needs_noise]
-        if self.confusions is not None and (self.objective not in known or self.generator_objective != "mle"):
-            what = "Confusions (--confusion_file) need a discriminator that detects, and samples that none learns from"
-            mine = f"objective={self.objective!r} with generator_objective={self.generator_objective!r}"
-            raise ValueError(f"{what}: {mine} does not go with them. Take {' or '.join(known)}, with mle.")
-
-    def _check_adversarial(self) -> None:
-        if self.generator_objective != "adversarial":
-            return
-        if self.traits.predicts != "replaced":
-            what = f"a discriminator that detects, and with objective={self.objective!r} it predicts tokens"
-            raise ValueError(f"generator_objective='adversarial' needs {what}: take objective='rtd'.")
-        for name, needed in _ADVERSARIAL.items():
-            if (value := getattr(self, name)) != needed:
-                reason = "its samples must come from the very softmax that learns"
-                raise ValueError(
-                    f"{name}={value!r} does not go with generator_objective='adversarial': {reason}. Take {needed!r}."
-                )
-
-    def _check_noise(self) -> None:
-        if not 0 < self.mask_probability < 1:
-            raise ValueError(f"mask_probability is {self.mask_probability}: it must be above 0 and below 1.")
-        if not 0 <= self.keep_probability <= 1:
-            raise ValueError(f"keep_probability is {self.keep_probability}: it must be at least 0 and at most 1.")
-        is_double = self.num_generator_encoders == 2
-        if self.traits.needs_noise and not is_double:
-            raise ValueError(
-                f"objective={self.objective!r} needs the probability of every token, masked or not, which "
-                f"generator={self.generator!r} does not give: take generator='two_tower'."
-            )
-        if is_double and self.traits.predicts != "replaced":
-            what = f"discriminators that detect, and with objective={self.objective!r} it predicts tokens"
-            raise ValueError(f"generator={self.generator!r} is for {what}: take objective='electric' or 'rtd'.")
-        if is_double and (self.sharing != "embeddings" or not self.sampling_dropout):
-            wrong = "sampling_dropout=False" if self.sharing == "embeddings" else f"sharing={self.sharing!r}"
-            rule = "shares the embeddings of the discriminator and samples from the pass that trains"
-            raise ValueError(f"{wrong} does not go with generator={self.generator!r}, which {rule}: leave it out.")
-        if self.traits.needs_noise:
-            self.refuse_altered_draws()
+            own = _SCHEDULES[self.temperature_schedule]
+            others = {name: (None,) for name in _OF_SCHEDULE[1:] if name not in own}
+            self._refuse_others(f"temperature_schedule={self.temperature_schedule!r}", others)
+            if own and not 0 < self.temperature <= self.temperature_start:
+                ends = f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}"
+                raise ValueError(f"The temperature must fall and stay above 0, but goes from {ends}.")
+        else:
+            unused = _OF_NETWORK if self.traits.has_generator else (*_OF_NETWORK, *_OF_GENERATOR)
+            needs = {name: (getattr(type(self), name),) for name in unused}
+            self._refuse_others(f"{self._kind}, without a generator network,", needs | {"sharing": ("none",)})
+        self._check_towers()
 
     def refuse_altered_draws(self) -> None:
         """Raises ValueError for an option by which samples are not of the generator's softmax."""
-        for name in ("temperature", "temperature_schedule", "disallow_correct", "confusions"):
-            if (value := getattr(self, name)) != getattr(type(self), name):
-                rule = f"draws from another distribution than the one that objective={self.objective!r} reckons with"
-                raise ValueError(f"{name}={value!r} {rule} for probabilities: train without it.")
+        self._refuse_others(f"A probability of tokens by objective={self.objective!r}", _OF_SOFTMAX)
 
-    def _check_schedule(self) -> None:
-        """Raises ValueError for a temperature that rises, or an option that its schedule does not have."""
-        schedule = f"temperature_schedule={self.temperature_schedule!r}"
-        for name in _OF_SCHEDULE[1:]:
-            value, has_it = getattr(self, name), name in _SCHEDULES[self.temperature_schedule]
-            if value is not None and not has_it:
-                raise ValueError(f"{name}={value:g} does nothing with {schedule}. Leave it out, or name a schedule.")
-            if has_it and not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value:g}: it must be a finite number above 0.")
-        if self.temperature_start is not None and not 0 < self.temperature <= self.temperature_start:
-            ends = f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}"
-            raise ValueError(f"{schedule} must fall, but goes from {ends}. Take 0 < temperature <= temperature_start.")
+    def _refuse_others(self, what: str, needs: Mapping[str, tuple[Any, ...]]) -> None:
+        for name, values in needs.items():
+            if (value := getattr(self, name)) not in values:
+                known = " or ".join(map(repr, values))
+                raise ValueError(f"{what} does not go with {name}={value!r}: it needs {known}.")
+
+    def _check_towers(self) -> None:
+        """Raises ValueError for towers that cannot do what the other options say."""
+        for name, config in self.towers.items():
+            refuse_other_networks(config)
+            for (option, value), known in _FAMILIES.items():
+                if getattr(self, option) == value and config.model_type not in known:
+                    wanted = f"{option}={value!r} is for the families {', '.join(known)}"
+                    raise ValueError(f"{wanted}, and the {name} is {config.model_type!r}.")
+        if not self.has_generator_network:
+            return
+        generator, discriminator = self.generator_config, self.discriminator_config
+        if generator.model_type != discriminator.model_type and self.sharing not in ("none", "word"):
+            these = f"{generator.model_type} and {discriminator.model_type}"
+            what = f"sharing={self.sharing!r} needs towers of one family, and these are {these}"
+            raise ValueError(f"{what}. Take sharing='word' or 'none'.")
+        for size in SHARED_SIZES[self.sharing]:
+            mine, other = size_of(generator, size), size_of(discriminator, size)
+            if mine != other:
+                name = size if hasattr(discriminator, size) else "hidden_size"
+                remedy = "matching towers" if size == "vocab_size" else "matching towers, or sharing='none'"
+                what = f"sharing={self.sharing!r} needs the same {name} in both towers"
+                raise ValueError(f"{what}, but the generator has {mine} and the discriminator {other}. Take {remedy}.")
+        if generator.hidden_size > (width := discriminator.hidden_size) and not self.freeze_generator:
+            raise ValueError(
+                f"The generator has a hidden_size of {generator.hidden_size}: one that learns may be as wide as the "
+                f"discriminator. Take at most {width}, or freeze it (freeze_generator=True, sharing='none')."
+            )
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:

@@ -4,25 +4,23 @@
     hf-electra-rtd correct --model runs/small --file letters.txt --thresholds thresholds.json > corrected.jsonl
 
 A JSON line holds `source`, `target`, `errors` as [wrong, right, first character of wrong in `source`], and for a text
-that cannot be judged `skipped`, why; its `target` is the source then. `--model` is a run or a joint model with a
-generator, or a model that `finetune --task_kind correction` wrote (a directory, also of its run). Towers are named one
-by one (--generator, --discriminator). Without texts and --file, lines of the standard input are read.
+that cannot be judged `skipped`, why. Without texts and --file, lines of the standard input are read. `--model` is a
+run or a joint model with a generator, or a model that `finetune --task_kind correction` wrote (a directory, also of
+its run). Towers are named one by one (--generator, --discriminator).
 
 --confusion_file says what words may be confused with, in rows `wrong right right ...`; `x x` protects the word x, of
 any length. --calibrate PAIRS --false_positive_rate 0.05 --thresholds FILE chooses the thresholds; --thresholds FILE
 alone reads them, with the same model. --score PAIRS corrects the column `text` of a table and scores the result by its
-column `right`; --predictions FILE scores the lines of a file instead, without a model.
+column `right`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,27 +30,14 @@ from rich.text import Text
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
+from hf_electra_rtd import detection
 from hf_electra_rtd.cli import run
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.data.words import whole_words
-from hf_electra_rtd.detection import (
-    ERROR_RATE,
-    REPLACED_RATE,
-    TextJudge,
-    add_text_flags,
-    check_text_flags,
-    detector_of,
-    load_for_detection,
-    log_odds,
-    options_of,
-    refuse_other_thresholds,
-    replaced_logits,
-    run_on_texts,
-)
 from hf_electra_rtd.families import inputs_of
-from hf_electra_rtd.files import read_lines
+from hf_electra_rtd.files import hash_files
 from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
@@ -77,32 +62,21 @@ class Change(NamedTuple):
     gain: float  # log-probability of the right word less that of the wrong one
 
 
-class _Judge(ABC):
-    """How likely words are wrong, and how much likelier others would be. B texts, L tokens, R words, K candidates."""
-
-    towers: list[Any]
-
-    @abstractmethod
-    def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Logits (B, L) of being wrong, in float64."""
-
-    @abstractmethod
-    def gains(self, inputs: dict[str, Tensor], places_R: Tensor, allowed_RV: Tensor, top_k: int) -> tuple[Any, Any]:
-        """For a word in each of R texts, its best candidates (R, K) among those that are allowed, and what they gain.
-        A place that is no candidate has -inf."""
-
-
-class _PairJudge(_Judge):
-    """The discriminator finds, the generator proposes, and both rank."""
+class _PairRanker:
+    """How likely words are wrong, and how much likelier others would be: the discriminator finds, the generator
+    proposes, and both rank. B texts, L tokens, R words, K candidates, V tokens of the vocabulary."""
 
     def __init__(self, generator: Any, discriminator: Any, mask_id: int, shift: float, batch_size: int) -> None:
         self.towers, self.generator, self.discriminator = [discriminator, generator], generator, discriminator
         self.mask_id, self.shift, self.batch_size = mask_id, shift, batch_size
 
     def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
-        return replaced_logits(self.discriminator, inputs) + self.shift
+        """Logits (B, L) of being wrong, in float64."""
+        return detection.replaced_logits(self.discriminator, inputs) + self.shift
 
     def gains(self, inputs: dict[str, Tensor], places_R: Tensor, allowed_RV: Tensor, top_k: int) -> tuple[Any, Any]:
+        """For a word in each of R texts, its best candidates (R, K) among those that are allowed, and what they gain.
+        A place that is no candidate has -inf."""
         rows_R = torch.arange(len(places_R), device=places_R.device)
         masked = inputs["input_ids"].index_put((rows_R, places_R), torch.tensor(self.mask_id, device=places_R.device))
         generated = self.generator(**inputs_of(self.generator.config, {**inputs, "input_ids": masked}))
@@ -110,22 +84,22 @@ class _PairJudge(_Judge):
         own_R = inputs["input_ids"][rows_R, places_R]
         best_RK = log_p_RV.masked_fill(~allowed_RV, -math.inf).topk(min(top_k, log_p_RV.shape[1])).indices
         ids_RK = torch.cat([own_R[:, None], best_RK], dim=1)
-        detection = torch.empty(ids_RK.shape, dtype=torch.float64, device=ids_RK.device)
+        z_RK = torch.empty(ids_RK.shape, dtype=torch.float64, device=ids_RK.device)
         at_once = max(1, self.batch_size // ids_RK.shape[1])
         for begin in range(0, len(rows_R), at_once):  # texts, each with every candidate in its place
             some = slice(begin, begin + at_once)
             tried = {name: ids[some].repeat_interleave(ids_RK.shape[1], dim=0) for name, ids in inputs.items()}
             places = places_R[some].repeat_interleave(ids_RK.shape[1])[:, None]
             tried["input_ids"].scatter_(1, places, ids_RK[some].reshape(-1, 1))
-            logits = replaced_logits(self.discriminator, tried).gather(1, places)
-            detection[some] = logits.view(-1, ids_RK.shape[1])
-        scores_RK = token_log_probability(detection, log_p_RV.gather(1, ids_RK), _DRAWN)
+            logits = detection.replaced_logits(self.discriminator, tried).gather(1, places)
+            z_RK[some] = logits.view(-1, ids_RK.shape[1])
+        scores_RK = token_log_probability(z_RK, log_p_RV.gather(1, ids_RK), _DRAWN)
         gains_RK = scores_RK[:, 1:] - scores_RK[:, :1]
         return best_RK, gains_RK.masked_fill(~allowed_RV.gather(1, best_RK), -math.inf)
 
 
-class _TrainedJudge(_Judge):
-    """A model that was fine-tuned to correct reads the words themselves."""
+class _TrainedRanker:
+    """The same by a model that was fine-tuned to correct, which reads the words themselves."""
 
     def __init__(self, model: Any) -> None:
         self.towers, self.model = [model], model
@@ -141,7 +115,7 @@ class _TrainedJudge(_Judge):
         return best.indices, best.values - own_R1
 
 
-class Corrector(TextJudge):
+class Corrector(detection.TextJudge):
     """Corrects texts word by word; of Chinese, character by character.
 
         Corrector.from_pretrained("runs/small")("今天新情很好")
@@ -149,20 +123,19 @@ class Corrector(TextJudge):
 
     In each piece of a text, the most suspicious words above `threshold` are tried: for each, the `top_k` best words
     that may stand there. The one with the largest gain over the word itself is accepted if that is above `margin`, in
-    logarithms of probabilities; then the piece is read again. A word is changed once.
-
-    Only words that are one token are changed, and only into others of one token. In texts with Chinese, characters
-    become as many characters, and other words stay; elsewhere words of letters become words of letters.
+    logarithms of probabilities; then the piece is read again. A word is changed once. Only words that are one token
+    are changed, and only into others of one token. In texts with Chinese, characters become as many characters, and
+    other words stay; elsewhere words of letters become words of letters.
 
     Args:
-        judge: a pair or a trained model; see `from_pretrained`.
+        ranker: a pair or a trained model; see `from_pretrained`.
         confusions: what words may be confused with; those without a row may become anything.
         margin: by default the log odds against an error, by `error_rate`; 0 for a trained model, which knows them.
     """
 
     def __init__(
         self,
-        judge: _Judge,
+        ranker: Any,
         tokenizer: Any,
         *,
         threshold: float = 0.5,
@@ -172,10 +145,10 @@ class Corrector(TextJudge):
         batch_size: int = 32,
         max_length: int = 128,
     ) -> None:
-        super().__init__(judge.towers, tokenizer, batch_size, max_length)
-        self.judge, self.threshold, self.margin, self.top_k = judge, threshold, margin, top_k
-        self.confusions = confusions or Confusions({}, frozenset())
-        size = judge.towers[0].config.vocab_size
+        super().__init__(ranker.towers, tokenizer, batch_size, max_length)
+        self.ranker, self.threshold, self.margin, self.top_k = ranker, threshold, margin, top_k
+        self.confusions = confusions or Confusions({})
+        size = ranker.towers[0].config.vocab_size
         self._words = whole_words(tokenizer, size)
         self._han = np.zeros(size, dtype=int)  # characters of a Chinese word; 0 of others
         self._han[: len(tokenizer)] = [len(word) * is_han(word) for word in self._words.texts]
@@ -190,60 +163,45 @@ class Corrector(TextJudge):
         runtime: str = TORCH,
         confusion_file: str | None = None,
         error_rate: float | None = None,
-        replaced_rate: float | None = None,
         **options: Any,
     ) -> Corrector:
         """Loads a run, a checkpoint, a joint model or two towers; or a model that was fine-tuned to correct. `options`
-        are those of the class; the two rates move the discriminator's probabilities as in `Detector`, and are not for
-        a fine-tuned model, which has learned how many words are wrong."""
+        are those of the class; `error_rate` moves the discriminator's probabilities as in `Detector`, and is not for a
+        fine-tuned model, which has learned how many words are wrong."""
+        settings: dict[str, Any] = {"confusion_file": None}
         if confusion_file is not None:
             options["confusions"] = read_confusions(confusion_file)
-        is_one = model is not None and (runtime == TORCH or Path(model).is_dir()) and detector_of(model) is None
-        if is_one and is_corrector(name := find_model(str(model))):
-            if generator or discriminator or error_rate is not None or replaced_rate is not None:
-                what = "--generator, --discriminator, --error_rate and --replaced_rate are for a pair"
-                raise ValueError(
-                    f"{what}, but {model} was fine-tuned to correct. Leave out flags and thresholds of a pair."
-                )
+            settings["confusion_file"] = hash_files([confusion_file])
+        if model and detection.detector_of(model) is None and is_corrector(name := find_model(model)):
+            if generator or discriminator or error_rate is not None:
+                what = "--generator, --discriminator and --error_rate are for a pair"
+                raise ValueError(f"{what}, but {model} was fine-tuned to correct. Leave them out.")
             if runtime == TORCH:
                 trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
                 if torch.accelerator.is_available():
                     trained.to(torch.accelerator.current_accelerator())
             else:
                 trained = load_onnx(name, quantized=runtime == "onnx-int8")
-            return cls(_TrainedJudge(trained), load_tokenizer(name), **options)
-        fills, detector, tokenizer = load_for_detection(model, generator, discriminator, runtime=runtime)
-        error_rate = ERROR_RATE if error_rate is None else error_rate
-        replaced_rate = REPLACED_RATE if replaced_rate is None else replaced_rate
-        odds = log_odds(error_rate)
-        shift = odds - log_odds(replaced_rate)
-        judge = _PairJudge(fills, detector, int(tokenizer.mask_token_id), shift, options.get("batch_size", 32))
-        corrector = cls(judge, tokenizer, **{"margin": -odds, **options})
-        corrector.rates = {"error_rate": error_rate, "replaced_rate": replaced_rate}
+            corrector = cls(_TrainedRanker(trained), load_tokenizer(name), **options)
+        else:
+            fills, detector, tokenizer = detection.load_for_detection(model, generator, discriminator, runtime=runtime)
+            settings["error_rate"] = detection.ERROR_RATE if error_rate is None else error_rate
+            odds, mask_id = detection.log_odds(settings["error_rate"]), int(tokenizer.mask_token_id)
+            shift = odds - detection.log_odds(detection.REPLACED_RATE)
+            ranker = _PairRanker(fills, detector, mask_id, shift, options.get("batch_size", 32))
+            corrector = cls(ranker, tokenizer, **{"margin": -odds, **options})
+        corrector.settings = settings
         return corrector
 
-    def __call__(self, texts: str | Sequence[str]) -> Any:
-        """For a text, or for each of several: `source`, `target` and `errors`, as (wrong, right, first character of
-        wrong in the source); and `skipped`, why it could not be judged, if so."""
-        if isinstance(texts, str):
-            return self([texts])[0]
-        results, pieces = self.begin(texts)
-        for (row, begin, _), errors in zip(pieces, self._correct([piece for _, _, piece in pieces]), strict=True):
-            results[row]["errors"] += [(wrong, right, begin + at) for wrong, right, at in errors]
-        corrected = []
-        for result in results:
-            changes = ((at, at + len(wrong), right) for wrong, right, at in result["errors"])
-            target = replace_parts(result["source"], changes)
-            corrected.append({"source": result["source"], "target": target, **result})
-        return corrected
+    def tell(self, text: str, found: list[tuple[Any, ...]]) -> dict[str, Any]:
+        """`target`, the corrected text, and `errors`, as (wrong, right, first character of wrong in the source)."""
+        target = replace_parts(text, ((at, at + len(wrong), right) for at, wrong, right in found))
+        return {"target": target, "errors": [(wrong, right, at) for at, wrong, right in found]}
 
-    def _correct(self, pieces: list[str]) -> list[list[tuple[str, str, int]]]:
-        """The errors of each piece, by their places in it."""
-        texts, errors = list(pieces), [[] for _ in pieces]  # type: ignore[var-annotated]
-        active = list(range(len(pieces)))
+    def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
+        errors = [list[tuple[Any, ...]]() for _ in pieces]
+        texts, active = list(pieces), list(range(len(pieces)))
         for _ in range(_MOST_CHANGES):
-            if not active:
-                break
             settled = [_corrected(errors[row]) for row in active]
             changes = self.propose([texts[row] for row in active], settled, self.threshold)
             accepted = []
@@ -252,12 +210,12 @@ class Corrector(TextJudge):
                 if best is None or best.gain <= self.margin:
                     continue
                 accepted.append(row)
-                start, stop = best.unit.start, best.unit.stop
+                (start, stop, *_), text = best.unit, texts[row]
                 before = zip(errors[row], spans, strict=True)
-                moved = sum(len(span) - len(wrong) for (wrong, _, _), span in before if span.start < start)
-                error = texts[row][start:stop], best.right, start - moved
-                errors[row] = sorted([*errors[row], error], key=lambda each: each[2])
-                texts[row] = texts[row][:start] + best.right + texts[row][stop:]
+                moved = sum(len(span) - len(wrong) for (_, wrong, _), span in before if span.start < start)
+                errors[row].append((start - moved, text[start:stop], best.right))
+                errors[row].sort()
+                texts[row] = text[:start] + best.right + text[stop:]
             active = accepted
         return errors
 
@@ -270,7 +228,7 @@ class Corrector(TextJudge):
         found: list[list[Change]] = [[] for _ in texts]
         least = torch.tensor(threshold, dtype=torch.float64).logit().item()
         for places, encoding, inputs in self.batches(texts):
-            suspicion = self.judge.suspicion(inputs).tolist()
+            suspicion = self.ranker.suspicion(inputs).tolist()
             suspects: list[tuple[int, Unit, float]] = []  # row of the batch
             for row, place in enumerate(places):
                 text = texts[place]
@@ -287,12 +245,11 @@ class Corrector(TextJudge):
                 words = [texts[places[row]][unit.start : unit.stop] for row, unit, _ in some]
                 allowed = np.stack([self._allowed(word, index) for word, index in zip(words, own, strict=True)])
                 given = {name: ids[rows] for name, ids in inputs.items()}
-                ids, gains = self.judge.gains(given, at, torch.from_numpy(allowed).to(self.device), self.top_k)
+                ids, gains = self.ranker.gains(given, at, torch.from_numpy(allowed).to(self.device), self.top_k)
                 best = gains.max(dim=1)
                 chosen = ids.gather(1, best.indices[:, None])[:, 0].tolist()
-                for (row, unit, logit), word, index, gain in zip(
-                    some, words, chosen, best.values.tolist(), strict=True
-                ):
+                proposed = zip(some, words, chosen, best.values.tolist(), strict=True)
+                for (row, unit, logit), word, index, gain in proposed:
                     if gain > -math.inf:
                         right = in_case_of(word, self._words.texts[index])
                         found[places[row]].append(Change(unit, right, logit, gain))
@@ -330,44 +287,34 @@ class Corrector(TextJudge):
         for (source, right), changes in zip(pairs, self.propose([source for source, _ in pairs]), strict=True):
             wrong.append([(one, _is_right(one, source, right)) for one in changes])
         highest = [max(change.suspicion for change in changes) for changes in clean if changes] or [0.0]
-        best: tuple[int, float, float, float] | None = None
+        options: list[tuple[int, float, float, float]] = []
         for least in np.quantile(highest, np.linspace(0, 1, 21)).tolist():
-            gains = sorted((_best_gain(changes, least) for changes in clean), reverse=True)
-            allowed = min(int(rate * len(gains)), len(gains) - 1)
-            margin = max(gains[allowed], _ANY_GAIN)
+            tried = ([one.gain for one in changes if one.suspicion > least] for changes in clean)
+            gains = sorted((max(of_text, default=-math.inf) for of_text in tried), reverse=True)
+            margin = max(gains[min(int(rate * len(gains)), len(gains) - 1)], _ANY_GAIN)
             hits = 0
             for of_pair in wrong:
-                tried = [(change.gain, is_right) for change, is_right in of_pair if change.suspicion > least]
-                gain, is_right = max(tried, default=(-math.inf, False))
+                first = ((one.gain, is_right) for one, is_right in of_pair if one.suspicion > least)
+                gain, is_right = max(first, default=(-math.inf, False))
                 hits += is_right and gain > margin
-            if best is None or hits > best[0]:
-                best = (hits, least, margin, sum(gain > margin for gain in gains) / len(gains))
-        assert best is not None
-        hits, least, self.margin, made = best
+            options.append((hits, least, margin, sum(gain > margin for gain in gains) / len(gains)))
+        hits, least, self.margin, made = max(options, key=lambda option: option[0])
         self.threshold = 1 / (1 + math.exp(-least))
         found = {"wrong_sentences_corrected_first": hits / len(pairs) if pairs else 0.0}
         return {"threshold": self.threshold, "margin": self.margin, "false_positive_rate": made, **found}
 
 
 def _is_right(change: Change, source: str, right: str) -> bool:
-    """Whether a change makes that part of a source which it is in what the right text has there."""
-    end, (first, last, *_) = 0, change.unit
-    for given, other in align(source, right):
-        start = source.index(given, end)
-        end = start + len(given)
-        if start <= first < end:
-            return source[start:first] + change.right + source[last:end] == other
-    return False
+    """Whether a change makes a word of a source what it is in the right text."""
+    changed = replace_parts(source, [(change.unit.start, change.unit.stop, change.right)])
+    before, after = (sum(one != other for one, other in align(text, right)) for text in (source, changed))
+    return after < before
 
 
-def _best_gain(changes: Sequence[Change], least: float) -> float:
-    return max((change.gain for change in changes if change.suspicion > least), default=-math.inf)
-
-
-def _corrected(errors: Sequence[tuple[str, str, int]]) -> list[range]:
+def _corrected(errors: Sequence[tuple[Any, ...]]) -> list[range]:
     """Where the right words of errors stand in the corrected text."""
     moved, spans = 0, []
-    for wrong, right, at in errors:
+    for at, wrong, right in errors:
         spans.append(range(at + moved, at + moved + len(right)))
         moved += len(right) - len(wrong)
     return spans
@@ -377,42 +324,27 @@ def _corrected(errors: Sequence[tuple[str, str, int]]) -> list[range]:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = detection.text_parser(__doc__)
     add: Any = parser.add_argument
-    add_text_flags(parser)
     add("--confusion_file", metavar="FILE", help="rows `wrong right right ...`; `x x` protects x")
     add("--margin", type=float, help="what the right word must gain, in logarithms (by --error_rate; trained: 0)")
     add("--top_k", type=int, help="proposals that are tried for a word (10)")
     add("--score", metavar="PAIRS", help="score corrections of a table with the columns `text` and `right`")
-    add("--predictions", metavar="FILE", help="score these lines, the corrections of another program")
     add("--sighan13", action="store_true", help=f"score no change to {' or '.join(SIGHAN13)}, as papers do there")
     arguments = parser.parse_args(argv)
-    check_text_flags(arguments)
-    if arguments.predictions and not arguments.score:
-        raise ValueError("--predictions is for --score PAIRS: name the table.")
-    if arguments.score and (arguments.texts or arguments.file or arguments.calibrate):
-        raise ValueError("--score reads pairs alone. Leave out the texts, --file and --calibrate.")
+    detection.check_text_flags(arguments)
     disable_progress_bar()
-    if arguments.predictions:
-        _score(list(read_lines(arguments.predictions)), arguments)
-        return
-    names = ("generator", "discriminator", "runtime", "confusion_file")
-    named = {name: getattr(arguments, name) for name in names}
-    corrector = Corrector.from_pretrained(arguments.model, **named, **options_of(arguments, Corrector))
-    refuse_other_thresholds(corrector, arguments)
+    named = {name: getattr(arguments, name) for name in ("generator", "discriminator", "runtime", "confusion_file")}
+    make = partial(Corrector.from_pretrained, arguments.model, **named)
+    corrector = detection.open_judge(make, (*detection.JUDGED_BY, "margin", "top_k"), arguments)
     if arguments.score:
-        _score([result["target"] for result in corrector(read_pairs(arguments.score)[0])], arguments)
+        sources, rights = read_pairs(arguments.score)
+        predictions = [result["target"] for result in corrector(sources)]
+        scores = score_correction(sources, predictions, rights, SIGHAN13 if arguments.sighan13 else "")
+        print(json.dumps(scores) if arguments.format == "json" else describe_scores(scores))
         return
     console = Console(highlight=False)
-    run_on_texts(corrector, arguments, lambda result: console.print(_marked(result), soft_wrap=True))
-
-
-def _score(predictions: list[str], arguments: argparse.Namespace) -> None:
-    sources, rights = read_pairs(arguments.score)
-    scores = score_correction(sources, predictions, rights, SIGHAN13 if arguments.sighan13 else "")
-    print(json.dumps(scores) if arguments.format == "json" else describe_scores(scores))
+    detection.run_on_texts(corrector, arguments, lambda result: console.print(_marked(result), soft_wrap=True))
 
 
 def _marked(result: dict[str, Any]) -> Text:

@@ -1,9 +1,6 @@
-"""Discriminators as stock models: one logit a token in ELECTRA's own class, and two labels for everything else.
-
-Stock transformers has a class for replaced-token detection for ELECTRA alone. The others detect by token
-classification with the labels `original` and `replaced`: the logit is the difference of theirs, and the binary
-cross-entropy of it is the cross-entropy over both, exactly.
-"""
+"""Discriminators as stock models: one logit a token in ELECTRA's own class; for other families, token classification
+with the labels `original` and `replaced`. The logit is the difference of theirs, and the binary cross-entropy of it is
+the cross-entropy over both, exactly."""
 
 from __future__ import annotations
 
@@ -54,11 +51,6 @@ def without_head_dropout(tower: nn.Module) -> None:
     for child in tower.children():
         if isinstance(child, nn.Dropout):
             child.p = 0.0
-
-
-def as_two_labels(tower: PreTrainedModel) -> PreTrainedModel | None:
-    """A discriminator as a stock model for token classification, with the same logits; None where there is none."""
-    return with_two_labels(tower) if isinstance(tower, ElectraForPreTraining) else tower
 
 
 @torch.no_grad()

@@ -5,9 +5,8 @@
         --label_column_name stars
 
 The first writes the two networks of a run, `detector/` and `generator/`; the second a fine-tuned model with its head
-(adapters are merged). A directory holds `onnx/model.onnx`, the same with weights in int8
-(`onnx/model_quantized.onnx`), `config.json` and the tokenizer, as transformers.js wants them, a card, and
-`export_record.json`.
+(adapters are merged). A directory has the layout of transformers.js: `onnx/model.onnx`, the same with weights in int8
+(`onnx/model_quantized.onnx`), `config.json`, the tokenizer; and a card and `export_record.json`.
 
 Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
 for a task of a benchmark, --data_dir) the same prediction for every row. What int8 costs is told.
@@ -17,14 +16,13 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
 import logging
 import math
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -37,12 +35,12 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd import detectors
+from hf_electra_rtd import detectors, records
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.detection import detector_of, load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
-from hf_electra_rtd.files import hash_files, hash_model, reading, write_text, writing
+from hf_electra_rtd.files import hash_files, hash_model, read_lines, reading, write_text, writing
 from hf_electra_rtd.finetuning.data import Split, load_split, own_task
 from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
@@ -51,15 +49,7 @@ from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
 from hf_electra_rtd.publishing.hub import CARD_FILE
-from hf_electra_rtd.records import (
-    EvaluationRecord,
-    ExportRecord,
-    collect_hardware,
-    collect_versions,
-    public,
-    public_command,
-    utc_now,
-)
+from hf_electra_rtd.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, OnnxModel, OnnxOutput
 from hf_electra_rtd.tasks import get_task
 from hf_electra_rtd.towers import load_masked_lm, read_config
@@ -69,23 +59,17 @@ TOLERANCE = 1e-4  # of outputs of the float32 graph, against torch
 POINTS = 1.0  # that int8 may lose without a warning
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 # In 7 bits, whose sums do not overflow on processors that add in 16 bits.
-QUANTIZATION = {"per_channel": True, "reduce_range": True}
+_QUANTIZATION = {"per_channel": True, "reduce_range": True}
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TOWERS = ("detector", "generator")
 # Where outputs are of tokens, those of padding mean nothing.
 _OF_TOKENS, _OF_ANSWERS = (*_TOWERS, "tagging", "correction"), ("start_logits", "end_logits")
 _COLUMNS = ("text_column_name", "second_text_column_name", "label_column_name")
 _LARGEST_FILE = 2**31  # bytes of a file of protocol buffers; weights of larger models lie beside it
-_LONGEST = 512  # tokens of the sequences that are compared
 _SPEED_SHAPE, _SPEED_SECONDS = (8, 128), 4.0
 # Of the batches that are compared: sequences, tokens. The graph is drawn from the first one; a size of 1 there would
 # become a constant.
-_SHAPES = ((3, 8), (1, 2), (1, _LONGEST), (2, 17), (7, 33), (2, 128))
-# What torch.onnx says of dimensions that inputs share, as they shall.
-_HARMLESS = (
-    r"# The axis name: \w+ will not be used, since it shares the same shape constraints with another axis: \w+\.",
-    r"`isinstance\(treespec, LeafSpec\)` is deprecated, use `isinstance\(treespec, TreeSpec\)",
-)
+_SHAPES = ((3, 8), (1, 2), (1, 512), (2, 17), (7, 33), (2, 128))
 
 
 @dataclass
@@ -106,11 +90,6 @@ class ExportArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.file is not None and self.data_dir is not None:
-            raise ValueError("--file and --data_dir both name rows to try the graph on. Give one of them.")
-
-
-_DEFAULTS = {each.name: each.default for each in fields(ExportArguments)}
 
 
 @dataclass
@@ -128,7 +107,8 @@ class Source:
 def main(argv: list[str]) -> int:
     """Exports a model. Raises a ValueError for one that cannot be exported, and for a graph that is not accepted."""
     (args,) = parse_arguments((ExportArguments,), argv, description=__doc__)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")  # the exporter and the quantizer advise much
+    logging.getLogger("hf_electra_rtd").setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
     for package in PACKAGES:
@@ -173,17 +153,14 @@ def _open_tower(place: str) -> Source:
 
 
 def _open_classifier(place: str) -> Source:
-    task = read_config(place)["fine_tuned_for"]["task"]
-    kind = task["kind"]
-    if task.get("label_words"):
-        raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
     classifier = Classifier(place, use_cpu=True)
-    model = classifier.model
-    if hasattr(model, "merge_and_unload"):  # adapters
-        classifier.model = model = model.merge_and_unload()
-    record = _evaluation(place)
-    name = kind if record is None else record.task
-    return Source(place, name, kind, model.eval(), classifier.kind.tokenizer, classifier)
+    task, record = classifier.task, _evaluation(place)
+    if task.label_words:
+        raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
+    if hasattr(classifier.model, "merge_and_unload"):  # adapters
+        classifier.model = classifier.model.merge_and_unload()
+    name, tokenizer = task.kind if record is None else record.task, classifier.kind.tokenizer
+    return Source(place, name, task.kind, classifier.model.eval(), tokenizer, classifier)
 
 
 def _evaluation(place: str) -> EvaluationRecord | None:
@@ -197,16 +174,13 @@ class _Graph(nn.Module):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.model, self.kind = source.model, source.kind
-        self.device = torch.device("cpu")
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> dict[str, Tensor]:
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        if self.kind in _TOWERS:
-            inputs = inputs_of(self.model.config, given)
-        else:
-            inputs = {name: tensor for name, tensor in given.items() if tensor is not None}
+        of_head = {name: tensor for name, tensor in given.items() if tensor is not None}
+        inputs = inputs_of(self.model.config, given) if self.kind in _TOWERS else of_head
         if self.kind == "detector":
             z_BL = detectors.detection_logits(self.model, **inputs)
             return {"logits": torch.stack([torch.zeros_like(z_BL), z_BL], dim=-1)}
@@ -245,12 +219,12 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
         place = Path(source.place)
         sizes = {TORCH: _bytes_of(graph), **{name: path.stat().st_size for name, path in paths.items()}}
         record = ExportRecord(
-            command=public_command(sys.argv),
-            finished=utc_now(),
+            command=records.public_command(sys.argv),
+            finished=records.utc_now(),
             name=source.name,
             kind=source.kind,
             model={
-                "name_or_path": public(args.model, "model_name_or_path"),
+                "name_or_path": records.public(args.model, "model_name_or_path"),
                 "sha256": hash_model(place) if place.is_dir() else None,
                 "architecture": type(source.model).__name__,
             },
@@ -268,11 +242,9 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
                 "threads": torch.get_num_threads(),
                 "sentences_per_second": _speeds(models, timed),
             },
-            hardware=collect_hardware(),
-            versions=collect_versions() | {name: metadata.version(name) for name in PACKAGES},
+            hardware=records.collect_hardware(),
+            versions=records.collect_versions() | {name: metadata.version(name) for name in PACKAGES},
         )
-        quantization = {**QUANTIZATION, "per_model_config": {"model": {"weight_type": "QInt8"}}}
-        write_text(partial / "quantize_config.json", json.dumps(quantization, indent=2) + "\n")
         write_text(partial / CARD_FILE, export_card(record, directory.name, CardArguments()))
         record.save(partial)
     return record
@@ -314,14 +286,11 @@ def _write_graph(graph: _Graph, example: Mapping[str, Tensor], limit: int, path:
 
     axes = [torch.export.Dim("batch"), torch.export.Dim("choices"), torch.export.Dim("sequence", min=2, max=limit)]
     dynamic = dict(enumerate(axes if example["input_ids"].dim() == 3 else axes[::2]))
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells which packages it does without
+    options: dict[str, Any] = {"dynamic_shapes": dict.fromkeys(example, dynamic), "dynamo": True, "verbose": False}
     with torch.no_grad():
-        names = {"input_names": list(example), "output_names": list(graph(**example))}
+        options |= {"input_names": list(example), "output_names": list(graph(**example))}
     with reading(source.place, "torch.onnx makes no graph of it."), warnings.catch_warnings():
-        for message in _HARMLESS:
-            warnings.filterwarnings("ignore", message)
-        shapes = dict.fromkeys(example, dynamic)
-        options: dict[str, Any] = {"dynamic_shapes": shapes, "dynamo": True, "verbose": False, **names}
+        warnings.simplefilter("ignore")  # of dimensions that inputs share, as they shall
         program: Any = torch.onnx.export(graph, (), kwargs=dict(example), **options)
     external = _bytes_of(graph) >= _LARGEST_FILE
     # `.onnx_data` is what transformers.js looks for.
@@ -340,13 +309,7 @@ def _quantize(path: Path, quantized: Path) -> None:
     model = onnx.load(path)
     # The quantizer transposes weights, keeps the shapes listed here for them, and then fails on those.
     del model.graph.value_info[:]
-    root = logging.getLogger()
-    level = root.level
-    root.setLevel(logging.ERROR)  # it advises a step that would bring the shapes back
-    try:
-        quantize_dynamic(model, quantized, weight_type=QuantType.QInt8, **QUANTIZATION)
-    finally:
-        root.setLevel(level)
+    quantize_dynamic(model, quantized, weight_type=QuantType.QInt8, **_QUANTIZATION)
 
 
 # ---- Acceptance ----
@@ -377,21 +340,15 @@ def _compare(
 
 def _rows(source: Source, args: ExportArguments) -> Any:
     """What the model is tried on: the kind and the labeled split of a task, or texts; None where nothing is given."""
-    classifier, flags = source.classifier, ("data_dir", *_COLUMNS)
-    given = [name for name in flags if getattr(args, name) != _DEFAULTS[name]]
-    if classifier is None and given:
-        raise ValueError(f"--{given[0]}: {source.place} was not fine-tuned. Give it texts, one a line (--file).")
-    if args.file is None and given not in ([], ["data_dir"]):
-        raise ValueError(f"--{given[-1]} is a column of --file, which is not given.")
     if args.data_dir is None and args.file is None:
         return None
-    if classifier is not None:
-        return _labeled(source, classifier, args)
-    with reading(args.file):
-        lines = Path(str(args.file)).read_text(encoding="utf-8-sig").splitlines()
-        if not any(map(str.strip, lines)):
-            raise ValueError("it holds no text")
-    return [line for line in lines if line.strip()]
+    if source.classifier is not None:
+        return _labeled(source, source.classifier, args)
+    if args.file is None:
+        raise ValueError(f"--data_dir: {source.place} was not fine-tuned. Give it texts, one a line (--file).")
+    if not (lines := [line for line in read_lines(args.file) if line.strip()]):
+        raise ValueError(f"{args.file} holds no text.")
+    return lines
 
 
 def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> tuple[Kind, Split]:
@@ -405,8 +362,9 @@ def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> t
     else:
         columns = {name: getattr(args, name) for name in _COLUMNS}
         facts = {"task_kind": task.kind, "language": task.language, "unanswerable": task.unanswerable or None}
-        own = OwnTaskArguments(validation_file=args.file, **columns, **facts)  # type: ignore[arg-type]
-        task = own_task(source.name, own, classifier.labels)
+        labels = list(classifier.labels) or None
+        own = OwnTaskArguments(validation_file=args.file, labels=labels, **columns, **facts)  # type: ignore[arg-type]
+        task = own_task(source.name, own)
         split = load_split(task, task.dev_splits[0], None)
     kind = make_kind(task, source.tokenizer, **classifier.lengths)
     split.features = kind.encode(split.examples, training=False)

@@ -1,14 +1,10 @@
-"""What differs between families of encoders: one row for each. No other module of the core names their attributes.
-
-What `transformers` has for all of them is not repeated here: `tower.base_model`, `tower.base_model_prefix`, and
-`get_input_embeddings()`, the word table, whose place in the encoder also tells where the embedding block is.
-"""
+"""What differs between families of encoders: one row for each. No other module of the core names their attributes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,8 +34,7 @@ class OutputLayer(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A family of encoders. One without a row works, too: its masked language model computes the logits of all tokens,
-    which is right, and slow."""
+    """A family of encoders."""
 
     transform: Callable[[Any, Tensor], Tensor]  # of a masked LM: hidden states (..., H) to what its output layer reads
     output_layer: Callable[[Any], Any] = lambda model: model.get_output_embeddings()  # of a masked LM
@@ -110,6 +105,8 @@ FAMILIES: dict[str, Family] = {
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
+# Others work, too: their masked language models compute the logits of all tokens, which is right, and slow.
+_OTHER = Family(transform=cast(Any, None))
 
 
 # Every dropout of an encoder, without those of heads.
@@ -127,8 +124,7 @@ def masked_lm_class(model_type: str) -> type[PreTrainedModel] | None:
 
 def detector_class(model_type: str) -> type[PreTrainedModel] | None:
     """The stock model that tells replaced tokens (`hf_electra_rtd.detectors`); None where there is none."""
-    row = FAMILIES.get(model_type)
-    return (row and row.detector) or token_classifier_class(model_type)
+    return FAMILIES.get(model_type, _OTHER).detector or token_classifier_class(model_type)
 
 
 def token_classifier_class(model_type: str) -> type[PreTrainedModel] | None:
@@ -154,22 +150,23 @@ def refuse_other_networks(config: Any) -> None:
 
 def output_layer(tower: Any) -> Any:
     """The layer of a masked language model that gives the logits; with its `weight` (V, E) and `bias`."""
-    row = FAMILIES.get(tower.config.model_type)
-    return tower.get_output_embeddings() if row is None else row.output_layer(tower)
+    return _row(tower.config).output_layer(tower)
 
 
 def unsplit_layers(tower: Any) -> tuple[str, ...]:
     """Names of the classes of layers that stay in one piece when a model is sharded. Not embeddings, whose tensors
     several modules share."""
-    row = FAMILIES.get(tower.config.model_type)
     stock = (name for name in tower._no_split_modules or () if not name.endswith("Embeddings"))
-    return (row and row.layers) or tuple(sorted(stock))
+    return _row(tower.config).layers or tuple(sorted(stock))
 
 
 def resize_vocabulary(tower: Any, *sizes: Any) -> None:
     """`resize_token_embeddings` of a tower, with the same arguments, for every family."""
-    row = FAMILIES.get(tower.config.model_type)
-    (Family.resize if row is None else row.resize)(tower, *sizes)
+    _row(tower.config).resize(tower, *sizes)
+
+
+def _row(config: Any) -> Family:
+    return FAMILIES.get(config.model_type, _OTHER)
 
 
 # ---- Inputs ----
@@ -187,7 +184,7 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Ten
     kept = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
-    if first := _first_position(config):
+    if first := _row(config).first_position(config):
         read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
     if "document_ids" in kept:
@@ -197,8 +194,8 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Ten
 
 def check_document_attention(config: Any) -> None:
     """Raises ValueError for an encoder that cannot keep the documents of a sequence apart."""
-    row, attention = FAMILIES.get(config.model_type), config._attn_implementation
-    if row is None or not row.document_attention:
+    attention = config._attn_implementation
+    if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"--document_attention is for the families {known}, not {config.model_type!r}.")
     if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
@@ -208,7 +205,7 @@ def check_document_attention(config: Any) -> None:
 
 def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:
     """The mask (B, 1, L, L) with which a token sees the real tokens of its document; for an encoder with several kinds
-    of layers, one for each. `create_bidirectional_mask` with a function of one's own gives the same, much slower."""
+    of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
     check_document_attention(config)
     batch_size, length = documents_BL.shape
     kinds = getattr(config, "layer_types", None)
@@ -229,12 +226,7 @@ def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -
 
 def max_length(config: Any) -> int:
     """The longest sequence that an encoder with this configuration reads, in tokens."""
-    return int(getattr(config, "max_position_embeddings", 2**31) - _first_position(config))
-
-
-def _first_position(config: Any) -> int:
-    row = FAMILIES.get(config.model_type)
-    return 0 if row is None else row.first_position(config)
+    return int(getattr(config, "max_position_embeddings", 2**31) - _row(config).first_position(config))
 
 
 # ---- Embeddings. `encoder` is the base model of a tower ----
@@ -245,8 +237,7 @@ def size_of(config: Any, name: str) -> Any:
     without a width of their own are as wide as the layers."""
     if name == "embedding_size":
         return getattr(config, name, config.hidden_size)
-    row = FAMILIES.get(config.model_type)
-    if name == "max_position_embeddings" and row is not None and not row.has_positions(config):
+    if name == "max_position_embeddings" and not _row(config).has_positions(config):
         return None
     return getattr(config, name, None)
 

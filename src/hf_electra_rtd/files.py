@@ -28,10 +28,9 @@ _REPLACED = "replaced"  # where `writing` keeps a directory until the new one ha
 
 @contextmanager
 def writing(path: str | os.PathLike[str], replaces: str | None = None) -> Iterator[Path]:
-    """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path beside `path` for the
-    caller to create. When the block ends without an error, its content is forced to disk and takes the name `path`.
-    Otherwise it is removed. `remove_partial` clears what a killed process left. Errors are those of `check_output`,
-    before anything is written, and of `naming`."""
+    """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path for the caller to
+    create, which is forced to disk and takes the name `path` when the block ends without an error. `remove_partial`
+    clears what a killed process left. Errors are those of `check_output`, before it writes, and of `naming`."""
     path = Path(path)
     check_output(path, replaces=replaces)
     with naming(path):
@@ -82,8 +81,8 @@ def remove_directory(path: str | os.PathLike[str]) -> None:
 
 
 def remove_partial(directory: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left unfinished in a directory. A directory that was about to be replaced gets its
-    name back. Call it while holding the directory's lock."""
+    """Removes what killed processes left unfinished in a directory, whose lock is held. A directory that was about to
+    be replaced gets its name back."""
     for scratch in Path(directory).glob(f".*{PARTIAL}*"):
         _discard(scratch, scratch.with_name(scratch.name[1:].rpartition(PARTIAL)[0]))
 
@@ -112,8 +111,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def reading(path: object, remedy: str = "") -> Iterator[None]:
     """Whatever a library raises while it reads a file (or a flag) becomes `ValueError: PATH cannot be read: WHAT.
-    REMEDY`. An error whose text begins with the path stays as it is. Keep the block to the library's call: a bug of
-    ours inside it would look like a broken file."""
+    REMEDY`, unless its text begins with the path. Keep the block to the library's call: a bug of ours inside it would
+    look like a broken file."""
     try:
         if os.path.exists(str(path)) and not (os.path.isfile(str(path)) or os.path.isdir(str(path))):
             raise ValueError("it is no ordinary file")  # a FIFO would wait, and a device may never end

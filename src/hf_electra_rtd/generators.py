@@ -25,11 +25,9 @@ from hf_electra_rtd.measures import (
     SAMPLED_ACCURACY,
     Mean,
     Measure,
-    Observation,
 )
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
 from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
-from hf_electra_rtd.ops.sampling import most_likely
 from hf_electra_rtd.two_tower import TwoTowerForCloze
 
 
@@ -80,11 +78,9 @@ class Generator:
 
 
 class MaskedLMGenerator(Generator):
-    """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m).
-
-    Without `sampling_dropout`, one that trains draws its samples in a second pass, without dropout. A frozen one has
-    neither dropout nor gradients.
-    """
+    """A masked language model (paper, section 2): L_G = mean over m of  -log p(x_t | x with [MASK] at m). Samples come
+    from the pass that trains, as in the original, or, without `sampling_dropout`, from a second one. A frozen one has
+    neither dropout nor gradients."""
 
     measures: tuple[Measure, ...] = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
 
@@ -97,19 +93,18 @@ class MaskedLMGenerator(Generator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        if self.config.freeze_generator:
-            with torch.no_grad():  # in `inference_mode`, the discriminator could not look its samples up
-                return predict_slots(tower, slots, sampling, output_logits, **inputs)
-        if sampling is None or not (self.config.samples_in_second_pass and tower.training):
-            return predict_slots(tower, slots, sampling, output_logits, **inputs)
-        generated = predict_slots(tower, slots, None, output_logits, **inputs)
+        again = sampling is not None and tower.training and self.config.samples_in_second_pass
+        # Not `inference_mode`, or the discriminator could not look the samples of a frozen one up.
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.config.freeze_generator):
+            generated = predict_slots(tower, slots, None if again else sampling, output_logits, **inputs)
+        if not again:
+            return generated
         tower.eval()
         try:
             with torch.no_grad():
-                again = predict_slots(tower, slots, sampling, False, **inputs)
+                return generated._replace(sampled=predict_slots(tower, slots, sampling, False, **inputs).sampled)
         finally:
             tower.train()
-        return generated._replace(sampled=again.sampled)
 
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
         return masked_log_likelihoods(tower, input_ids, mask_id, **inputs)
@@ -136,19 +131,16 @@ class AdversarialGenerator(MaskedLMGenerator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        if sampling is None:
-            what = "generator_objective='adversarial' learns from its own samples"
-            raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
         hidden_BKH = _at(tower.base_model(**inputs_of(tower.config, inputs)).last_hidden_state, slots)
         logits_BKV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BKH))
         logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
-        log_p_BKV, used_BK = F.log_softmax(logits_BKV, dim=-1), slots.labels.ne(IGNORED)
-        sampled_BK, known_BKV = sampling.draw(logits_BKV, slots.labels), log_p_BKV.detach()
-        log_p_BK = log_p_BKV.gather(-1, sampled_BK[..., None]).squeeze(-1)
-        policy = Policy(log_p_BK, -(known_BKV.exp() * known_BKV).sum(dim=-1), hidden_BKH.detach())
-        losses_BK = -known_BKV.gather(-1, slots.labels.clamp(min=0)[..., None]).squeeze(-1).where(used_BK, 0.0)
-        loss, best_BK = LossSum(losses_BK.sum(), losses_BK, used_BK.sum()), most_likely(logits_BKV.detach())
-        return MaskedPrediction(loss, best_BK, sampled_BK, logits_BKV if output_logits else None, policy)
+        predicted = predict_from_logits(logits_BKV.detach(), slots.labels, sampling)
+        assert predicted.sampled is not None  # it learns from its own samples
+        log_p_BKV = logits_BKV.log_softmax(dim=-1)
+        log_p_BK = log_p_BKV.gather(-1, predicted.sampled[..., None]).squeeze(-1)
+        entropies_BK = -(log_p_BKV.detach().exp() * log_p_BKV.detach()).sum(dim=-1)
+        policy = Policy(log_p_BK, entropies_BK, hidden_BKH.detach())
+        return predicted._replace(logits=logits_BKV if output_logits else None, policy=policy)
 
     def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> MaskedPrediction:
         log_p_BK, _, hidden_BKH = generated.policy
@@ -161,17 +153,16 @@ class AdversarialGenerator(MaskedLMGenerator):
 
 
 class TwoTowerGenerator(Generator):
-    """The noise of Electric (arXiv 2012.08561, section 2.4), for [`TwoTowerForCloze`]. It reads no [MASK], and learns
-    at every token but [CLS], [SEP] and [MASK], masked or not:
-
-        L_G = mean over these t of  -log q(x_t | x without t)
+    """The noise of Electric (arXiv 2012.08561, section 2.4). It reads no [MASK], and learns at every token but [CLS],
+    [SEP] and [MASK], masked or not:  L_G = mean over these t of  -log q(x_t | x without t)
     """
 
     is_blind = True
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         super().__init__(config)
-        self.measures = (Mean("generator_loss", self._losses), *MaskedLMGenerator.measures[1:])
+        loss = Mean("generator_loss", lambda s: (s.output.generator_token_losses, self._counted(s.originals, s.real)))
+        self.measures = (loss, *MaskedLMGenerator.measures[1:])
 
     def make_network(self, config: Any) -> Any:
         return TwoTowerForCloze(config)
@@ -199,9 +190,6 @@ class TwoTowerGenerator(Generator):
         hidden_BLE = tower(input_ids, **inputs)
         return -_predict(tower.get_output_embeddings(), hidden_BLE, input_ids, None).loss.losses
 
-    def _losses(self, seen: Observation) -> tuple[Tensor, Tensor]:
-        return seen.output.generator_token_losses, self._counted(seen.originals, seen.real)
-
     def _counted(self, originals_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:
         counted_BL = torch.ones_like(originals_BL, dtype=torch.bool)
         for token in self.config.special_token_ids:
@@ -228,7 +216,6 @@ class UniformGenerator(Generator):
     learn. L_G = ln V, a constant."""
 
     measures = (GENERATOR_LOSS, SAMPLED_ACCURACY, REPLACED_SHARE)
-    is_blind = True
 
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
@@ -262,7 +249,6 @@ class CountedGenerator(Generator, ABC):
     """
 
     measures = (GENERATOR_LOSS, GENERATOR_ACCURACY, SAMPLED_ACCURACY, REPLACED_SHARE)
-    is_blind = True
     counts: Counts | None = None
 
     @abstractmethod
@@ -392,8 +378,5 @@ GENERATORS: dict[str, type[Generator]] = {
 }
 assert tuple(GENERATORS) == GENERATOR_NAMES
 # By what the generator learns, then by its kind.
-LEARNERS: dict[str, dict[str, type[Generator]]] = {
-    "mle": GENERATORS,
-    "adversarial": {"masked_lm": AdversarialGenerator},
-}
+LEARNERS: dict[str, dict[str, Any]] = {"mle": GENERATORS, "adversarial": {"masked_lm": AdversarialGenerator}}
 assert tuple(LEARNERS) == GENERATOR_OBJECTIVES

@@ -1,5 +1,4 @@
-"""How new networks begin: as stock transformers draws them (`stock`), or knowing which words stand beside each other
-(`neighbours`).
+"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`.
 
 A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
 neighbours for thousands of steps. So two things are set before the first step:
@@ -48,26 +47,18 @@ _STEPS, _BATCH_SIZE, _LEARNING_RATE, _REPLACED, _BIAS = 300, 16, 2e-2, 0.15, -1.
 def begin_on_neighbours(
     model: ElectraForRTDPretraining, sequences: Blocks, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> None:
-    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator.
-
-    Raises:
-        ValueError: for networks that have no room: embeddings or attention heads of too few dimensions.
-    """
+    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator. Raises
+    ValueError for embeddings or attention heads of too few dimensions."""
     tables, families = model.towers, {each.model_type for each in model.config.towers.values()}
-    if families != {"electra"}:
-        what = f"--initialization neighbours is for networks of ELECTRA, and these are {', '.join(sorted(families))}"
-        raise ValueError(f"{what}. Use --initialization stock.")
     if model.config.sharing == "gdes" and model.generator is not None:
         tables = {"generator": model.generator}  # those of the discriminator hold differences, which begin at zero
     config = model.config.discriminator_config
     width = min(tower.get_input_embeddings().embedding_dim for tower in tables.values())
     size, head_size = min((width - _POSITION_SIZE) // 2, _LARGEST), config.hidden_size // config.num_attention_heads
-    if size < _SMALLEST or head_size < _POSITION_SIZE:
+    if families != {"electra"} or size < _SMALLEST or head_size < _POSITION_SIZE:
         least = f"{_POSITION_SIZE + 2 * _SMALLEST} dimensions and attention heads of at least {_POSITION_SIZE}"
-        raise ValueError(
-            f"--initialization neighbours needs embeddings of at least {least}; here: {width} and {head_size}. "
-            "Use --initialization stock."
-        )
+        what = f"--initialization neighbours needs networks of ELECTRA with embeddings of at least {least}"
+        raise ValueError(f"{what}. Use --initialization stock.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
     vectors = fit_neighbours(sequences, size, seed, never)
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
 """What is measured of a run, in training and on held-out sequences.
 
 A measure takes sums from each sequence of a batch, and reports from their totals, so a report does not depend on how
-sequences were grouped. The kind of generator and the objective say which measures a run has (`measures` of both).
+sequences were grouped. The generator and the objective have a run's `measures`.
 """
 
 from __future__ import annotations
@@ -119,11 +119,6 @@ REPLACED_ACCURACY = Mean(
     "discriminator_replaced_accuracy", lambda seen: (seen.output.predictions.eq(seen.originals), seen.replaced)
 )
 REPLACED_SHARE = Mean("replaced_share", lambda seen: (seen.replaced, seen.real))  # of the real tokens
-# The copy mechanism's probability, at tokens that stand as they were and at the others.
-COPY_ORIGINAL = Mean(
-    "copy_probability_original", lambda seen: (seen.output.copy_probabilities, seen.real & ~seen.replaced)
-)
-COPY_REPLACED = Mean("copy_probability_replaced", lambda seen: (seen.output.copy_probabilities, seen.replaced))
 
 
 class Detection(Measure):

@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.detectors import as_two_labels, without_head, without_head_dropout
+from hf_electra_rtd.detectors import with_two_labels, without_head, without_head_dropout
 from hf_electra_rtd.families import max_length, output_layer, resize_vocabulary, unsplit_layers
 from hf_electra_rtd.generators import LEARNERS, Generator
 from hf_electra_rtd.layers import exchange_layers
@@ -46,15 +46,13 @@ class ElectraRTDOutput(ModelOutput):
     corrupted_input_ids: Tensor | None = None  # (B, L) int64; what the discriminator read
     replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original (Electric: was drawn)
     predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
-    copy_probabilities: Tensor | None = None  # (B, L); for an objective with a copy mechanism
     generator_token_losses: Tensor | None = None  # (B, K) or (B, L), without gradient; 0 where nothing counts
     generator_entropies: Tensor | None = None  # (B, K), nats; of an adversarial generator's softmax
     discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
 
 
 class ElectraForRTDPretraining(PreTrainedModel):
-    """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds the replaced
-    ones.
+    """ELECTRA's pre-training (arXiv 2003.10555): a generator fills masked tokens, a discriminator finds replaced ones.
 
     Both towers are stock models, of any family of encoders: `model.generator` is a masked language model (None where
     there is no network, and of our own with two encoders), `model.discriminator` an `ElectraForPreTraining`, in other
@@ -156,8 +154,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
     ) -> str:
         """Uploads both towers as one model, with a card unless there is one; returns the commit's address. Arguments
-        are as in `PreTrainedModel.push_to_hub`; `commit` are those of the commit (`revision`, `create_pr`, ...).
-        `RTDTrainer.push_to_hub` publishes single towers with the record of their run."""
+        are as in `PreTrainedModel.push_to_hub`. `RTDTrainer.push_to_hub` publishes towers, with their record."""
         from huggingface_hub import CommitOperationAdd, HfApi
 
         from hf_electra_rtd.publishing.card import model_card
@@ -195,8 +192,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         found["discriminator"] = main = self.native_discriminator()
         if self.config.traits.predicts == "replaced":
             if not isinstance(main, ElectraForPreTraining):
-                found["discriminator"] = without_head(main)
-            if not self.config.traits.needs_noise and (detector := as_two_labels(main)) is not None:
+                found |= {"discriminator": without_head(main), "detector": main}
+            elif not self.config.traits.needs_noise and (detector := with_two_labels(main)) is not None:
                 found["detector"] = detector
         return found
 
@@ -224,8 +221,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         probability, and for a text without tokens or with more of them than the model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
-        if tokenizer is None and not self.name_or_path:
-            raise ValueError("The model was not loaded from a directory or the Hub: pass the tokenizer.")
         tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
         longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
         options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
@@ -247,24 +242,20 @@ class ElectraForRTDPretraining(PreTrainedModel):
             self.train(training)
         return found
 
-    # ---- The four verbs. `inputs`: `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None; and
-    # `document_ids`, as in `forward`, or nothing ----
+    # ---- A step. `inputs`, as in `forward`: `attention_mask`, `token_type_ids`, `position_ids`, `document_ids` ----
 
     def sampling(
         self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
     ) -> Sampling:
         """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
         (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
-        without its temperatures, and for temperatures without a schedule."""
+        without its temperatures."""
         config, labels = self.config, slots.labels
         if uniforms is None:
             uniforms = torch.rand(*labels.shape, 2, device=labels.device)
         if temperature is None and self.training and config.temperature_schedule != "constant":
             what = f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature"
             raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args, config).")
-        if temperature is not None and config.temperature_schedule == "constant":
-            what = "sampling_temperature is for a temperature_schedule, and this pair has none"
-            raise ValueError(f"{what}: leave it out, or set the temperature of the configuration.")
         of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
         return Sampling(uniforms, of_slots, config.disallow_correct)
 
@@ -276,14 +267,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         output_logits: bool = False,
         **inputs: Tensor | None,
     ) -> MaskedPrediction | None:
-        """Runs the generator on the masked `input_ids` (B, L): loss at the masked slots, most likely ids, and ids
-        sampled as `sampling` says. None without a generator. The loss of an adversarial one here is its likelihood,
-        without gradient: `judge` gives the one that it learns from."""
+        """Runs the generator, if there is one, on the masked `input_ids` (B, L). The loss of an adversarial one is its
+        likelihood here, without gradient: it learns from the discriminator's."""
         return self.proposals(self.generator, slots, sampling, output_logits, input_ids=input_ids, **inputs)
-
-    def corrupt(self, input_ids: Tensor, slots: MaskedSlots, sampled: Tensor) -> Tensor:
-        """Puts the sampled ids (B, K) into the masked slots of `input_ids` (B, L)."""
-        return replace_at(input_ids, slots, sampled)
 
     def discriminate(
         self,
@@ -300,15 +286,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         look_up = self.sharing.look_up(self.generator, self.discriminator, input_ids, inputs.get("position_ids"))
         batch = CorruptedBatch(input_ids, {**look_up, **inputs}, originals, slots, noise_log_probs)
         return self.objective(self.discriminator, self.main_head, batch, output_logits)
-
-    def judge(self, generated: MaskedPrediction, main: MainOutput, slots: MaskedSlots) -> MaskedPrediction:
-        """What was generated with the loss that the generator learns from, when the discriminator has read it. Only
-        that of an adversarial one changes."""
-        if main.loss is None:
-            return generated
-        rewards_BK = self.objective.losses_at(main.loss, slots)
-        judged: MaskedPrediction = self.proposals.judged(generated, self.generator_head, rewards_BK, slots)
-        return judged
 
     def forward(
         self,
@@ -330,8 +307,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
         Args:
             input_ids: (B, L) int64, with [MASK] (and the kept tokens) at the masked positions.
-            attention_mask, token_type_ids, position_ids: (B, L). No mask, for sequences without padding, is faster
-                than all ones.
+            attention_mask, token_type_ids, position_ids: (B, L). Without padding, no mask is faster than all ones.
             document_ids: (B, L) integers. Tokens see those of the same number only; let `position_ids` begin again in
                 each document. Raises ValueError for towers that cannot do it.
             masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
@@ -340,11 +316,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 discriminator reads the sequences as they are, or `corrupted_input_ids`.
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
             sampling_temperature: (B,) float32, from the collator, along a schedule; by default `config.temperature`.
-            corrupted_input_ids: (B, L); what the discriminator reads, for a replay or offline corruption: sampling is
-                skipped.
+            corrupted_input_ids: (B, L); what the discriminator reads, in place of what would be sampled.
             confused_ids: (B, K), from a collator with confusions: ids that stand in place of samples, -1 for none.
-            output_generator_logits, output_logits: return `generator_logits`, and the `logits` of a discriminator that
-                predicts tokens.
+            output_generator_logits, output_logits: also return those; the latter of an objective that predicts tokens.
         """
         config = self.config
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
@@ -358,15 +332,12 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 sampling = self.sampling(slots, sampling_uniforms, sampling_temperature)
             generated = self.generate(input_ids, slots, sampling, output_generator_logits, **inputs)
             if generated is not None and generated.sampled is not None:
-                corrupted_input_ids = self.corrupt(input_ids, slots, generated.sampled)
+                corrupted_input_ids = replace_at(input_ids, slots, generated.sampled)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
         if confused_ids is not None and slots is not None:
-            if config.confusions is None:
-                what = "confused_ids are for a pair with confusions, and this one has none"
-                raise ValueError(f"{what}: leave them out, or set `confusions` of the configuration.")
             sampled = corrupted_input_ids.gather(1, slots.positions).where(confused_ids < 0, confused_ids)
-            corrupted_input_ids = self.corrupt(corrupted_input_ids, slots, sampled)
+            corrupted_input_ids = replace_at(corrupted_input_ids, slots, sampled)
         noise = None
         if config.traits.needs_noise and generated is not None and generated.log_prob_of is not None:
             noise = generated.log_prob_of(corrupted_input_ids)
@@ -382,7 +353,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "replaced_labels": (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long(),
             }
         if generated is not None and slots is not None:
-            generated = self.judge(generated, main, slots)
+            if main.loss is not None:  # what an adversarial one learns from
+                rewards = main.loss.losses
+                rewards_BK = rewards if self.objective.masked_only else rewards.gather(1, slots.positions)
+                generated = self.proposals.judged(generated, self.generator_head, rewards_BK, slots)
             loss = generated.loss.mean()
             losses |= {
                 "loss": config.generator_weight * loss + losses["loss"],
@@ -396,7 +370,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
             logits=main.logits,
             corrupted_input_ids=corrupted_input_ids,
             predictions=main.predictions,
-            copy_probabilities=main.copy_probabilities,
             **losses,
         )
 
@@ -412,8 +385,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         """As in `PreTrainedModel`: the word tables of both towers and the generator's output layer. Ties stay."""
-        if new_num_tokens is None and pad_to_multiple_of is None:
-            return self.get_input_embeddings()
         before = self.get_input_embeddings().num_embeddings
         for tower in self.towers.values():
             # A stock resize changes its tensor in place: give each tower its own first, and tie them again after.
@@ -436,9 +407,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
     @torch.no_grad()
     def append_tokens(self, pieces: Sequence[Sequence[int]]) -> None:
         """Adds tokens at the end of the vocabulary, one for each list of old ids that stood for it until now. Its row
-        in a word table (with `sharing="gdes"` also of deltas, so that sums are means, too) is the mean of theirs. Its
-        bias in an output layer is the lowest of theirs: where the token stands, all of its pieces stood, so it is no
-        more frequent than the rarest of them. Their mean would predict it too often at first."""
+        in a word table (with `sharing="gdes"` also of deltas) is the mean of theirs. Its bias in an output layer is
+        the lowest of theirs: it is no more frequent than the rarest of its pieces."""
         before = self.get_input_embeddings().num_embeddings
         self.resize_token_embeddings(before + len(pieces), mean_resizing=False)
         for tower in self.towers.values():

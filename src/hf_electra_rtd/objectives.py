@@ -1,7 +1,6 @@
 """What the discriminator learns: the paper's Table 5, and Electric.
 
-An objective is a class: which stock model the discriminator is, its loss, and what is measured. `OBJECTIVE_TRAITS` of
-the configuration says whether there is a generator and how the losses are weighted.
+An objective is a class: which stock model the discriminator is, its loss, and what is measured.
 
 Notation: x the original sequence, x^c the corrupted one (every masked token replaced by a sample of the generator), m
 the masked positions.
@@ -24,8 +23,6 @@ from hf_electra_rtd.detectors import detection_logits
 from hf_electra_rtd.families import FAMILIES, detector_class, inputs_of, masked_lm_class, output_layer
 from hf_electra_rtd.generators import masked_log_likelihoods, predict_slots
 from hf_electra_rtd.measures import (
-    COPY_ORIGINAL,
-    COPY_REPLACED,
     LOSS_AT_ALL,
     LOSS_AT_MASKED,
     MASKED_ACCURACY,
@@ -41,11 +38,9 @@ class CorruptedBatch(NamedTuple):
     """The discriminator's input and its targets. B sequences, L tokens, K masked slots."""
 
     input_ids: Tensor  # (B, L), samples in place of the masked tokens ([MASK] where there is no generator)
-    # Keyword arguments of the tower: these ids as `input_ids`, or looked up as `inputs_embeds` (B, L, E), and
-    # `attention_mask`, `token_type_ids`, `position_ids`, each (B, L) or None, and so on.
-    tower_inputs: dict[str, Tensor | None]
-    original_ids: Tensor | None  # (B, L), before masking; None where not known
-    slots: MaskedSlots | None  # likewise
+    tower_inputs: dict[str, Tensor | None]  # these ids, or their `inputs_embeds` (B, L, E), `attention_mask` and so on
+    original_ids: Tensor | None  # (B, L), before masking; None where not known, as the slots
+    slots: MaskedSlots | None
     noise_log_probs: Tensor | None = None  # (B, L), of these ids under the generator; where the objective needs them
 
 
@@ -56,7 +51,6 @@ class MainOutput(NamedTuple):
     # (B, L), positive means replaced; or (B, K, V) or (B, L, V), only without labels or if asked for.
     logits: Tensor | None
     predictions: Tensor | None = None  # (B, K) or (B, L), most likely ids, of objectives that predict tokens
-    copy_probabilities: Tensor | None = None  # (B, L), of a copy mechanism
     labels: Tensor | None = None  # (B, L) bool, what logits (B, L) should say; None: where the token was replaced
 
 
@@ -85,10 +79,6 @@ class Objective(ABC):
         if attention_mask is None:
             return torch.full((), input_ids.numel(), device=input_ids.device)
         return attention_mask.ne(0).sum()
-
-    def losses_at(self, loss: LossSum, slots: MaskedSlots) -> Tensor:
-        """The losses at the masked slots, without gradient: (B, K)."""
-        return loss.losses if self.masked_only else loss.losses.gather(1, slots.positions)
 
     @abstractmethod
     def __call__(self, tower: Any, head: Any, batch: CorruptedBatch, output_logits: bool = False) -> MainOutput:
@@ -121,19 +111,15 @@ class ReplacedTokenDetection(Objective):
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p and p the share of the tokens that are
-        drawn,
+        """For a perfect discriminator and a generator p_G, with a = (1 - p) / p (paper, appendix G):
 
             D = p_data (a + p_G) / (a p_data + p_G),  and so  p_data = D p_G / (a (1 - D) + p_G)
 
-        (as in appendix G of the paper). p is the mask probability, for a generator that sees masked tokens which stay
-        visible, and gives them back, times the share that is hidden.
+        p is the share of the tokens that are drawn: a generator gives back the masked tokens that it sees.
         """
         self.config.refuse_altered_draws()
         config, log_p = self.config, pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
         drawn = config.mask_probability * (1.0 if pair.proposals.is_blind else 1 - config.keep_probability)
-        if not drawn:
-            raise ValueError("keep_probability=1 hid no token from the generator: the pair gives no probability.")
         logits = pair.discriminate(input_ids, **inputs).logits.to(log_p.dtype)
         return token_log_probability(logits, log_p, drawn)
 
@@ -143,15 +129,7 @@ class MaskedOnlyDetection(ReplacedTokenDetection):
 
     masked_only = True
     measures = (LOSS_AT_MASKED, Detection(masked_only=True), Detection(masked_only=False, suffix="_all"))
-
-    def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
-        """As for [`ReplacedTokenDetection`] with a = 0, where all of its tokens were drawn: p_data = D. A generator
-        that sees masked tokens which stay visible gives those back."""
-        self.config.refuse_altered_draws()
-        if not pair.proposals.is_blind:
-            what = f"generator={self.config.generator!r} sees the masked tokens that stay visible"
-            raise ValueError(f"objective='rtd_masked_only' gives no probability where {what}. Train with 'two_tower'.")
-        return F.logsigmoid(-pair.discriminate(input_ids, **inputs).logits)
+    log_likelihoods = Objective.log_likelihoods
 
 
 class NoiseContrastiveEstimation(Objective):
@@ -163,8 +141,8 @@ class NoiseContrastiveEstimation(Objective):
 
             E(x^c)_t + log q(x^c_t | x without t) + log(p / (1 - p))
 
-    with p the mask probability, and q without gradient. A token that was drawn counts as drawn, also where the draw is
-    the original. The logits are these; without labels, they are the energies.
+    with p the mask probability, and q without gradient. Where the draw is the original, it counts as drawn. The logits
+    are these; without labels, they are the energies.
     """
 
     measures = (LOSS_AT_ALL, Detection(masked_only=False))
@@ -207,10 +185,9 @@ class MaskedLM(Objective):
 
 
 class ReplaceMLM(MaskedLM):
-    """Replace MLM (paper, section 3.4): as [`MaskedLM`], but masked tokens are replaced by samples of a generator, so
-    that pre-training and fine-tuning see no [MASK].
+    """Replace MLM (paper, section 3.4): as [`MaskedLM`], but samples of a generator stand in place of [MASK].
 
-        L = mean over m of  -log p(x_t | x^c)
+    L = mean over m of  -log p(x_t | x^c)
     """
 
     log_likelihoods = Objective.log_likelihoods  # it has not seen [MASK]
@@ -221,12 +198,11 @@ class AllTokensMLM(Objective):
 
         p(x_t | x^c) = C_t [x^c_t = x_t] + (1 - C_t) softmax(t)[x_t]        L = mean over every real token of -log p
 
-    with the copy probability C_t the sigmoid of a head of its own on the encoder, made as the stock discriminator's (a
-    dense layer, the activation, one output). Between ELECTRA (C alone) and BERT (softmax alone).
+    with the copy probability C_t the sigmoid of a head of its own, made as the stock discriminator's.
     """
 
     tower_class = staticmethod(masked_lm_class)
-    measures = (LOSS_AT_ALL, TOKEN_ACCURACY, REPLACED_ACCURACY, COPY_ORIGINAL, COPY_REPLACED)
+    measures = (LOSS_AT_ALL, TOKEN_ACCURACY, REPLACED_ACCURACY)
 
     def make_head(self, config: Any) -> nn.Module:
         is_electra = config.model_type == ElectraConfig.model_type
@@ -249,21 +225,19 @@ class AllTokensMLM(Objective):
             log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), is_copy_BL)
             loss = _sum_over_real(-log_p_BL, batch.tower_inputs["attention_mask"])
         kept_BLV = logits_BLV if loss is None or output_logits else None
-        return MainOutput(loss, kept_BLV, predictions_BL, copy_BL.sigmoid())
+        return MainOutput(loss, kept_BLV, predictions_BL)
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
-    """Binary cross-entropy of "this token was replaced" over all real tokens, in float32 (paper, section 2, L_Disc).
-    [CLS] and [SEP] are real tokens (google-research/electra run_pretraining.py weighs by `input_mask`); without a mask
-    all are."""
+    """Binary cross-entropy of "this token was replaced" over all real tokens, [CLS] and [SEP] among them, in float32
+    (paper, section 2, L_Disc; google-research/electra run_pretraining.py weighs by `input_mask`)."""
     logits = logits_BL if logits_BL.dtype.itemsize >= 4 else logits_BL.float()
     losses = F.binary_cross_entropy_with_logits(logits, replaced_BL.to(logits.dtype), reduction="none")
     return _sum_over_real(losses, attention_mask_BL)
 
 
 def token_log_probability(logits: Tensor, log_p: Tensor, drawn: float) -> Tensor:
-    """The log-probability of a token in its context, from its logit of being replaced, its log-probability under the
-    generator, and the share of the tokens that are drawn (`ReplacedTokenDetection.log_likelihoods`)."""
+    """That of `ReplacedTokenDetection.log_likelihoods`, from the logit of being replaced, log p_G and p."""
     log_odds = math.log(1 / drawn - 1)
     return F.logsigmoid(-logits) + log_p - torch.logaddexp(log_odds + F.logsigmoid(logits), log_p)
 
@@ -271,8 +245,7 @@ def token_log_probability(logits: Tensor, log_p: Tensor, drawn: float) -> Tensor
 def _sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossSum:
     """Losses of every token, of which the real ones count."""
     if attention_mask_BL is None:
-        # Filled on the device: a number from the host would be waited for.
-        num_items = losses_BL.new_full((), losses_BL.numel())
+        num_items = losses_BL.new_full((), losses_BL.numel())  # a number from the host would be waited for
     else:
         real = attention_mask_BL.ne(0)
         losses_BL, num_items = losses_BL.where(real, 0.0), real.sum()

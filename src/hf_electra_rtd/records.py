@@ -1,12 +1,8 @@
-"""What a run leaves behind, as JSON: the source of curves, tables and cards.
-
-Records are published, so they never hold where things lie on this machine, passwords or tokens: `public` removes them
-when a record is made.
-"""
+"""What a run leaves behind, as JSON: the source of curves, tables and cards. Records are published, so `public` keeps
+paths of this machine, passwords and tokens out of them."""
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import platform
@@ -27,9 +23,6 @@ from typing_extensions import Self
 from hf_electra_rtd.files import hash_files, reading, write_text
 
 
-logger = logging.getLogger(__name__)
-
-
 SCHEMA_VERSION = 2
 Number = float | int
 _PACKAGES = "hf-electra-rtd torch transformers accelerate datasets tokenizers huggingface_hub numpy scikit-learn peft"
@@ -43,23 +36,17 @@ class _Record:
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Writes the record into a directory and returns its path. Numbers that are not finite become null."""
         path = Path(directory) / self.FILE
-        values = dataclasses.asdict(self)  # type: ignore[call-overload]  # every subclass is a dataclass
-        values = finite({**values, "schema_version": SCHEMA_VERSION})
-        write_text(path, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+        values = dataclasses.asdict(self) | {"schema_version": SCHEMA_VERSION}  # type: ignore[call-overload]
+        write_text(path, json.dumps(finite(values), indent=2, ensure_ascii=False) + "\n")
         return path
 
     @classmethod
     def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
-        """The paths of all such records in a directory and down to `depth` below it. Links that lead nowhere, and what
-        is no file, are among them: `load` refuses them by name. Other broken links may have been directories with
-        records: a warning names them."""
+        """The paths of all such records in a directory and down to `depth` below it, through links."""
         found = []
         for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
-            if cls.FILE in (*directories, *files):
+            if cls.FILE in (*directories, *files):  # `load` refuses what is no file
                 found.append(Path(place, cls.FILE))
-            for path in (Path(place, name) for name in files if name != cls.FILE):
-                if not path.exists():
-                    logger.warning(f"{path} is a broken link, so it is left out.")
             if len(Path(place).relative_to(directory).parts) >= depth:
                 directories.clear()
         return sorted(found)
@@ -100,8 +87,7 @@ class PretrainingRecord(_Record):
     sequences: int  # trained on, over all steps and processes
     tokens: int  # real tokens in these sequences
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    # In the two conventions of `hf_electra_rtd.accounting`: `model`, and `paper`, which is None for some families.
-    flops: dict[str, Number | None]
+    flops: dict[str, Number | None]  # `model` and `paper`, see `hf_electra_rtd.accounting`
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
@@ -185,8 +171,8 @@ class ExportRecord(_Record):
     shapes: list[list[int]]  # of the batches on which the float32 graph was compared with torch
     largest_difference: Number  # of its outputs there
     tolerance: Number
-    # On the rows of a file, empty without one: the number of `predictions`; how many are `equal` to torch's; and
-    # of each, torch too, `scores` and those of each class (`classes`).
+    # On the rows of a file, empty without one: the number of `predictions`; of each graph how many are `equal` to
+    # torch's; and of each, torch too, `scores` and those of each class (`classes`).
     dev: dict[str, Any]
     speed: dict[str, Any]  # `sentences_per_second` of each, `torch` too; in batches of a `shape`, by so many `threads`
     hardware: dict[str, Any]
@@ -227,27 +213,27 @@ _RELATIVE = re.compile(r"\.\.?[\\/]")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
 _KEY_SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=)(?!<secret>$).+$", re.IGNORECASE)
-# Secrets in a value: what each is called (`{}` is the first group), its pattern, and what takes its place.
-SECRETS = (
-    ("a secret ({}...)", _KEY_SECRET, r"\1<secret>"),
-    ("a user or password in an address", re.compile(r"(?<=://)[^/@\s]+@"), ""),
-    ("a token of the Hub", HUB_TOKEN, "<token>"),
-    ("a secret ({}...)", _URL_SECRET, r"\1<secret>"),
+# Secrets in a value: the pattern of each, and what takes its place.
+_SECRETS = (
+    (_KEY_SECRET, r"\1<secret>"),
+    (re.compile(r"(?<=://)[^/@\s]+@"), ""),
+    (HUB_TOKEN, "<token>"),
+    (_URL_SECRET, r"\1<secret>"),
 )
 
 
 def public(value: Any, flag: str = "") -> Any:
     """A value of a record (dicts, lists and strings at any depth) without directories of this machine, passwords and
     tokens. A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes
-    `b.jsonl,weight=2`). What is a path follows from its flag, which is the key in a dict; where the flag says nothing,
-    an absolute path that exists here is one, and what begins with `../` or `./`."""
+    `b.jsonl,weight=2`). Paths are known by their flag, the key in a dict, or as absolute ones that exist here, or that
+    begin with `../` or `./`."""
     if isinstance(value, Mapping):
         return {key: public(item, str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [public(item, flag) for item in value]
     if not isinstance(value, str):
         return value
-    for _, secret, substitute in SECRETS:
+    for secret, substitute in _SECRETS:
         value = secret.sub(substitute, value)
     path, comma, options = value.partition(",")
     if not path or ("://" in path and not path.startswith("file:")):

@@ -1,8 +1,5 @@
-"""Runs exported graphs by onnxruntime, in place of models of torch.
-
-`load_onnx("exports/detector")` is called as a model is, with tensors, and gives an output with `.logits`. It is a
-module without parameters, so that whatever takes a model for inference takes it, too.
-"""
+"""Runs exported graphs by onnxruntime, in place of models of torch: called as a model is, with tensors, they give an
+output with `.logits`."""
 
 from __future__ import annotations
 
@@ -40,13 +37,8 @@ class OnnxOutput(ModelOutput):
 
 
 class OnnxModel(nn.Module):
-    """A graph of an exported model. `config` is that of the model, `sha256` the hash of a graph by `load_onnx`.
-
-    Args:
-        path: the graph's file.
-        config: that of the model.
-        threads: of one call; by default those that torch uses.
-    """
+    """The graph in a file, with the `config` of its model; `sha256` is its hash where `load_onnx` made it. A call
+    takes so many `threads`, by default those that torch uses."""
 
     sha256: str | None = None
 

@@ -1,12 +1,12 @@
 """How likely a model holds texts to be: the pseudo-log-likelihood, as a JSON line for each.
 
     hf-electra-rtd score --model runs/electric "The chef cooked the meal." "The chef cooked the river."
-    hf-electra-rtd score --model runs/electric --file sentences.txt > scores.jsonl
+    hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
-[SEP], in nats, and `num_tokens`. Without texts and --file, each line of the standard input is a text; empty lines are
-left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of the
-objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token); docs/objectives.md has the others.
+[SEP], in nats, and `num_tokens`. Without texts, each line of the standard input is one; empty lines are left out.
+`--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of the objective
+`electric` (one pass a text), `rtd` or `mlm` (one pass a token).
 """
 
 from __future__ import annotations
@@ -30,13 +30,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="quote each")
     parser.add_argument("--model", required=True, help="directory of a run or a checkpoint, or a Hub id")
-    parser.add_argument("--file", help="a text file, UTF-8, one text a line, in place of TEXT")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at a time (%(default)s)")
     arguments = parser.parse_args(argv)
     check_ranges(arguments)
-    if arguments.texts and arguments.file is not None:
-        raise ValueError("Give either texts or --file.")
-    lines = arguments.texts or read_lines(arguments.file)
+    lines = arguments.texts or read_lines()
     disable_progress_bar()
     model = ElectraForRTDPretraining.from_pretrained(arguments.model, dtype="float32")
     if torch.accelerator.is_available():

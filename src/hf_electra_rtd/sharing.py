@@ -26,11 +26,11 @@ class Sharing:
 
     def shared_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
         """Their names in two encoders, which may be of two families."""
-        return _paired(self.shared_parameters(generator), self.shared_parameters(discriminator))
+        return list(zip(self.shared_parameters(generator), self.shared_parameters(discriminator), strict=True))
 
     def starting_pairs(self, generator: nn.Module, discriminator: nn.Module) -> list[tuple[str, str]]:
         """The names of `starting_parameters`, likewise."""
-        return _paired(self.starting_parameters(generator), self.starting_parameters(discriminator))
+        return list(zip(self.starting_parameters(generator), self.starting_parameters(discriminator), strict=True))
 
     def starting_parameters(self, encoder: nn.Module) -> Iterable[str]:
         """Names of the parameters, likewise, that a new tower takes from a trained one."""
@@ -66,18 +66,6 @@ class Sharing:
     def exported_tensors(self, generator: Any, discriminator: Any) -> dict[str, Tensor] | None:
         """The discriminator's tensors as a tower of its own; None where they are those that it holds."""
         return None
-
-
-def _paired(mine: Iterable[str], others: Iterable[str]) -> list[tuple[str, str]]:
-    """Raises ValueError where one has more than the other."""
-    mine, others = list(mine), list(others)
-    if len(mine) != len(others):
-        more = max(mine, others, key=len)
-        raise ValueError(
-            f"The towers cannot share their embeddings: of one they are {', '.join(more)}, the other has "
-            f"{min(len(mine), len(others))} tables. Take sharing='word' or 'none', or two configurations that agree."
-        )
-    return list(zip(mine, others, strict=True))
 
 
 class WordSharing(Sharing):
@@ -128,10 +116,6 @@ class GradientDisentangledSharing(Sharing):
         for table in positions:
             looked_up = looked_up + F.embedding(position_ids, table)
         return {"inputs_embeds": looked_up}
-
-    def tied_weights(self, generator: Any, discriminator: Any) -> dict[str, str]:
-        self.starting_pairs(generator.base_model, discriminator.base_model)  # which must agree
-        return {}
 
     @torch.no_grad()
     def begin(self, generator: Any, discriminator: Any) -> None:

@@ -1,7 +1,6 @@
 """The tasks: one row of a table for each, with every fact about it.
 
-A new task is one more row, or a YAML file with the same facts (`--task_file`). Loading, fine-tuning, submission files,
-tables and cards all read it.
+A new task is one more row. Loading, fine-tuning, submission files, tables and cards all read it.
 
 Files lie as in the official downloads (gluebenchmark.com, cluebenchmarks.com). Metrics are those of the ELECTRA paper
 (section 4.1), before the benchmark's others; epochs and lengths those of its Table 7, or of the source a row names.
@@ -43,9 +42,9 @@ class Task:
     revision: str | None = None
     splits: Mapping[str, str] = field(default_factory=dict)  # names of splits here, to those on the Hub
     # Where each split may lie under `--data_dir`; the first that exists is read. Files joined with `+` are read one
-    # after another; `archive.zip::member` is in an archive.
+    # after another.
     files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    format: str | None = None  # one of `reading.FORMAT_NAMES`; by default it follows from the file's name
+    format: str | None = None  # see `reading.read_rows`; by default it follows from the file's name
     renamed: Mapping[str, str] = field(default_factory=dict)  # columns of the files, to their names on the Hub
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns of splits whose tsv has no header
     renamed_labels: Mapping[str, str] = field(default_factory=dict)  # other spellings
@@ -59,9 +58,8 @@ class Task:
     double_unordered: bool = False  # pairs are learned in both orders (google-research/electra, `double_unordered`)
     unanswerable: bool = False  # a context may hold no answer (SQuAD 2.0)
     majority: float = 0.0  # share of the most frequent label in the official dev file; 0 where it was not counted
-    # Of each test split: names of the server's file, newest version first, with that version's number of examples; 0
-    # where it does not tell versions apart.
-    submission: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # Of each test split: the name of the server's file, and its number of examples; 0 where it is not a line each.
+    submission: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     # GLUE's tsv with the `index` of the label, the `label` itself or a `number`; CLUE's `lines`, `answers`, `choices`
     # or `entities`; empty where no server takes the task.
     submission_format: str = ""
@@ -94,13 +92,13 @@ _GLUE_FILES = {
     "dev": "dev.tsv dev_slice.tsv",
     "test": "test-labeled.tsv msr_paraphrase_test.txt test.tsv",
 }
-# CLUE 1.1 replaced some test sets: its directories hold those of 1.0 beside the new ones.
+# CLUE 1.1 replaced some test sets: its directories hold those of 1.0 beside the new ones, as `test.json`.
 _CLUE_FILES = {
     split: f"{names} cmrc2018_{split}.json m-{split}.json+d-{split}.json"
     for split, names in {
         "train": "train.json train.50k.json train.10k.json train.3k.json DRCD_training.json train_few_all.json",
         "dev": "dev.json DRCD_dev.json dev_few_all.json",
-        "test": "test1.1.json test_public.json test.json test1.0.json DRCD_test.json",
+        "test": "test1.1.json test_public.json test.json DRCD_test.json",
     }.items()
 }
 _MORE_FILES = {split: f"{split}.tsv {split}.txt" for split in HUB_SPLITS}
@@ -135,7 +133,7 @@ def _glue(
     name: str, title: str, examples: int, as_: str, labels: _Names = (), columns: _Names = _TEXT, **facts: Any
 ) -> Task:
     """A GLUE task. `examples` are those of the test set (gluebenchmark.com/faq)."""
-    hub = {"dataset": "nyu-mll/glue", "config": name, "submission": {"test": {f"{title}.tsv": examples}}}
+    hub = {"dataset": "nyu-mll/glue", "config": name, "submission": {"test": (f"{title}.tsv", examples)}}
     given = {"files": _GLUE_FILES, "directories": (title,), **hub, **facts}
     return _task(name, title, "glue", labels=labels, columns=columns, submission_format=as_, **given)
 
@@ -195,7 +193,7 @@ GLUE = (
         files={"train": "train.tsv train_slice.tsv", "dev_matched": "dev_matched.tsv dev_slice.tsv"}
         | {split: f"{split}.tsv" for split in ("dev_mismatched", "test_matched", "test_mismatched")},
         renamed=_PREMISE,
-        submission={"test_matched": {"MNLI-m.tsv": 9796}, "test_mismatched": {"MNLI-mm.tsv": 9847}},
+        submission={"test_matched": ("MNLI-m.tsv", 9796), "test_mismatched": ("MNLI-mm.tsv", 9847)},
     ),
     _glue("qnli", "QNLI", 5463, "label", _NOT_ENTAILED, ("question", "sentence"), majority=2761 / 5463),
     _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0, majority=146 / 277),
@@ -211,35 +209,25 @@ GLUE = (
 )
 
 CLUE = (
-    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission={"afqmc_predict.json": 3861}, majority=2978 / 4316),
-    # Keywords are left out, as some releases have them in the dev set only. The test set of CLUE 1.0 is not read: it
-    # has as many examples as that of 1.1, so nobody could tell which one was predicted.
-    _clue(
-        *("tnews", "TNEWS", _NEWS),
-        files=_CLUE_FILES | {"test": "test1.1.json test.json"},
-        submission={"tnews11_predict.json": 10_000, "tnews10_predict.json": 10_000},
-        majority=1089 / 10_000,
-    ),
-    _clue("iflytek", "IFLYTEK", tuple(map(str, range(119))), submission={"iflytek_predict.json": 2600}),
-    _clue("cmnli", "CMNLI", _CLUE_INFERENCE, _PAIR, submission={"cmnli_predict.json": 13_880}),
-    _clue(
-        *("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR),
-        submission={"ocnli_50k_predict.json": 3000},
-        majority=1103 / 3000,
-    ),
+    _clue("afqmc", "AFQMC", _BINARY, _PAIR, submission=("afqmc_predict.json", 3861), majority=2978 / 4316),
+    # Keywords are left out, as some releases have them in the dev set only.
+    _clue("tnews", "TNEWS", _NEWS, submission=("tnews11_predict.json", 10_000), majority=1089 / 10_000),
+    _clue("iflytek", "IFLYTEK", tuple(map(str, range(119))), submission=("iflytek_predict.json", 2600)),
+    _clue("cmnli", "CMNLI", _CLUE_INFERENCE, _PAIR, submission=("cmnli_predict.json", 13_880)),
+    _clue("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR, submission=("ocnli_50k_predict.json", 3000), majority=1103 / 3000),
     _clue(
         *("cluewsc2020", "CLUEWSC2020", ("true", "false"), ("text",)),
         format="wsc",
         epochs=10.0,  # the paper's of RTE, which has twice as many examples
-        submission={"cluewsc11_predict.json": 2574, "cluewsc10_predict.json": 290},
+        submission=("cluewsc11_predict.json", 2574),
         majority=193 / 304,
     ),
     _clue(
         *("csl", "CSL", _BINARY, ("keyword", "abst")),
         max_seq_length=256,  # 128 would truncate nearly all abstracts
-        submission={"csl_predict.json": 3000},
+        submission=("csl_predict.json", 3000),
     ),
-    _clue("cmrc2018", "CMRC 2018", (), (), "answers", submission={"cmrc2018_predict.json": 0}, **_READING),
+    _clue("cmrc2018", "CMRC 2018", (), (), "answers", submission=("cmrc2018_predict.json", 0), **_READING),
     _clue("drcd", "DRCD", (), (), **_READING),
     _clue(
         *("c3", "C3", (), ()),
@@ -248,13 +236,13 @@ CLUE = (
         format="c3",
         epochs=8.0,  # the baseline's (CLUEbenchmark/CLUE, run_c3.py)
         max_seq_length=512,
-        submission={"c311_predict.json": 0, "c310_predict.json": 3892},
+        submission=("c311_predict.json", 0),
     ),
     _clue(
         *("chid", "ChID", (), (), "choices"),
         kind="multiple_choice",
         format="chid",
-        submission={"chid11_predict.json": 0, "chid10_predict.json": 0},
+        submission=("chid11_predict.json", 0),
     ),
     _clue(
         *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("text",), "entities"),
@@ -262,7 +250,7 @@ CLUE = (
         metrics=("macro_f1", "f1"),  # the mean over the ten types, as published (CLUEbenchmark/CLUENER2020)
         format="cluener",
         directories=("cluener2020", "cluener"),
-        submission={"cluener_predict.json": 1345},
+        submission=("cluener_predict.json", 1345),
         dataset=None,
         config=None,
     ),
@@ -300,7 +288,7 @@ MORE = (
         kind="tagging",
         metrics=("f1",),
         files={split: f"{split}.txt {split}.txt.gz" for split in ("train", "test")},
-        directories=("conll2000", "conll2000.zip::conll2000"),
+        directories=("conll2000",),
         dev_splits=("test",),
         test_splits=(),
     ),
@@ -326,10 +314,10 @@ def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name == ALL and benchmark in BENCHMARKS:
             expanded += [task.name for task in BENCHMARKS[benchmark] if not task.trained_on]
-        elif owner := get_task(benchmark, name).trained_on:
+            continue
+        if owner := get_task(benchmark, name).trained_on:
             raise ValueError(f"{name} has no training data: the model of {owner} predicts it (--predict).")
-        else:
-            expanded.append(name)
+        expanded.append(name)
     return tuple(dict.fromkeys(expanded))
 
 

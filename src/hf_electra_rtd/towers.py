@@ -54,8 +54,6 @@ def load_towers(
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
     options.setdefault("objective", ElectraRTDConfig.objective)
-    if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
-        raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     refuse_unknown_names(options)
     if exports_generator(**options) != (generator is not None):
         what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
@@ -119,13 +117,11 @@ def load_encoder(source: str | os.PathLike[str], config: Any, **kwargs: Any) -> 
 def load_detector(source: str | os.PathLike[str], **kwargs: Any) -> Any:
     """Loads a model whose `detectors.detection_logits` tell replaced tokens: ELECTRA's discriminator, or any family's
     detector, from its directory or Hub id. Raises ValueError as `load_whole`, and for other labels."""
-    config, family = read_config(source, **kwargs), _family(source, kwargs)
-    token_classifier = token_classifier_class(family)
-    own = ElectraForPreTraining.__name__
-    if family == "electra" and own in (config.get("architectures") or [own]):
+    family, own = _family(source, kwargs), ElectraForPreTraining.__name__
+    if family == "electra" and own in (read_config(source, **kwargs).get("architectures") or [own]):
         return load_tower(ElectraForPreTraining, source, **kwargs)
     _refuse_other_labels(source, kwargs)
-    return load_tower(token_classifier or ElectraForPreTraining, source, **kwargs)
+    return load_tower(token_classifier_class(family) or ElectraForPreTraining, source, **kwargs)
 
 
 def _refuse_other_labels(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, Any]) -> None:
@@ -150,12 +146,8 @@ def load_whole(
 ) -> tuple[Any, dict[str, Any]]:
     """Loads a model by `load`, a `from_pretrained` that gets `kwargs`. Returns it and the loading info. `unused` is a
     regular expression for names of tensors that may be there, and are not read; `new` one for tensors that may be
-    missing, and are drawn.
-
-    Raises:
-        ValueError: for a source that does not exist or cannot be reached, holds another type of model or a pickle, is
-            damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped tensors.
-    """
+    missing, and are drawn. Raises ValueError for a source that cannot be reached, holds another type of model or a
+    pickle, is damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped tensors."""
     if source is not None:
         _check_source(model_class, source, kwargs)
     mismatches_allowed, unused = kwargs.pop("ignore_mismatched_sizes", False), kwargs.pop("unused", "$^")
@@ -189,10 +181,8 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
     """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`). Raises
     ValueError if there is none, or it cannot be read or reached."""
     name = os.fspath(source)
-    directory = Path(name, kwargs.get("subfolder", ""))
-    if Path(name).is_file():
-        raise ValueError(f"{name} is a file. Name its directory.")
     if Path(name).is_dir():
+        directory = Path(name, kwargs.get("subfolder", ""))
         if not (directory / CONFIG_FILE).is_file():
             remedy = "Name a run, a checkpoint or a tower."
             raise ValueError(f"{directory} holds no model: there is no {CONFIG_FILE}. {remedy}")
@@ -201,8 +191,8 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
     if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
         raise ValueError(f"There is no directory {name}.")
     try:
-        hub_options = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
-        return dict(PreTrainedConfig.get_config_dict(name, **hub_options)[0])
+        on_hub = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
+        return dict(PreTrainedConfig.get_config_dict(name, **on_hub)[0])
     except (OSError, ValueError) as error:
         raise ValueError(_unreachable(name, error)) from None
 
@@ -258,10 +248,8 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
             hint = " Name one of its towers." if found == ElectraRTDConfig.model_type else ""
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
-        if list(directory.glob("pytorch_model*.bin*")):
-            remedy = "Convert them to safetensors first (save_pretrained of transformers)."
-            raise ValueError(f"{directory} holds its weights as a pickle, which could run any code. {remedy}")
-        raise ValueError(f"{directory} holds no weights: it has no model.safetensors.")
+        remedy = "A pickle, which could run any code, is not read: convert it (save_pretrained of transformers)."
+        raise ValueError(f"{directory} holds no weights: it has no model.safetensors. {remedy}")
     for path in directory.glob("*.safetensors"):
         with reading(path, "The weights are damaged or are not safetensors."), safe_open(path, "pt") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping

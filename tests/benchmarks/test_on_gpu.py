@@ -86,8 +86,7 @@ import os, sys, time
 part = sys.argv[sys.argv.index("--parts") + 1]
 print(f"{part} begins", file=sys.stderr, flush=True)
 if part in ("correctness", "race"):
-    os.abort()  # perhaps before its turn
-sys.stdin.readline()
+    os.abort()
 if part == "waits":
     time.sleep(60)
 """
@@ -112,13 +111,13 @@ def test_a_part_that_hangs_or_dies_leaves_the_others_alone(died, status, tmp_pat
 
 @pytest.mark.slow
 def test_the_script_runs_on_a_cpu(tmp_path):
-    flags = ["--device", "cpu", "--size", "tiny", "--minutes", "5", "--parts", "correctness", "waits", "pretraining"]
+    flags = ["--device", "cpu", "--size", "tiny", "--minutes", "5", "--parts", "correctness", "pretraining"]
     environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable}
     script = Path(on_gpu.__file__).with_suffix(".sh")
     ran = subprocess.run([script, *flags], env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     found = [finding["finding"] for finding in read_findings(tmp_path)]
-    assert found.count("ended: done") == 3
+    assert found.count("ended: done") == 2
     assert "skipped: no BLOCKS_DIR was given" in found
 
 
@@ -127,7 +126,7 @@ def test_the_real_run_ends_on_time_with_a_record(job, blocks, tokenizer):
     tokenizer.save_pretrained(job.out / "tokenizer")
     for name, file in zip(("train", "held_out"), blocks, strict=True):
         Path(job.out, f"{name}.blocks").symlink_to(file.path)
-    assert on_gpu.run_part(replace(job, part="pretraining", blocks=job.out, until=time.time() + 15)) == 0
+    assert on_gpu.run_part(replace(job, part="pretraining", blocks=job.out, until=time.time() + 10)) == 0
     assert time.time() < job.until
     *_, last = read_findings(job.out)
     assert last["finding"] == "trained"

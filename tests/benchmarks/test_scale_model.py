@@ -1,21 +1,14 @@
-"""The model of large runs: its formulas against simulations, its figures against a run, its tables
-against the page that shows them."""
+"""The model of large runs: formulas against simulations, figures against a run, tables against the page."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+import scale_model
 import torch
 from safetensors.torch import load_file
-
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import scale_model
 from scale_model import Cluster, lost_share
 
 from hf_electra_rtd.accounting import count_parameters
@@ -51,13 +44,7 @@ def test_two_nodes_reduce_as_computed_by_hand():
     # 16 kB in one bucket: the tree is quicker; 16 GB in 611 buckets over a slow network: the ring is.
     assert cluster.all_reduce(16e3, 16) == pytest.approx(2 * 16e3 / (320e9 * 0.9 * 0.915) + tree)
     assert Cluster(network=1e9).all_reduce(16e9, 16) == pytest.approx(30e9 / 8e9 + 611 * ring)
-
-
-def test_nothing_is_reduced_on_one_gpu_and_more_bytes_or_a_slower_network_take_longer():
-    assert Cluster().all_reduce(1e9, 1) == 0.0
-    times = [Cluster().all_reduce(num_bytes, 64) for num_bytes in (1e6, 1e8, 1e10)]
-    assert times == sorted(times)
-    assert Cluster(network=1e9).all_reduce(1e8, 64) > 5 * Cluster().all_reduce(1e8, 64)
+    assert cluster.all_reduce(1e9, 1) == 0.0
 
 
 @pytest.mark.parametrize(("checkpoint", "interval"), [(20.0, 900.0), (20.0, 30.0), (600.0, 600.0)])
@@ -111,5 +98,5 @@ def test_a_checkpoint_holds_three_numbers_a_parameter(finished_run):
 def test_the_word_tables_half_of_an_all_reduce_is_added_and_of_the_rest_what_outlasts_the_backward_pass(
     all_reduce, low
 ):
-    found = {"at_once_ms": 30.0, "all_reduce_ms": all_reduce, "word_table_bytes": 5, "gradient_bytes": 10}
+    found = {"waiting_ms": 30.0, "all_reduce_ms": all_reduce, "word_table_bytes": 5, "gradient_bytes": 10}
     assert scale_model.predict(found) == pytest.approx((low, all_reduce))

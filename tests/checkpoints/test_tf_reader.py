@@ -1,7 +1,5 @@
 """The real reader on real checkpoints: needs the extra `tf` (`make test-tf`)."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -52,15 +50,3 @@ def test_slots_of_the_optimizer_are_left_out_and_a_discriminator_may_be_alone(tm
     assert_same_variables(read_tf_variables(tmp_path / "model.ckpt-0"), alone)
     tower = load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams, discriminator_only=True)
     assert_same_tensors(tower, recording.load().discriminator)
-
-
-def test_files_that_are_damaged_or_missing_are_named(tmp_path):
-    recording = Recording("small_shared")
-    index, data = (Path(f"{recording.prefix}.{end}").read_bytes() for end in ("index", "data-00000-of-00001"))
-    files = {"index": (index[:100], data), "data": (index, data[: len(data) // 2]), "alone": (index, None)}
-    for name, contents in {**files, "nothing": (None, None)}.items():
-        for ending, content in zip(("index", "data-00000-of-00001"), contents, strict=True):
-            if content is not None:
-                (tmp_path / f"{name}.{ending}").write_bytes(content)
-        with pytest.raises(ValueError, match=rf"{name} cannot be read: .* Give the path of its files up to \.index"):
-            read_tf_variables(tmp_path / name)

@@ -25,17 +25,6 @@ OTHER_PROCESS = replace(RUN)
 OTHER_PROCESS.process_index = 1
 
 
-def test_flags_say_how_every_text_is_read_and_options_behind_one_win(tmp_path):
-    for name in ("a.txt", "b.jsonl"):
-        (tmp_path / name).touch()
-    files = [f"{tmp_path}/a.txt,encoding=utf-16", f"{tmp_path}/*.jsonl,weight=2"]
-    read = [
-        (Path(source.place).name, source.encoding, source.text_column, source.weight)
-        for source in DataArguments(files, text_column="body", encoding="latin-1").sources()
-    ]
-    assert read == [("a.txt", "utf-16", "body", 1.0), ("b.jsonl", "latin-1", "body", 2.0)]
-
-
 def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp_path, corpus, tokenizer, monkeypatch):
     data = DataArguments(train_files=[str(corpus)], held_out_share=0.1)
     with pytest.raises(ValueError, match=r"train\.blocks cannot be read: No such file.*all machines"):
@@ -46,20 +35,7 @@ def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp
     assert [file.header for file in opened] == [file.header for file in first]
 
 
-def test_held_out_sequences_of_an_earlier_preparation_stay_only_until_their_text_is_trained_on(
-    tmp_path, corpus, tokenizer
-):
-    (tmp_path / "bad.txt").write_bytes(b"the mill \xff")
-    for file, share, stay in ((corpus, 0.1, True), (tmp_path / "bad.txt", 0.0, True), (corpus, 0.0, False)):
-        data = DataArguments(train_files=[str(file)], held_out_share=share)
-        with nullcontext() if file == corpus else pytest.raises(ValueError, match="not UTF-8"):
-            get_sequences(data, RUN, tmp_path / "blocks", tokenizer)
-        assert (tmp_path / "blocks" / "held_out.blocks").exists() == stay
-
-
-def test_a_run_that_is_resumed_reads_its_text_again_only_where_it_is_named_otherwise(
-    tmp_path, corpus, tokenizer, monkeypatch
-):
+def test_a_resumed_run_reads_its_text_again_only_if_named_otherwise(tmp_path, corpus, tokenizer, monkeypatch):
     read = Mock(wraps=open_texts)
     before, _ = get_sequences(DataArguments([str(corpus)]), RUN, tmp_path, tokenizer)
     monkeypatch.setattr("hf_electra_rtd.data.preparation.open_texts", read)
@@ -119,14 +95,10 @@ def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(t
 # ---- The command ----
 
 
-@pytest.mark.parametrize("text", ["corpus", "bundled"])
-def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, corpus, tokenizer, capsys, monkeypatch, text):
+def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, tokenizer, capsys, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)
-    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm"]
-    flags += (
-        ["--train_files", str(corpus), "--vocab_size", "100"] if text == "corpus" else ["--tokenizer", "tokenizer"]
-    )
+    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm", "--tokenizer", "tokenizer"]
     monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")

@@ -1,5 +1,4 @@
 import contextlib
-import errno
 import itertools
 import json
 import multiprocessing
@@ -25,7 +24,7 @@ from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import DataArguments, main
-from hf_electra_rtd.data.shards import INDEX_FILE, open_blocks, write_index, writing_shards
+from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.initialization import count_tokens
 from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pretraining_flags, tiny_config
@@ -34,7 +33,6 @@ from tests.conftest import VOCABULARY, pretraining_flags, tiny_config
 LENGTH, ROWS = 16, 60
 DESCRIBED = {"tokenizer_hash": "t", "packing": "full", "recipe": {"a": 1}, "word_segmenter": "tokenizer"}
 SOURCES = [{"name": "a.txt", "sha256": "0", "weight": 1.0}]
-REMEDY = r"Copy the whole directory again, or prepare the text again\."
 TEXT = {"statistics": {"documents": 7}, "sources": SOURCES}
 
 
@@ -48,7 +46,8 @@ def make_sequences(seed=0, number=ROWS, full=False):
 
 
 def write_shards(directory, sequences, shard_size=500, **described):
-    with writing_shards(directory, "train", LENGTH, 100, shard_size) as writer:
+    with contextlib.ExitStack() as stack:
+        writer = ShardWriter(stack, directory, "train", LENGTH, 100, shard_size)
         writer.write(sequences)
         writer.finish(**{**DESCRIBED, **TEXT, **described})
     return writer.files
@@ -109,7 +108,8 @@ def assert_same(found, expected):
 def test_shards_have_their_size_and_do_not_depend_on_how_they_are_written(tmp_path_factory, seed, number, size, cuts):
     place, sequences = tmp_path_factory.mktemp("shards"), make_sequences(seed, number)
     files = write_shards(place / "whole", sequences, size)
-    with writing_shards(place / "parts", "train", LENGTH, 100, size) as writer:
+    with contextlib.ExitStack() as stack:
+        writer = ShardWriter(stack, place / "parts", "train", LENGTH, 100, size)
         for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), number], strict=True):
             writer.write(sequences[start:end])
         assert writer.num_sequences == number
@@ -126,28 +126,16 @@ def test_shards_have_their_size_and_do_not_depend_on_how_they_are_written(tmp_pa
     assert all(np.array_equal(found[row]["input_ids"], sequences[row].ids) for row in range(number))
 
 
-def test_nothing_has_a_name_before_all_is_written(tmp_path):
-    with contextlib.suppress(KeyboardInterrupt), writing_shards(tmp_path, "train", LENGTH, 100, 800) as writer:
+def test_nothing_has_a_name_before_all_is_written_and_a_size_for_no_sequence_is_refused(tmp_path):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        writer = ShardWriter(stack, tmp_path, "train", LENGTH, 100, 800)
         writer.write(make_sequences())
         assert len(writer.files) > 3
         assert not any(file.exists() for file in writer.files)
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_index_of_shards_that_do_not_fit_or_occur_twice_is_not_written(tmp_path):
-    one = write_shards(tmp_path / "one", make_sequences(0))
-    for changed, name in (({"packing": "original"}, "packing"), ({"tokenizer_hash": "u"}, "tokenizer_hash")):
-        other = write_shards(tmp_path / name, make_sequences(1), **changed)
-        with pytest.raises(ValueError, match=rf"{other[0]} does not fit {one[0]}.*{name}"):
-            write_index(tmp_path, [*one, *other])
-    with pytest.raises(ValueError, match=r"holds the same sequences as .*00000"):
-        write_index(tmp_path, [*one, one[0]])
-    with pytest.raises(ValueError, match="holds no shard"):
-        write_index(tmp_path, [])
-    with pytest.raises(ValueError, match=r"too small.*--shard_size"), writing_shards(tmp_path, "x", 512, 100, 4096):
-        pass
-    assert not (tmp_path / INDEX_FILE).exists()
+    with pytest.raises(ValueError, match=r"too small.*--shard_size"):
+        ShardWriter(contextlib.ExitStack(), tmp_path, "x", 512, 100, 4096)
 
 
 # ---- One logical file ----
@@ -226,9 +214,7 @@ def windowed(sequences, window, seed, length=3 * ROWS):
 
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(0, 3 * ROWS - 1), st.integers(1, 30))
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_each_epoch_is_a_permutation_that_resumes_anywhere_and_needs_one_window_at_a_time(
-    written, seed, window, start, batch
-):
+def test_each_epoch_is_a_permutation_that_resumes_anywhere(written, seed, window, start, batch):
     many = open_blocks(written / "many")
     whole = windowed(many, window, seed).sequence_indices(np.arange(3 * ROWS))
     for epoch in whole.reshape(3, ROWS):
@@ -243,24 +229,13 @@ def test_each_epoch_is_a_permutation_that_resumes_anywhere_and_needs_one_window_
     np.testing.assert_array_equal(windowed(many, window, seed).sequence_indices(some), whole[some])
 
 
-def test_tokens_of_full_sequences_are_counted_without_their_order(tmp_path, monkeypatch):
-    stream = SequenceStream(
-        write_index(tmp_path, write_shards(tmp_path, make_sequences(full=True))) and open_blocks(tmp_path)
-    )
-    monkeypatch.delattr(SequenceStream, "sequence_indices")
-    assert [stream.num_tokens(number) for number in (0, 7, 2 * ROWS + 1)] == [0, 7 * LENGTH, (2 * ROWS + 1) * LENGTH]
-
-
 def test_epochs_and_seeds_differ_and_all_shards_in_a_window_mix(written):
     many = open_blocks(written / "many")
-    first, second, third = windowed(many, 2, 0).sequence_indices(np.arange(3 * ROWS)).reshape(3, ROWS)
-    assert not np.array_equal(first, second)
-    assert not np.array_equal(second, third)
-    assert not np.array_equal(first, windowed(many, 2, 1).sequence_indices(np.arange(ROWS)))
-    of_shards = np.searchsorted(
-        many.shard_rows.cumsum(), windowed(many, 4, 0).sequence_indices(np.arange(16)), "right"
-    )
-    assert len(set(of_shards.tolist())) == 4
+    orders = [*windowed(many, 2, 0).sequence_indices(np.arange(2 * ROWS)).reshape(2, ROWS).tolist()]
+    orders.append(windowed(many, 2, 1).sequence_indices(np.arange(ROWS)).tolist())
+    assert len({*map(tuple, orders)}) == 3
+    first = windowed(many, 4, 0).sequence_indices(np.arange(16))
+    assert len({*np.searchsorted(many.shard_rows.cumsum(), first, "right").tolist()}) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -272,12 +247,6 @@ def test_loader_workers_and_copies_read_what_the_stream_reads(written, elsewhere
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(stream)).__getitems__(range(3 * ROWS)).ids, expected)
     part = stream.counted
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).read(np.arange(5)).ids, part.read(np.arange(5)).ids)
-
-
-def test_a_window_of_more_shards_than_there_are_is_refused(written):
-    for sequences in (open_blocks(written / "many"), BlockFile(written / "one.blocks"), [{"input_ids": [1]}]):
-        with pytest.raises(ValueError, match=r"--shuffle_window 99, but .* shard\(s\)\. Choose at most"):
-            SequenceStream(sequences, shuffle_window=99)
 
 
 # ---- Through a cache ----
@@ -310,17 +279,14 @@ def test_the_next_window_is_copied_while_this_one_is_read(written, elsewhere, tm
     assert cached(tmp_path).keys() == set(wanted)
 
 
-def test_what_is_being_read_is_not_removed(written, elsewhere, tmp_path):
-    blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
-    with blocks._using(0) as file:
-        for _ in range(2):
-            for shard in range(1, len(blocks.shard_rows)):
-                blocks.read(blocks.shard_rows.cumsum()[[shard]] - 1)
-                assert blocks._shards[0].sha256 in cached(tmp_path)
-        assert_same(file.read(np.arange(3)), blocks.read(np.arange(3)))
-    for shard in range(1, len(blocks.shard_rows)):
-        blocks.read(blocks.shard_rows.cumsum()[[shard]] - 1)
-    assert blocks._shards[0].sha256 not in cached(tmp_path)
+def test_what_is_read_lives_on_when_another_reader_needs_its_room_and_is_copied_again(written, elsewhere, tmp_path):
+    blocks, other = (open_blocks(elsewhere, cache_size=size_of(1, written)) for _ in range(2))
+    file, expected = blocks._get(0), blocks.read(np.arange(3))
+    other.read(np.array([ROWS - 1]))
+    assert cached(tmp_path).keys() == {other._shards[-1].sha256}
+    assert_same(file.read(np.arange(3)), expected)
+    assert_same(blocks.read(np.arange(3)), expected)
+    assert cached(tmp_path).keys() == {blocks._shards[0].sha256}
 
 
 def _read_epochs(path, cache, room, seed, queue):
@@ -359,7 +325,7 @@ def test_processes_share_a_cache_that_holds_one_window(written, tmp_path):
     assert 0 < largest <= room
 
 
-def test_what_a_killed_process_left_makes_room_and_what_another_copies_does_not(written, elsewhere, tmp_path):
+def test_what_a_killed_process_left_makes_room_and_who_waits_says_so(written, elsewhere, tmp_path, caplog):
     blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
     (tmp_path / "cache").mkdir()
     left = tmp_path / "cache" / f"{'a' * 64}-{size_of(2, written)}.partial"
@@ -373,6 +339,7 @@ def test_what_a_killed_process_left_makes_room_and_what_another_copies_does_not(
     reading.join(20)
     assert not reading.is_alive()
     assert not left.exists()
+    assert [record.message.count("Waiting up to 60 minutes. Raise --cache_size") for record in caplog.records] == [1]
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs the maps of Linux")
@@ -382,10 +349,8 @@ def test_shards_that_made_room_leave_the_disk(written, elsewhere, tmp_path, in_w
     stream = windowed(blocks, 2, 7)
     for first in range(0, 3 * ROWS, 5):
         stream.__getitems__(range(first, first + 5)) if in_windows else blocks.read(np.array([7 * first % ROWS]))
-        maps, now = (
-            Path("/proc/self/maps").read_text().splitlines(),
-            {blocks._shards[shard].sha256 for shard in blocks._now},
-        )
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        now = {blocks._shards[shard].sha256 for shard in blocks._now}
         removed = {line.split()[-2] for line in maps if f"{tmp_path}/cache" in line and line.endswith("(deleted)")}
         assert {Path(path).stem for path in removed} <= now
     if blocks._loading:
@@ -421,30 +386,6 @@ def test_the_cache_does_not_grow_beyond_the_disk(written, elsewhere, tmp_path, m
     assert size_of(2, written) <= largest <= disk
 
 
-def test_a_reader_that_waits_for_room_says_so_once(written, elsewhere, tmp_path, caplog):
-    blocks = open_blocks(elsewhere, cache_size=size_of(1, written))
-    with blocks._using(0):
-        waiting = threading.Thread(target=lambda: blocks.read(np.array([ROWS - 1])), daemon=True)
-        waiting.start()
-        waiting.join(0.5)
-        assert waiting.is_alive()
-    waiting.join(20)
-    assert not waiting.is_alive()
-    assert [record.message.count("Waiting up to 60 minutes. Raise --cache_size") for record in caplog.records] == [1]
-
-
-def test_shards_elsewhere_are_checked_with_one_listing(elsewhere, monkeypatch):
-    memory = fsspec.implementations.memory.MemoryFileSystem
-    with monkeypatch.context() as patched:
-        for name in ("size", "sizes", "exists"):
-            patched.delattr(memory if name in vars(memory) else fsspec.AbstractFileSystem, name)
-        open_blocks(elsewhere, verify=True)
-    with monkeypatch.context() as patched:
-        patched.setattr(memory, "find", lambda *args, **options: {})
-        with pytest.raises(ValueError, match=r"memory://elsewhere has no listing of its files\. Copy it here"):
-            open_blocks(elsewhere, verify=True)
-
-
 # ---- Bad input ----
 
 
@@ -466,10 +407,9 @@ def test_an_index_that_was_altered_is_refused(many):
     (many / INDEX_FILE).write_text(json.dumps(whole)[:-9])
     with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
         open_blocks(many)
-    whole["header"]["tokenizer_hash"] = "another"
     (many / INDEX_FILE).write_text(json.dumps(whole))
-    with pytest.raises(ValueError, match=rf"00000\.blocks does not fit {INDEX_FILE}: they differ in tokenizer_hash"):
-        open_blocks(many, verify=True)
+    with pytest.raises(ValueError, match="was altered"):  # another than that of the run
+        open_blocks(many, sha256="0" * 64)
 
 
 @pytest.mark.parametrize("how", ["missing", "cut off", "altered", "exchanged"])
@@ -485,47 +425,28 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
         bad.write_bytes(content[:-7] if how == "cut off" else content[:40] + bytes([content[40] ^ 1]) + content[41:])
     place = f"file://{many}" if far else str(many)
     wanted = {"missing": "is missing", "cut off": f"has .* bytes, not the {len(content)} of its index"}
-    wanted |= {
-        "altered": "was altered after it was written",
-        "exchanged": "cannot be read: it is no whole block file.*",
-    }
+    wanted |= {"altered": "was altered after", "exchanged": "cannot be read: it is no whole"}
     if far and how in ("altered", "exchanged"):  # it is verified when it is copied
         blocks = open_blocks(place, verify=True)
-    with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks {wanted[how]}\. {REMEDY}$"):
+    with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks {wanted[how]}.*\. Copy "):
         blocks.read(np.arange(ROWS)) if far and how in ("altered", "exchanged") else open_blocks(place, verify=True)
     assert not list(tmp_path.glob("cache/*.partial"))
-
-
-def test_another_hash_than_that_of_the_run_is_refused(written):
-    with pytest.raises(ValueError, match="was altered"):
-        open_blocks(written / "many", sha256="0" * 64)
 
 
 def test_a_cache_without_room_is_refused_before_anything_is_copied(written, elsewhere, tmp_path, monkeypatch):
     blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
     for window in (None, 3):
-        with pytest.raises(
-            ValueError, match=r"need .*--cache_size is .*Raise --cache_size, or lower --shuffle_window"
-        ):
+        with pytest.raises(ValueError, match=r"need .*--cache_size is .*or lower --shuffle_window"):
             windowed(blocks, window, 0)
+    with pytest.raises(ValueError, match=r"--shuffle_window 99, but there are .* shard\(s\)\. Choose at most"):
+        windowed(blocks, 99, 0)
     windowed(blocks, 2, 0)
     SequenceStream(blocks, shuffle=False)  # held-out sequences are read in order
     usage = shutil._ntuple_diskusage(10**6, 10**6 - 100, 100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"100 bytes are free in .*cache\. Free some"):
+    with pytest.raises(ValueError, match=r"100 bytes are free in .*cache\. Change"):
         windowed(blocks, 2, 0)
     assert cached(tmp_path) == {}
-
-
-def test_a_disk_that_fills_up_is_named(elsewhere, tmp_path, monkeypatch):
-    def fail(self, source, target, **options):
-        Path(target).write_bytes(b"some")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(fsspec.implementations.memory.MemoryFileSystem, "get_file", fail)
-    with pytest.raises(ValueError, match=r"00000\.blocks: no space left in .*cache.*--cache_size.*--cache_dir"):
-        open_blocks(elsewhere).read(np.arange(3))
-    assert not list(tmp_path.glob("cache/*.partial"))
 
 
 @pytest.mark.parametrize(
@@ -536,11 +457,9 @@ def test_a_disk_that_fills_up_is_named(elsewhere, tmp_path, monkeypatch):
         ("memory://nothing/here", f"memory://nothing/here/{INDEX_FILE} cannot be read"),
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused(tmp_path, corpus, address, message):
+def test_an_address_that_cannot_be_read_is_refused(address, message):
     with pytest.raises(ValueError, match=message):
         open_blocks(address)
-    with pytest.raises(ValueError, match=message):
-        pretrain.main(pretraining_flags(tmp_path, address, tmp_path / "run", "--held_out_share", "0"))
 
 
 @pytest.mark.parametrize("size", ["much", "-5MB", "12XB", ""])
@@ -568,5 +487,3 @@ def test_prepare_writes_shards_that_are_found_again_and_replaced(corpus, tmp_pat
     assert len(list((tmp_path / "out").rglob("*.blocks"))) < len(first)
     assert open_blocks(tmp_path / "out/train", verify=True).header.statistics["documents"] == 36
     assert not list((tmp_path / "out").glob(".*partial*"))
-    main([*flags, "--shard_size", "3KB", "--held_out_share", "0"])
-    assert not (tmp_path / "out/held_out").exists()  # its text is trained on now

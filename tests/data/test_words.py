@@ -119,53 +119,54 @@ def test_chinese_words_are_those_of_jieba_and_threads_change_nothing(tmp_path):
     assert by_character.header.sha256 != made[0].header.sha256
 
 
-def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word_with_a_segmenter_of_ones_own(tmp_path, tokenizers):
-    def pairs(line):
-        return re.findall(r"\S\S?", line)
+def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word(tokenizers):
+    def begins(segmenter, *lines):
+        tokens, lengths = words.LineEncoder(tokenizers["byte-level BPE"], segmenter)([*lines])
+        return (tokens >= WORD_START).tolist(), lengths.tolist()
 
-    encoder = words.LineEncoder(tokenizers["byte-level BPE"], pairs)
-    tokens, _ = encoder(["水"])
-    assert (tokens >= WORD_START).tolist() == [True, False, False]
-    encoder = words.LineEncoder(tokenizers["byte-level BPE"], str.split)
-    tokens, lengths = encoder(["", "a a knew a"])  # which has a piece that is but a space
-    assert lengths.tolist() == [0, 5]
-    assert (tokens >= WORD_START).all()
-    tokens, lengths = words.LineEncoder(tokenizers["byte-level BPE"], None)(["knew", "", "knew"])
-    assert lengths.tolist() == [1, 0, 1]
-    assert (tokens >= WORD_START).all()
-    named = prepare(tmp_path, _TEXT, tokenizers["Unigram"], 8, word_segmenter=pairs).header.word_segmenter
-    assert named == f"{__name__}.{pairs.__qualname__}"
+    assert begins(partial(re.findall, r"\S\S?"), "水") == ([True, False, False], [3])
+    assert begins(partial(re.findall, r"\s|\S+"), "", "a a knew a") == ([True] * 5, [0, 5])  # one piece is a space
+    assert begins(str.split, "", "a a knew a") == ([True] * 5, [0, 5])  # as what is left out does
+    assert begins(None, "knew", "", "knew") == ([True, True], [1, 0, 1])
     with pytest.raises(ValueError, match=r"made 'mill' of ' river': not the same text"):
-        words.LineEncoder(tokenizers["Unigram"], lambda line: ["the", "mill"])(["the river"])
+        begins(lambda line: ["the", "mill"], "the river")
 
 
-@pytest.mark.parametrize("kind", sorted(set(MASKING) - {"token"}))
-def test_masks_by_words_are_a_function_of_the_position(tmp_path, tokenizers, kind):
+def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_path):
+    halves, quarters = (partial(re.findall, pattern) for pattern in ("..", "...."))
+    made = [prepare(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each) for each in (halves, quarters, halves)]
+    assert made[0].header.word_segmenter == made[1].header.word_segmenter
+    assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
+    assert words.get_segmenter(make_text)[1] == "tests.conftest.make_text"
+
+
+@pytest.mark.parametrize("kind", sorted(MASKING))
+def test_masks_are_a_function_of_seed_and_position(tmp_path, tokenizers, kind):
     tokenizer = tokenizers["byte-level BPE"]
     stream = SequenceStream(prepare(tmp_path, "\n".join(LINES), tokenizer), seed=2)
-    collator = DataCollatorForRTD(tokenizer, masking=kind, seed=2)
-    together = collator(stream.__getitems__([3, 9, 4]))
+    collator, sequences = DataCollatorForRTD(tokenizer, masking=kind, seed=2), stream.__getitems__([3, 9, 4])
+    together = collator(sequences)
+    other_order = collator(replace(sequences, ids=np.asfortranarray(sequences.ids)))  # of memory
+    assert all(torch.equal(other_order[name], tensor) for name, tensor in together.items())
     for place, position in enumerate([3, 9, 4]):
         for alone in ([stream[position]], stream.__getitems__([position])):
             batch = collator(alone)
             for key in together:
                 np.testing.assert_array_equal(together[key][place], batch[key][0])
-    tokens = DataCollatorForRTD(tokenizer, seed=2)(stream.__getitems__([3, 9, 4]))
+    tokens = DataCollatorForRTD(tokenizer, seed=2)(sequences)
     assert tokens["labels"].ne(IGNORED).sum() == together["labels"].ne(IGNORED).sum()
-    np.testing.assert_array_equal(tokens["sampling_uniforms"], together["sampling_uniforms"])
-    unknown = replace(stream.__getitems__([3]), word_starts=None)
-    for features in (unknown, [{"input_ids": [2, 9, 3], "stream_position": 0}]):
-        with pytest.raises(ValueError, match=rf"--masking {kind} needs .* \(hf-electra-rtd prepare\)"):
-            collator(features)
-    with pytest.raises(ValueError, match=r"\(hf-electra-rtd prepare\)"):
-        collator.check_words(False)
-    for fine in (collator, DataCollatorForRTD(tokenizers["WordPiece"], masking=kind), DataCollatorForRTD(tokenizer)):
-        fine.check_words(fine is collator)
+    assert torch.equal(tokens["sampling_uniforms"], together["sampling_uniforms"])
+    other = DataCollatorForRTD(tokenizer, masking=kind, seed=3)(sequences)
+    assert not torch.equal(other["masked_positions"], together["masked_positions"])
+    if kind != "token":
+        for features in (replace(sequences, word_starts=None), [{"input_ids": [2, 9, 3], "stream_position": 0}]):
+            with pytest.raises(ValueError, match=rf"--masking {kind} needs to know where words.*column word_starts"):
+                collator(features)
 
 
 def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
     tokenizer = chinese()
-    file = prepare(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter=lambda line: re.findall(r"\S\S?\S?", line))
+    file = prepare(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
     collator, batches = DataCollatorForRTD(tokenizer, masking="word", max_seq_length=10), []
     for features in ([file[0], file[1]], file.__getitems__([0, 1])):
         torch.manual_seed(0)
@@ -175,23 +176,14 @@ def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
     assert "word_starts" not in file.__getitems__([0])[0]  # which collators of others would pass on
 
 
-def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_path):
-    halves, quarters = (partial(re.findall, pattern) for pattern in ("..", "...."))
-    made = [prepare(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each) for each in (halves, quarters, halves)]
-    assert made[0].header.word_segmenter == made[1].header.word_segmenter
-    assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
-
-
-def test_held_out_words_are_found_as_the_training_words_are(tmp_path):
+def test_held_out_words_that_were_found_otherwise_are_refused(tmp_path):
     tokenizer, arguments = chinese(), PreparationArguments(max_seq_length=10)
     train = prepare(tmp_path / "train", CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
     held_out = prepare(tmp_path / "held_out", CHINESE[:11] * 30, tokenizer, 10)
-    data = DataArguments(train_files=[train.path], held_out_files=[str(tmp_path / "held_out" / "text.txt")])
-    _, made = get_sequences(data, arguments, tmp_path, tokenizer)
-    assert made.header.word_segmenter == train.header.word_segmenter
-    data.held_out_files = [held_out.path]
-    with pytest.raises(ValueError, match=r"found by jieba .*, those of .* by tokenizer\. Prepare both with the same"):
-        get_sequences(data, arguments, tmp_path, tokenizer)
+    for place in (held_out.path, str(tmp_path / "held_out" / "text.txt")):
+        data = DataArguments(train_files=[train.path], held_out_files=[place])
+        with pytest.raises(ValueError, match=r"found by jieba .*, those of .* by tokenizer\. Prepare both"):
+            get_sequences(data, arguments, tmp_path, tokenizer)
 
 
 def test_a_word_is_hidden_or_kept_as_a_whole_and_plain_wordpiece_shows_its_words(tokenizer):
@@ -209,8 +201,6 @@ def test_a_word_is_hidden_or_kept_as_a_whole_and_plain_wordpiece_shows_its_words
 
 
 def test_segmenters_that_are_missing_or_do_not_fit_are_refused(tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="no word segmenter 'jiebe'"):
-        DataArguments(word_segmenter="jiebe")
     monkeypatch.setitem(sys.modules, "jieba", None)
     with pytest.raises(ValueError, match=r"pip install 'hf-electra-rtd\[zh\]'"):
         words._jieba.__wrapped__()

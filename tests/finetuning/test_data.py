@@ -3,24 +3,22 @@
 import csv
 import gzip
 import json
-import shutil
-import zipfile
 from pathlib import Path
 
 import pytest
 import zstandard
 from datasets import ClassLabel, Dataset, Features, Value
-from hypothesis import example as case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, pipeline
 
+from hf_electra_rtd.cli import parse_arguments
 from hf_electra_rtd.finetuning import predict as predict_command
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task
-from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
+from hf_electra_rtd.finetuning.finetune import OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.kinds import make_kind
-from hf_electra_rtd.finetuning.scores import METRICS
+from hf_electra_rtd.finetuning.trainer import FineTuningArguments
 from hf_electra_rtd.tasks import BENCHMARKS, Task, get_task
 from tests.finetuning.conftest import run_finetune
 
@@ -190,33 +188,25 @@ def test_every_task_is_tried_in_its_layout():
     assert {where.split()[0] for where, *_ in OFFICIAL} == set(TASKS)
 
 
-@pytest.mark.parametrize(
-    ("name", "split", "files"),  # the later of them is taken
-    [
+def test_the_first_file_that_exists_is_read(tmp_path):
+    for name, split, files in (  # the later of them is taken
         ("sst2", "test", ["SST-2/test.tsv", "SST-2/test-labeled.tsv"]),
-        ("mrpc", "test", ["MRPC/test.tsv", "MRPC/msr_paraphrase_test.txt"]),
-        ("mnli", "train", ["MNLI/train_slice.tsv", "MNLI/train.tsv"]),
         ("ocnli", "train", [f"ocnli/train{size}.json" for size in (".3k", ".10k", ".50k", "")]),
         ("csl", "dev", ["csl_few/dev_few_all.json", "csl_public/dev.json", "csl/dev.json"]),
-        *((name, "test", [f"{name}/test{n}.json" for n in ("1.0", "", "1.1")]) for name in ("cluewsc2020", "c3")),
-    ],
-)
-def test_the_first_file_that_exists_is_read(tmp_path, name, split, files):
-    for file in files:
-        write(tmp_path, file, [])
-        assert reading.find_files(TASKS[name], split, str(tmp_path)) == [str(tmp_path / file)]
+        ("c3", "test", ["c3/test.json", "c3/test1.1.json"]),
+    ):
+        for file in files:
+            write(tmp_path, file, [])
+            assert reading.find_files(TASKS[name], split, str(tmp_path)) == [str(tmp_path / file)]
 
 
-def test_files_may_be_compressed_or_in_an_archive(tmp_path):
+def test_files_may_be_compressed(tmp_path):
     lines = b"He PRP B-NP\n\nSo RB O\n"
-    with zipfile.ZipFile(tmp_path / "conll2000.zip", "w") as archive:
-        archive.writestr("conll2000/train.txt", lines)
     (tmp_path / "conll2000").mkdir()
     (tmp_path / "conll2000/test.txt.gz").write_bytes(gzip.compress(lines))
     (tmp_path / "own.conll.zst").write_bytes(zstandard.compress(lines))
     own = own_task("t", flags(train_file=str(tmp_path / "own.conll.zst"), task_kind="tagging"))
-    of_files = [load_split(TASKS["conll2000"], split, str(tmp_path)) for split in ("train", "test")]
-    for split in (*of_files, load_split(own, "train")):
+    for split in (load_split(TASKS["conll2000"], "test", str(tmp_path)), load_split(own, "train")):
         assert split.examples["texts"] == [["He"], ["So"]]
         assert split.examples["label"] == [["B-NP"], ["O"]]
 
@@ -237,19 +227,15 @@ def test_a_second_run_finds_the_examples_in_the_cache_unless_the_file_changed(tm
     [
         ("cola dev CoLA/dev.tsv", ["a\t0\t*\tx", "b\t1"], r"dev\.tsv, line 2 has 2 columns instead of 4"),
         ("rte dev RTE/dev.tsv", [f"{RTE}\tlabel", "a\tb\tentailmen"], "line 2.*Did you mean 'entailment'"),
-        ("rte dev RTE/dev.tsv", ["sentence1\tsentenc2\tlabel", "a\tb\tc"], "no column 'sentence2'. Did you mean"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel"], r"dev\.tsv cannot be read: it has no row"),
         ("rte dev RTE/dev.tsv", ["sentence1\tsentence2\tlabel", "a\tb\t"], "no row is labeled"),
         ("ocnli dev ocnli/dev.json", [PAIR | {"label": "-"}], "no row for the split 'dev' of OCNLI .1 skipped"),
         ("stsb dev STS-B/dev.tsv", [f"{STSB}\tscore", "5\tm\tA\tB\tnan"], "'nan' is not a finite number"),
         ("lcqmc dev lcqmc/other.tsv", [], r"no file for its split 'dev' in .*lcqmc/dev\.tsv, lcqmc/dev\.txt"),
         ("afqmc dev afqmc/dev.json", [PAIR | {"label": "0"}, "{"], r"dev\.json, line 2 cannot be read: Expecting"),
-        ("tnews dev tnews/dev.json", [r'{"sentence": "\ud83d", "label": 101}'], "surrogates not allowed"),
         ("drcd dev drcd/dev.json", ["{}"], r"dev\.json cannot be read: 'data'. It must be in the format squad"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-NP", "is VBZ"], "line 2 has 2 columns"),
-        ("conll2000 train conll2000/train.txt.gz", ["no"], "cannot be read: Not a gzipped.*in the format conll"),
         ("lcqmc dev lcqmc/dev.tsv", ["问一\t问二\t1".encode("gbk")], "It must be in the format tsv, in UTF-8"),
-        ("lcqmc dev", [], r"no file for its split 'dev' \(--data_dir\). Looked for lcqmc/dev\.tsv"),
         ("rte dev", [], r"dataset nyu-mll/glue, split 'validation', cannot be read: .*--data_dir"),
     ],
 )
@@ -266,21 +252,15 @@ def test_a_text_is_found_at_the_nearest_place():
     assert [reading.find_text(*case) for case in cases] == [4, 0, 1, -1, -1]
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.text("甲乙丙丁", min_size=4, max_size=9), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.booleans())
-@case("甲乙甲乙", [0, 1, 2, 3], True)
-def test_marks_stand_around_the_noun_and_the_pronoun_in_either_order(content, cuts, swapped):
-    a, b, c, d = sorted(min(cut, len(content)) for cut in cuts)
-    ends, marks = {a: b, c: d}, {a: "[]", c: "__"} if swapped else {a: "__", c: "[]"}
-    noun, pronoun = (c, a) if swapped else (a, c)
-    target = {"span1_text": content[noun : ends[noun]], "span1_index": noun}
-    target |= {"span2_text": content[pronoun : ends[pronoun]], "span2_index": pronoun}
-    marked = reading.mark_spans({"text": content, "target": target})
-    if a == b or c == d:
-        assert marked is None  # an empty span is nowhere
-    else:
-        first, second = (mark[0] + content[start : ends[start]] + mark[1] for start, mark in marks.items())
-        assert marked == content[:a] + first + content[b:c] + second + content[d:]
+def test_marks_stand_around_the_noun_and_the_pronoun_in_either_order_unless_they_overlap():
+    for noun, at, pronoun, place, marked in (
+        ("甲", 0, "丁戊", 3, "_甲_乙丙[丁戊]甲"),
+        ("甲", 5, "乙", 1, "甲[乙]丙丁戊_甲_"),
+        ("乙丙", 1, "丙丁", 2, None),
+        ("", 1, "丙", 2, None),
+    ):
+        target = {"span1_text": noun, "span1_index": at, "span2_text": pronoun, "span2_index": place}
+        assert reading.mark_spans({"text": "甲乙丙丁戊甲", "target": target}) == marked
 
 
 def test_far_text_of_a_blank_is_left_out_so_that_truncation_does_not_lose_it(tmp_path):
@@ -371,14 +351,14 @@ def test_labels_are_those_of_the_training_examples_in_order(tmp_path, values, la
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (["0.5", "1.25", "2"], "labels are numbers with decimals, such as '0.5'.*--task_kind regression"),
+        (["0.5", "1.25", "2"], "labels are 3 different numbers, such as '2'.*--task_kind regression"),
         (list(range(21)), "21 different numbers.*--labels A B .*--task_kind regression"),
         (["1", "1.0"], "2 different numbers"),
-        (["a", "b", "nan"], "6 examples have the label 'nan'.*--labels"),
-        (["a", "b", "None"], "6 examples have the label 'None'"),
-        (["a", "b", ""], "6 examples have no label.*--labels"),
+        (["a", "b", "None"], "6 examples have no label .*none.*--labels"),
+        (["a", "b", ""], "6 examples have no label .empty.*--labels"),
         (["10", "9", "x"], "the label '10' is a number, and 'x' is not"),
         ([0.5, 1.5], "label 0.5 is not text.*--task_kind regression"),
+        (["x"], "all examples have the same label, 'x'"),
     ],
 )
 def test_labels_that_may_not_be_classes_are_a_question(tmp_path, values, message):
@@ -387,7 +367,7 @@ def test_labels_that_may_not_be_classes_are_a_question(tmp_path, values, message
         own_task("t", flags(train_file=train))
     assert train in str(caught.value)
     if not isinstance(values[0], float):
-        classes = [str(value).lower() if value is True else str(value) for value in values if value not in ("", None)]
+        classes = [*dict.fromkeys(str(value) for value in [*values, "z"] if value)]
         assert own_task("t", flags(train_file=train, labels=classes)).labels == tuple(classes)
 
 
@@ -465,16 +445,10 @@ def test_each_class_is_in_both_parts_as_often_as_its_share_and_in_any_order(tmp_
         assert abs(held - share * number) < 1 or held in (1, number - 1)
 
 
-@pytest.mark.parametrize(("kind", "value"), [("regression", 0.5), ("tagging", ["O"]), ("classification", None)])
-@pytest.mark.parametrize("number", [2, 16, 100])
-def test_the_smallest_share_is_a_row_of_any_kind(tmp_path, kind, value, number):
-    rows = [{"text": f"w{n}".split(), "label": value or "ab"[n % 2 * (number > 2)]} for n in range(number)]
-    file = write(tmp_path, "t.jsonl", rows if kind == "tagging" else [{**row, "text": row["text"][0]} for row in rows])
-    labels = {"classification": ["a", "b"], "tagging": ["O", "B-x"], "regression": None}[kind]
-    task = own_task("t", flags(train_file=file, task_kind=kind, validation_share=1e-9, labels=labels))
-    sizes = [len(load_split(task, split).examples) for split in ("train", "dev")]
-    held = 2 if kind == "classification" and number > 2 else 1
-    assert sizes == [number - held, held]
+def test_the_smallest_share_of_numbers_is_a_row(tmp_path):
+    file = write(tmp_path, "t.jsonl", [{"text": f"w{n}", "label": n / 2} for n in range(16)])
+    task = own_task("t", flags(train_file=file, task_kind="regression", validation_share=1e-9))
+    assert [len(load_split(task, split).examples) for split in ("train", "dev")] == [15, 1]
 
 
 def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
@@ -486,14 +460,10 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     assert (task.splits, task.dev_splits, task.labels) == ({"train": "train", "test": "test"}, (), ("bad", "good"))
     assert load_split(task, "test").examples[1] == text("1", "b", label="good")
     assert load_split(task, "test").source["dataset"] == "hub"  # by its name
-    held = own_task("t", flags(dataset=hub, validation_share=0.5))
-    loaded = load_task(held, None)
-    assert [len(split.examples) for split in loaded.values()] == [2, 2]
-    assert {row["texts"][0] for split in loaded.values() for row in split.examples} == set("abcd")
     assert own_task("t", flags(dataset=hub, validation_share=None)).validation_share == 0.1
     sliced = own_task("t", flags(dataset=hub, dataset_splits=["train=train[:75%]", "dev=train[75%:]"]))
     assert list(load_split(sliced, "dev").examples["label"]) == ["bad"]
-    with pytest.raises(ValueError, match="no split 'training'"):
+    with pytest.raises(ValueError, match=r"hub has training\. Pass --dataset_splits train=A"):
         own_task("t", flags(dataset=hub, dataset_splits=["training=train"]))
     with pytest.raises(ValueError, match=r"nowhere cannot be read.*give files instead"):
         own_task("t", flags(dataset=str(tmp_path / "nowhere")))
@@ -503,10 +473,9 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     ("options", "message"),
     [
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
-        ({"dataset_splits": ["train=train"]}, "--dataset_splits is for --dataset"),
-        ({"train_file": None, "test_file": "{w}", "validation_share": 0.2}, "there is no training split"),
-        ({"task_kind": "tagging", "second_text_column_name": "x"}, "no place in tagging"),
+        ({"validation_file": "{w}", "validation_share": 0.2}, "there is a dev split"),
         ({"labels": ["a", "a"]}, "two or more different"),
+        ({"metrics": ["f2"]}, "--metrics: Known metrics of classification"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 needs two labels, but there are 3"),
         (
             {"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5},
@@ -518,17 +487,9 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"label_column_name": "text", "validation_file": "{w}", "labels": ["a", "b"]}, "unless --labels names them"),
         ({"train_file": None, "test_file": "{w}"}, "so --labels must name the labels"),
         ({"task_kind": "tagging", "labels": ["O", "S-x"]}, "'S-x' is not a BIO tag"),
-        ({"label_column_name": "same"}, "all training examples have the same label, 'x'"),
-        ({"train_file": "empty.jsonl"}, "line 2: the text is an empty list"),
         ({"train_file": "long.csv"}, "line 2 has 3 columns instead of 2. Quote"),
         ({"train_file": "open.csv"}, "unexpected end of data. It must be in the format csv"),
-        ("colums: [a]", "no field 'colums'. Did you mean 'columns'"),
-        ("kind: clasification", "no kind 'clasification'. Did you mean 'classification'"),
-        ("epochs: three", "t.yaml: epochs cannot be 'three'"),
-        ("validation_share: 1.5", "validation_share is 1.5"),
-        ("benchmark: glue", "no field 'benchmark'"),
-        ("files: {dev: a.csv}\nlabels: [no, no]", "two or more different classes"),
-        ("- a", "t.yaml.* cannot be read: .* It must hold fields of a task"),
+        ({"train_file": "nul.csv"}, "line 2: there is a NUL character"),
     ],
     ids=str,
 )
@@ -536,24 +497,16 @@ def test_own_flags_and_files_that_make_no_task_are_refused(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "long.csv", ["text,label", "a,b,c"])
     write(tmp_path, "open.csv", ["text,label", '"a,b'])
-    write(tmp_path, "empty.jsonl", [{"text": "a", "label": "b"}, {"text": [], "label": "c"}])
+    write(tmp_path, "nul.csv", ["text,label", "a\0,b"])
     write(tmp_path, "t.xlsx", [])
     write(tmp_path, "single.csv", ["text,label", "a,A", "b,B"])
-    rows = [(text * n, text.upper(), "x") for text in "abc" for n in range(1, 6)]
-    file = write_csv(tmp_path / "w.csv", ("text", "label", "same"), *rows)
-    if isinstance(options, str):
-        (tmp_path / "t.yaml").write_text(options)
-        given = OwnTaskArguments(task_file=str(tmp_path / "t.yaml"))
-    else:
-        options = {key: file if value == "{w}" else value for key, value in options.items()}
-        given = flags(**{"train_file": file, **options})
+    file = write_csv(tmp_path / "w.csv", ("text", "label"), *((x * n, x.upper()) for x in "abc" for n in range(1, 6)))
+    options = {key: file if value == "{w}" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
-        load_task(own_task("t", given), None)
-    with pytest.raises(ValueError, match="--text_column_name: the task is described in"):
-        OwnTaskArguments(task_file="t.yaml", text_column_name="x")
+        load_task(own_task("t", flags(**{"train_file": file, **options})), None)
 
 
-# ---- Own tasks of every kind, and tasks in files ----
+# ---- Own tasks of every kind, and in files of flags ----
 
 EXAMPLES = Path(__file__).parents[2] / "examples/tasks"
 CHOICES = [
@@ -573,13 +526,12 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ),
         ("question_answering", {"answers": [SHE]}, (["She"], [3])),
         ("question_answering", {"answers": ["She"]}, (["She"], [3])),
-        ("question_answering", {"answer": "She"}, (["She"], [3])),
-        ("question_answering", {"answer": ""}, ([], [])),
+        ("question_answering", {"answers": "She"}, (["She"], [3])),
+        ("question_answering", {"answers": ""}, ([], [])),
         ("question_answering", {"answers": None}, (None, None)),
         *(("multiple_choice", row, ("the river", ["a mill", "river"], 1)) for row in CHOICES),
         ("multiple_choice", OPTIONS | {"label": "5"}, ("", ["4", "5"], 1)),
         ("multiple_choice", OPTIONS | {"choices": ["x", "y", ""], "label": 0}, ("", ["x", "y"], 0)),
-        ("multiple_choice", OPTIONS | {"choices": "yes|no", "label": 1}, ("", ["yes", "no"], 1)),
         ("multi_label", {"text": "x", "label": " b|a|b"}, (["x"], ["a", "b"])),
         ("multi_label", {"text": "x", "label": [1]}, (["x"], ["b"])),
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
@@ -627,7 +579,7 @@ def test_questions_may_have_no_answer_by_the_data_or_a_flag_and_those_of_one_con
 
 ASKED = {"question": "where ?"}
 OWN = {  # a row, a second one, and what a prediction is called
-    "question_answering": (ASKED | {"context": "the old river", "answer": "river"}, {"answer": ""}, "answer"),
+    "question_answering": (ASKED | {"context": "the old river", "answers": "river"}, {"answers": ""}, "answer"),
     "multiple_choice": (ASKED | {"choices": ["a mill", "the river"], "label": 1}, {"label": 0}, "choice"),
     "multi_label": ({"text": "the old river", "label": "wet|old"}, {"text": "a mill", "label": "dry"}, "labels"),
     "regression": ({"text": "the old river", "label": 2}, {"text": "a mill", "label": 1.5}, "number"),
@@ -670,24 +622,18 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_tasks_of_the_examples_are_valid(path, monkeypatch):
-    monkeypatch.setattr("hf_electra_rtd.finetuning.data.load_split", None)  # nothing has to be read
-    task = own_task(None, OwnTaskArguments(task_file=str(path)))
+def test_the_tasks_of_the_examples_are_valid(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", str(path), "--model_name_or_path", "x", "--output_dir", "x"]
+    chosen, own, _ = parse_arguments((TaskArguments, OwnTaskArguments, FineTuningArguments), words)
+    task = own_task(chosen.task_name[0], own)  # nothing has to be read
     assert (task.name, task.benchmark, task.dev_splits) == (path.stem, "own", ("dev",))
     assert task.language in ("ko", "zh")
-    assert set(task.metrics) <= set(METRICS[task.kind])
-    assert all(Path(file).parent == path.parent for files in task.files.values() for file in files)
-
-
-def test_a_task_in_a_file_needs_no_flags_and_its_data_lie_beside_it(tmp_path, monkeypatch):
-    shutil.copy(EXAMPLES / "nsmc.yaml", tmp_path)
-    for split in ("train", "test"):
-        rows = [f"{n}\tx{n}\t{n % 2}" for n in range(9)]
-        write(tmp_path, f"ratings_{split}.txt", ["id\tdocument\tlabel", *rows])
-    monkeypatch.chdir(tmp_path)
-    task = own_task(None, OwnTaskArguments(task_file="nsmc.yaml"))
-    monkeypatch.chdir("/")
-    assert [len(split.examples) for split in load_task(task, None).values()] == [7, 2]
+    if path.stem == "nsmc":
+        for split in ("train", "test"):
+            rows = [f"{n}\tx{n}\t{n % 2}" for n in range(9)]
+            write(tmp_path, f"ratings_{split}.txt", ["id\tdocument\tlabel", *rows])
+        assert [len(split.examples) for split in load_task(task, None).values()] == [7, 2]
 
 
 # ---- A run's splits ----

@@ -13,8 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertModel, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, set_seed
 
 from hf_electra_rtd import Classifier, ElectraForRTDPretraining
-from hf_electra_rtd.finetuning.data import Split
-from hf_electra_rtd.finetuning.few_shot import draw
+from hf_electra_rtd.finetuning.data import Split, draw_few
 from hf_electra_rtd.finetuning.heads import load_with_head
 from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
 from hf_electra_rtd.tasks import Task
@@ -99,15 +98,6 @@ def test_a_long_text_is_cut_and_the_template_stays(tokenizer, columns, template)
         features_of(make_kind(tokenizer, template, columns, length=6), [texts])
 
 
-def test_a_template_for_other_texts_is_refused(tokenizer):
-    for template, columns, texts, told in (
-        (TEMPLATE, ("a", "b"), ["the mill", "a horse"], "not for pairs of texts"),
-        (PAIR_TEMPLATE, ("text",), ["the mill"], "not for single texts"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            features_of(make_kind(tokenizer, template, columns), [texts])
-
-
 def reviews(directory, number, seed):
     """Texts of which those with `young` say `great` at their end, and those with `old` say `little`."""
     lines, draws = ["text,label"], random.Random(seed)
@@ -156,16 +146,6 @@ def test_without_an_example_the_words_already_tell_classes_that_pre_training_has
     rows = list(lines)
     again = Classifier(str(tmp_path / "run"), use_cpu=True).predict([row["texts"][0] for row in rows])
     assert [one["label"] for one in again] == [row["prediction"] for row in rows]
-    (model,) = (tmp_path / "run").glob("own/*/model")
-    evaluated = {**flags, "model_name_or_path": model, "train_file": None, "output_dir": tmp_path / "again"}
-    assert run_finetune(**evaluated, evaluate_only=True) == 0
-    after = json.loads((tmp_path / "again/own/seed_42/evaluation_record.json").read_text())
-    assert after["metrics"] == record["metrics"]
-    with pytest.raises(ValueError, match=r"--label_words is .*fine-tuned with .*great"):
-        run_finetune(**evaluated, evaluate_only=True, label_words=["yes=old", "no=little"])
-    with pytest.raises(ValueError, match=r"--template is .*fine-tuned with"):
-        run_finetune(**evaluated, evaluate_only=True, template="{label} {text}")
-    assert run_finetune(**flags, **YES_NO, few_shot=0) == 0  # it is done
     with pytest.raises(ValueError, match=r"other settings: .*label_words"):
         run_finetune(**flags, few_shot=0, template=TEMPLATE, label_words=["yes=little", "no=great"])
 
@@ -188,58 +168,14 @@ def test_each_seed_draws_its_own_examples_of_each_class_with_text():
     labels = [*["a", "b"] * 10, None, "a"]
     texts = [[f"text {place}"] for place in range(21)] + [[" "]]
     split = Split(Dataset.from_dict({"texts": texts, "label": labels}), 0, {})
-    drawn = {seed: draw(split, ("a", "b"), 4, seed).examples for seed in (1, 2)}
-    assert drawn[1][:] == draw(split, ("a", "b"), 4, 1).examples[:]
+    drawn = {seed: draw_few(split, ("a", "b"), 4, seed).examples for seed in (1, 2)}
+    assert drawn[1][:] == draw_few(split, ("a", "b"), 4, 1).examples[:]
     assert drawn[1][:] != drawn[2][:]
     for examples in drawn.values():
         assert sorted(examples["label"]) == ["a"] * 4 + ["b"] * 4
         assert len({text for (text,) in examples["texts"]}) == 8
     with pytest.raises(ValueError, match="the class 'a' has only 10 training examples"):
-        draw(split, ("a", "b"), 11, 1)
-
-
-REFUSED = {
-    "a class that is not there": ({"label_words": ["yes=great", "mo=little"]}, "there is no class 'mo'.*no"),
-    "a class without a word": ({"label_words": ["yes=great"]}, "no word for the class 'no'"),
-    "no word after the sign": ({"label_words": ["yes=great", "no="]}, "no word for the class 'no'"),
-    "one word for two": ({"label_words": ["yes=Great", "no=great"]}, "are those of another class's word"),
-    "two words for one": ({"label_words": ["yes=great", "yes=old", "no=little"]}, "one class two words"),
-    "a word of another script": ({"label_words": ["yes=好", "no=little"]}, "has no word '好'"),
-    "a template without a word": ({"template": "{text} it was great ."}, r"must have each of {label}, {text} once"),
-    "a template for pairs": ({"template": "{text} {label} {text_pair}"}, r"must have each of {label}, {text} once"),
-    "words without a template": ({"template": None}, "--label_words needs --template"),
-    "a template without words": ({"label_words": None}, "--template needs --label_words"),
-    "weights": ({"class_weights": "balanced"}, "--class_weights is not for --label_words"),
-    "weights of few": (
-        {"class_weights": "balanced", "label_words": None, "template": None, "few_shot": 4},
-        "--class_weights is not for --few_shot",
-    ),
-    "seeds of nothing": ({"few_shot": 0, "seeds": 2}, "--seeds changes nothing with --few_shot 0"),
-    "samples of nothing": ({"few_shot": 0, "max_train_samples": 9}, "--max_train_samples changes nothing"),
-    "another head": ({"head": "paper"}, "no --head paper"),
-    "a step chosen by dev": ({"select": "best", "few_shot": 4}, "no examples to choose a step by"),
-    "nothing to learn": ({"label_words": None, "template": None, "few_shot": 0}, "leaves a new head untrained"),
-    "more than there are": ({"few_shot": 4000}, "has only .* training examples"),
-    "no training": (
-        {"few_shot": 4, "evaluate_only": True, "label_words": None, "template": None},
-        "--few_shot is for training",
-    ),
-    "another kind": ({"task_kind": "multi_label"}, "--label_words is for classification, not multi_label"),
-    "few of another kind": (
-        {"task_kind": "multi_label", "label_words": None, "template": None, "few_shot": 4},
-        "--few_shot is for classification, not multi_label",
-    ),
-    "publishing": ({"push_to_hub": True, "hub_model_id": "me/it"}, "--push_to_hub is not for"),
-    "adapters": ({"lora": True}, "--lora is not for"),
-}
-
-
-@pytest.mark.parametrize(("changed", "told"), REFUSED.values(), ids=REFUSED)
-def test_what_words_and_few_examples_cannot_do_is_refused_with_the_reason(encoder, tmp_path, changed, told):
-    flags = {**review_flags(tmp_path), "model_name_or_path": encoder, "output_dir": tmp_path / "run", **YES_NO}
-    with pytest.raises(ValueError, match=told):
-        run_finetune(**{**flags, **changed})
-    assert not (tmp_path / "run").exists()
+        draw_few(split, ("a", "b"), 11, 1)
 
 
 @pytest.mark.parametrize("source", ["another family", "a generator", "energies"])

@@ -4,8 +4,6 @@ import math
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from peft import AutoPeftModelForSequenceClassification, AutoPeftModelForTokenClassification
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
@@ -128,7 +126,7 @@ def test_a_fine_tuned_head_is_kept_and_saved_whole(tmp_path, discriminator, head
 )
 def test_adapters_load_whole_with_peft_alone_and_carry_their_labels(tmp_path, discriminator, auto_class, peft_class):
     model = load_with_head(auto_class, discriminator, labels=LABELS)
-    adapted = add_adapters(model, discriminator, ["query", "dense"], r=2)
+    adapted = add_adapters(model, discriminator, r=2)
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.5)
@@ -140,27 +138,26 @@ def test_adapters_load_whole_with_peft_alone_and_carry_their_labels(tmp_path, di
 
 
 @pytest.mark.parametrize("auto_class", [CLASSES, TAGS])
-@pytest.mark.parametrize("other", [("neutral", "entailment", "contradiction"), LABELS[:2], ("a", "b", "c"), ()])
+@pytest.mark.parametrize("other", [("neutral", "entailment", "contradiction"), LABELS[:2]])
 def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_refused(
     auto_class, other, tmp_path, discriminator, caplog
 ):
     tuned = load_with_head(auto_class, discriminator, labels=LABELS)
     saved(tuned, tmp_path)
-    if auto_class is CLASSES or other:
-        with pytest.raises(ValueError, match=f"not fine-tuned for this.* {LABELS[2]}.* with {', '.join(other)}"):
-            load_fine_tuned(auto_class, tmp_path, other)
+    for wrong in (other, ()) if auto_class is CLASSES else (other,):
+        with pytest.raises(ValueError, match="was not fine-tuned for this task"):
+            load_fine_tuned(auto_class, tmp_path, wrong)
     caplog.set_level("INFO")
-    model = load_with_head(auto_class, tmp_path, labels=other or ("x", "y"))
+    model = load_with_head(auto_class, tmp_path, labels=other)
     assert "the head is new" in caplog.text
     assert same_tensors(model.electra, tuned.electra)
-    assert labels_of(model.config) == (other or ("x", "y"))
+    assert labels_of(model.config) == other
 
 
 @pytest.mark.parametrize(
     ("source", "auto_class", "head", "message"),
     [
         (ELECTRA, TAGS, "paper", "no --head paper for ElectraForTokenClassification"),
-        (ELECTRA, CHOICE, "paper", "no --head paper for ElectraForMultipleChoice"),
         (T5Config(), CHOICE, "transformers", "no AutoModelForMultipleChoice for .*'t5'"),
         (PreTrainedConfig(), CLASSES, "transformers", r"configuration of .* cannot be read"),
     ],
@@ -193,14 +190,11 @@ def test_missing_and_foreign_tensors_are_refused(tuned, removed, added, message,
         load_with_head(CLASSES, saved(ELECTRA, tmp_path), labels=LABELS, intermediate_size=24)
 
 
-@settings(max_examples=10, deadline=None)
-@given(hidden=st.sampled_from([16, 64]), num_labels=st.integers(2, 6), seed=st.integers(0, 100))
-def test_the_papers_head_is_one_glorot_uniform_layer_on_cls(tmp_path_factory, hidden, num_labels, seed):
-    directory = tmp_path_factory.mktemp("tower")
-    electra_config(hidden_size=hidden).save_pretrained(directory)
-    torch.manual_seed(seed)
-    names = [str(index) for index in range(num_labels)]
-    model = load_with_head(CLASSES, directory, "paper", names, from_scratch=True)
+@pytest.mark.parametrize(("hidden", "num_labels"), [(16, 2), (64, 6)])
+def test_the_papers_head_is_one_glorot_uniform_layer_on_cls(tmp_path, hidden, num_labels):
+    electra_config(hidden_size=hidden).save_pretrained(tmp_path)
+    torch.manual_seed(1)
+    model = load_with_head(CLASSES, tmp_path, "paper", list(map(str, range(num_labels))), from_scratch=True)
     dense = model.classifier.out_proj
     # tf.layers.dense: uniform within +-sqrt(6 / (inputs + outputs)), far wider than transformers' 0.02.
     limit = math.sqrt(6 / (hidden + num_labels))
@@ -209,13 +203,9 @@ def test_the_papers_head_is_one_glorot_uniform_layer_on_cls(tmp_path_factory, hi
     assert model.classifier.dropout(torch.ones(10_000)).eq(0).float().mean().item() == pytest.approx(0.1, abs=0.02)
     cls = model.eval().electra(IDS).last_hidden_state[:, 0]
     torch.testing.assert_close(model(IDS).logits, F.linear(cls, dense.weight, dense.bias))
-
-
-def test_a_fresh_stock_head_on_a_model_of_the_papers_is_stock(tmp_path, discriminator):
-    saved(load_with_head(CLASSES, discriminator, "paper", LABELS), tmp_path)
-    model = load_with_head(CLASSES, tmp_path, labels=LABELS)
-    assert type(model) is ElectraForSequenceClassification
-    assert "classification_head" not in model.config.to_dict()
+    fresh = load_with_head(CLASSES, saved(model, tmp_path / "tuned"), labels=LABELS)
+    assert type(fresh) is ElectraForSequenceClassification
+    assert "classification_head" not in fresh.config.to_dict()
 
 
 QUESTIONS = {

@@ -17,9 +17,8 @@ def make(tmp_path, monkeypatch):
     return lambda *task, **options: module.TaskMetric(*task, cache_dir=str(tmp_path), **options)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_a_task_is_scored_over_all_batches(make, in_memory):
-    metric = make("glue", "mrpc", keep_in_memory=in_memory)
+def test_a_task_is_scored_over_all_batches(make):
+    metric = make("glue", "mrpc")
     metric.add_batch(predictions=[1, 0], references=[1, 1])
     metric.add_batch(predictions=[1], references=[0])
     metric.add(prediction=1, reference=1)
@@ -31,8 +30,7 @@ def test_keys_and_scale_of_labels_and_numbers_are_those_of_glue(make):
     assert cola == pytest.approx({"matthews_correlation": 2 / 12**0.5})
     stsb = make("glue", "stsb").compute(predictions=[0.1, 4.9, 2.5], references=[0.0, 2.4, 5.0])
     assert stsb == pytest.approx({"spearmanr": 0.5, "pearson": 0.4799}, abs=1e-4)
-    for name in ("mnli", "mnli_matched", "mnli_mismatched"):
-        assert make("glue", name).compute(predictions=[0, 1, 2, 2], references=[0, 1, 2, 1]) == {"accuracy": 0.75}
+    assert make("glue", "mnli").compute(predictions=[0, 1, 2, 2], references=[0, 1, 2, 1]) == {"accuracy": 0.75}
     assert make("clue", "c3").compute(predictions=[0, 3, 1, 1], references=[0, 3, 2, 1]) == {"accuracy": 0.75}
 
 

@@ -81,7 +81,7 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     lines = predicted(tmp_path / "rows", "--file", tmp_path / "a.txt")
     wanted = [{name: line[name] for name in ("label", "score", "probabilities")} for line in lines]
     assert found[0] == wanted
-    again = Classifier.from_pretrained(str(tmp_path / "rows"), use_cpu=True)
+    again = Classifier(str(tmp_path / "rows"), use_cpu=True)
     assert again.predict([(TEXTS[0], TEXTS[1])])[0].keys() == wanted[0].keys()
     assert again.predict([]) == []
 

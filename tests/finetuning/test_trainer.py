@@ -158,17 +158,11 @@ def test_layers_in_several_lists_are_as_deep_as_their_place():
     assert [rates[f"transformer.{name}.weight"] for name in depths] == [0.5**depth for depth in depths.values()]
 
 
-@pytest.mark.parametrize(
-    ("config", "size"),
-    [
-        *((ElectraRTDConfig.from_size(size).discriminator_config, size) for size in ("tiny", "small", "base")),
-        (transformers.ElectraConfig(hidden_size=256, num_hidden_layers=24), "small"),  # the Chinese small-ex
-        (transformers.DistilBertConfig(), "base"),
-        (transformers.ElectraConfig(hidden_size=384), "small"),
-        (transformers.ElectraConfig(hidden_size=2048), "large"),
-    ],
-)
-def test_the_width_tells_the_size_and_a_guess_is_logged(config, size, caplog):
+def test_the_width_tells_the_size_and_a_guess_is_logged(caplog):
     caplog.set_level("INFO")
-    assert guess_size(config) == size
-    assert (f"recipe of {size}" in caplog.text) == (config.hidden_size in (384, 2048))
+    for size in ("tiny", "small", "base"):
+        assert guess_size(ElectraRTDConfig.from_size(size).discriminator_config) == size
+    assert guess_size(transformers.DistilBertConfig()) == "base"
+    assert not caplog.text
+    assert guess_size(transformers.ElectraConfig(hidden_size=384)) == "small"
+    assert "recipe of small" in caplog.text

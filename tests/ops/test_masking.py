@@ -78,17 +78,8 @@ def test_slots_of_labels_at_their_positions_name_every_label_once(rows, length, 
         assert len(set(positions)) == len(positions)
 
 
-@pytest.mark.parametrize(
-    ("length", "positions", "labels", "message"),
-    [
-        (5, 2, 5, "shape of masked_positions"),
-        (5, None, 2, "shape of input_ids"),
-        (4, 5, 5, "5 masked slots for sequences of 4 tokens"),
-    ],
-)
-def test_slots_that_do_not_fit_are_refused(length, positions, labels, message):
-    ids, positions, labels = (None if n is None else torch.zeros(2, n).long() for n in (length, positions, labels))
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("positions", "labels"), [(2, 5), (None, 2)])
+def test_labels_that_do_not_fit_are_refused(positions, labels):
+    ids, positions, labels = (None if n is None else torch.zeros(2, n).long() for n in (5, positions, labels))
+    with pytest.raises(ValueError, match=r"labels must have the shape of (masked_positions|input_ids)"):
         masked_slots(ids, positions, labels)
-    with pytest.raises(ValueError, match="5 masked slots for sequences of 4 tokens"):
-        choose_masked_positions(torch.ones(2, 4).bool(), torch.rand(2, 4), torch.tensor([4, 4]), 5)

@@ -8,7 +8,7 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 
 
-CARD = CardArguments(license="apache-2.0", languages=["en"], corpora=["wikimedia/wikipedia"], authors="Ada Lovelace")
+CARD = CardArguments(license="apache-2.0", languages=["en"], corpora=["wikimedia/wikipedia"])
 RUN = Path(__file__).parents[2] / "model_cards/tiny-english"
 
 

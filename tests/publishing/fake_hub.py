@@ -82,7 +82,7 @@ class FakeHub:
 
     def fail(self, pattern: str, **how: Any) -> None:
         """What goes wrong with the requests (`METHOD /path`) of a pattern, `times` times: a status, an answer
-        that is lost after everything was done, a broken request, or seconds of silence or of slow reading."""
+        that is lost after everything was done, a broken request, or seconds of silence."""
         self.failures.append({"pattern": pattern, "times": float("inf"), **how})
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
@@ -122,18 +122,14 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         address = urlsplit(self.path)
         request = f"{self.command} {address.path}"
-        failure: dict[str, Any] = {}
         with self.hub.lock:
             self.hub.requests.append(request)
-            for each in self.hub.failures:
-                if not failure and each["times"] > 0 and re.search(each["pattern"], request):
-                    each["times"] -= 1
-                    failure = each
-        length, pieces = int(self.headers.get("Content-Length") or 0), 20 if "slow" in failure else 1
-        self.body = b""
-        for piece in range(pieces):
-            time.sleep(failure.get("slow", 0) / pieces)
-            self.body += self.rfile.read(length * (piece + 1) // pieces - len(self.body))
+            failures = [
+                each for each in self.hub.failures if each["times"] > 0 and re.search(each["pattern"], request)
+            ]
+            failure = failures[0] if failures else {"times": 0}
+            failure["times"] -= 1
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         time.sleep(failure.get("silent", 0))
         if "status" in failure:
             return self._answer(failure["status"], {"error": failure.get("said", "")}, {})
@@ -147,19 +143,17 @@ class _Handler(BaseHTTPRequestHandler):
         if "broken" in failure or "lost" in failure:
             self.close_connection = True
             return self.connection.shutdown(socket.SHUT_RDWR)
-        if isinstance(body, bytes):
-            headers = {"ETag": f'"{hashlib.sha1(body).hexdigest()}"', "X-Repo-Commit": self.commit.oid}
         return self._answer(status, body, headers)
 
-    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+    do_POST = do_PUT = do_GET  # noqa: N815
 
     def _answer(self, status: int, body: Any, headers: dict[str, str]) -> None:
-        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        content = json.dumps(body).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(b"" if self.command == "HEAD" else content)
+        self.wfile.write(content)
 
     # ---- What is asked ----
 
@@ -189,10 +183,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._collection("/".join(slug[:2]), asked)
             case method, ["api", "models", owner, name, *rest]:
                 return self._repository(method, f"{owner}/{name}", rest, asked)
-            case "GET" | "HEAD", [owner, name, "resolve", revision, *path]:
-                self.commit = self._find(f"{owner}/{name}").find(revision)
-                if "/".join(path) in self.commit.tree:
-                    return self.commit.tree["/".join(path)]
         raise _AnswerError(404, "Entry not found", "EntryNotFound")
 
     def _collection(self, slug: str, asked: dict[str, Any]) -> Any:
@@ -205,9 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
             owner = {"name": asked.pop("namespace")}
             self.hub.collections[slug] = {"slug": slug, "items": [], "owner": owner, **more, **asked}
         elif asked:
-            items = self.hub.collections[slug]["items"]
-            self._find(asked["item"]["id"])
-            items.append({"_id": asked["item"]["id"], "position": len(items), **asked["item"]})
+            items, item = self.hub.collections[slug]["items"], asked["item"]
+            self._find(item["id"])
+            if item["id"] in [known["id"] for known in items]:
+                raise _AnswerError(409, "This item is there")
+            items.append({"_id": item["id"], "position": len(items), **item})
         return self.hub.collections[slug]
 
     def _find(self, repo_id: str) -> FakeRepository:
@@ -270,8 +262,6 @@ def hub(monkeypatch):
     for name, value in (("ENDPOINT", fake.endpoint), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", False)):
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", fake.endpoint)  # both were made of ENDPOINT at import
-    address = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace("https://huggingface.co", fake.endpoint)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     at_once = SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     monkeypatch.setattr("huggingface_hub.utils._http.time", at_once)

@@ -10,6 +10,7 @@ from transformers import ElectraConfig
 
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.publishing import card as card_module
 from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, model_card, pretraining_card
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import FractionRecord
@@ -20,18 +21,13 @@ from tests.publishing.card_records import CARD, code_of, evaluation_record, run_
 REPO = "org/electra-tiny"
 OBJECTIVES = ("rtd", "rtd_masked_only", "replace_mlm", "all_tokens_mlm", "mlm")
 HALFWAY = FractionRecord(0.25, 1825, 29200, 998.0)
-KINDS = {
-    "classification": "SequenceClassification",
-    "regression": "SequenceClassification",
-    "multiple_choice": "MultipleChoice",
-    "question_answering": "QuestionAnswering",
-    "tagging": "TokenClassification",
-}
+KINDS = {kind: name for kind, (_, name, _) in card_module._KINDS.items()}
 HEADS = "hf_electra_rtd.finetuning.heads"
 OWN_HEADS = {
     "PaperElectraForSequenceClassification": "classification",
     "ElectraForAnswerableQuestionAnswering": "question_answering",
 }
+PAPERS = {"architecture": "PaperElectraForSequenceClassification", "module": HEADS}
 
 
 def parts(card):
@@ -72,10 +68,7 @@ def every_card():
     for kind in KINDS:
         for adapter in (False, True):
             yield fine_tuned_card(runs(kind=kind), REPO, CARD, "org/base", adapter)
-    for architecture, kind in OWN_HEADS.items():
-        model = {"architecture": architecture, "module": HEADS}
-        own = evaluation_record(kind=kind, benchmark="own", dataset={}, model=model)
-        yield fine_tuned_card([own], REPO, CardArguments())
+    yield fine_tuned_card([evaluation_record(benchmark="own", dataset={}, model=PAPERS)], REPO, CardArguments())
 
 
 def test_every_card_has_front_matter_for_the_hub_and_no_gaps_empty_sections_or_uneven_tables():
@@ -120,26 +113,19 @@ def test_the_code_of_a_fine_tuned_card_runs(architecture, adapter, tokenizer, tm
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("benchmark", "task", "pair"),
-    [("clue", "cluewsc2020", False), ("glue", "cola", False), ("glue", "rte", True), ("more", "bq", True)],
-)
-def test_code_has_as_many_texts_as_the_task(benchmark, task, pair):
+@pytest.mark.parametrize(("benchmark", "task", "texts"), [("clue", "cluewsc2020", 1), ("glue", "rte", 2)])
+def test_code_has_as_many_texts_as_the_task(benchmark, task, texts):
     run = evaluation_record(task, benchmark=benchmark, dataset=get_task(benchmark, task).describe())
-    own = evaluation_record("mine", benchmark="own", dataset={"text_columns": ["a", "b"] if pair else ["a"]})
-    for record in (run, own):
-        (block,) = code_of(fine_tuned_card([record], REPO, CARD))
-        assert ('tokenizer("The chef cooked the meal.", "The chef ate the meal.",' in block) == pair
+    (block,) = code_of(fine_tuned_card([run], REPO, CARD))
+    assert ('tokenizer("The chef cooked the meal.", "The chef ate the meal.",' in block) == (texts == 2)
 
 
 @pytest.mark.parametrize(
     ("objective", "part", "pipeline", "library", "tag", "said"),
     [
         ("rtd", "discriminator", None, "transformers", "replaced-token-detection", "AutoModelForPreTraining"),
-        ("rtd_masked_only", "discriminator", None, "transformers", "discriminator", "AutoModelForPreTraining"),
         ("mlm", "discriminator", "fill-mask", "transformers", "encoder", 'pipeline("fill-mask"'),
         ("replace_mlm", "discriminator", None, "transformers", "encoder", "without [MASK]"),
-        ("all_tokens_mlm", "discriminator", None, "transformers", "encoder", "without [MASK]"),
         ("electric", "discriminator", None, "transformers", "energies", "AutoModelForPreTraining"),
         ("rtd", "generator", "fill-mask", "transformers", "generator", 'pipeline("fill-mask"'),
         ("rtd", "pair", None, "hf-electra-rtd", "pair", "Continue pre-training with it"),
@@ -167,11 +153,10 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
     assert "model-index" not in evaluated([own])[0]
 
 
-def test_published_figures_stand_beside_models_of_a_named_size_only():
-    own = runs(model={"size": "small"})
-    for described, beside in (({}, True), ({"model_config": "mine.json"}, False)):
-        card = discriminator_card(run_record(size="small", described=described), own)
-        assert ("| Google ELECTRA-Small-OWT | published | 87.4 |" in card) == beside
+@pytest.mark.parametrize(("described", "beside"), [({}, True), ({"model_config": "mine.json"}, False)])
+def test_published_figures_stand_beside_models_of_a_named_size_only(described, beside):
+    card = discriminator_card(run_record(size="small", described=described), runs(model={"size": "small"}))
+    assert ("| Google ELECTRA-Small-OWT | published | 87.4 |" in card) == beside
 
 
 def test_weak_scores_are_called_weak():
@@ -192,16 +177,10 @@ def test_weak_scores_are_called_weak():
     [
         ({"data": {"train": {"sources": [{"name": "a|b.txt", "sha256": "12ab"}]}}}, "`a\\|b.txt`: an unknown number"),
         ({"data": {"train": {"num_tokens": 14950400}}}, "| passes over the text | 1 |"),
-        ({"data": {"train": {}, "held_out": {"num_sequences": 7}}}, "| 7 sequences |"),
-        ({"tokens": 29_900_800}, "29,900,800 tokens"),
-        ({"train_seconds": 7200.0}, "2 h 0 min"),
         ({"sequences": 233_600}, "| `sequences_per_step` | 32 | 128 |"),
         ({"flops": {"model": 5.67e15, "paper": 8.91e15}}, "5.67e+15"),
         ({"flops": {"model": 5.67e15, "paper": None}}, "and the paper | not counted for these families |"),
-        ({"parameters": {"discriminator": 1234567, "generator": 1, "total": 2}}, "1,234,567"),
-        ({"metrics": {"eval_discriminator_auc": 0.9123}}, "| `discriminator_auc` | 0.9123 |"),
         ({"hardware": {"processor": "X|Y", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X\\|Y (4 CPU cores)"),
-        ({"versions": {"torch": "9.9"}}, "torch 9.9"),
         ({"command": "train.py --seed 7"}, "\\\n    --seed 7"),
         ({"training": {"learning_rate": 1.25e-3}}, "| `learning_rate` | 0.00125 | 0.0005 |"),
         ({"model": {"temperature": 0.5}}, "| `temperature` | 0.5 | 1 |"),
@@ -216,21 +195,14 @@ def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated(t
     corpus = Path(__file__).parents[2] / "examples/data/eltec_eng_excerpts.txt.gz"
     with open_texts(parse_sources(str(corpus)), tmp_path, disable_progress=True) as texts:
         bundled = scan(texts)[0]["sha256"]
-    for stated, sources, shown in (
+    for stated, digests, shown in (
         ("MIT", [bundled], "| MIT |"),
-        (None, [bundled], "| CC BY 4.0: excerpts of the English Novel Corpus"),
-        (None, [bundled, "0" * 64], "CA16204; not stated |"),
+        (None, [bundled, "0" * 64], "| CC BY 4.0: excerpts of the English Novel Corpus .*CA16204; not stated |"),
         (None, [], "| not stated |"),
     ):
-        record = run_record(data={"train": {"sources": [{"name": "a.txt", "sha256": digest} for digest in sources]}})
+        record = run_record(data={"train": {"sources": [{"name": "a.txt", "sha256": digest} for digest in digests]}})
         record.arguments["data"]["data_license"] = stated
-        (line,) = re.findall(r"\| license and source of the text .*", discriminator_card(record))
-        assert shown in line
-
-
-def settings_of(card):
-    lines = card.partition("## Training procedure")[2].partition("| compute")[0].splitlines()
-    return [line for line in lines if line.startswith("| `")]
+        assert re.search(rf"license and source of the text {shown.replace('|', '[|]')}", discriminator_card(record))
 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if SIZES[size].is_published])
@@ -247,12 +219,8 @@ def test_a_run_with_the_papers_recipe_is_not_said_to_differ_from_it(size):
     }
     body = discriminator_card(run_record(size=size, **options))
     assert "times\n  as many" not in body
-    assert all(line.endswith("|  |") for line in settings_of(body))
-    options["training"]["learning_rate"] = 0.5
-    shorter = discriminator_card(run_record(size=size, **{**options, "sequences": steps}))
-    assert f"| `learning_rate` | 0.5 | {recipe['learning_rate']:g} |" in shorter
-    assert f"| `sequences_per_step` | 1 | {batch:,} |" in shorter
-    assert len([line for line in settings_of(shorter) if not line.endswith("|  |")]) == 2
+    settings = body.partition("## Training procedure")[2].partition("| compute")[0]
+    assert [line for line in re.findall(r"\| `.*", settings) if not line.endswith("|  |")] == []
 
 
 BEGUN = {"training": {"max_steps": 7300}, "steps": 1825, "sequences": 29200, "tokens": 3_737_600}
@@ -262,10 +230,10 @@ PART = ["step 1,825 of 7,300 (25.00 % of the run)", "on 3,737,600 tokens", "Expe
 @pytest.mark.parametrize(
     ("record", "fraction", "shown", "hidden"),
     [
-        ({}, None, ["0.6853", "much weaker", "from random weights"], "This is step|revision="),
+        ({}, None, ["0.6853", "much weaker", "from random weights"], "This is step"),
         (BEGUN, None, PART, "much weaker"),
         ({}, HALFWAY, [*PART, f'from_pretrained("{REPO}", revision="step-1825")'], "much weaker|0\\.6853"),
-        ({}, FractionRecord(1.0, 7300, 116800, 3993.7), ["0.6853"], "This is step|revision="),
+        ({}, FractionRecord(1.0, 7300, 116800, 3993.7), ["0.6853"], "This is step"),
         ({"described": {"discriminator": "org/old", "generator": "org/g"}}, None, ["`org/g` and `org/old`"], "weaker"),
     ],
     ids=["whole", "begun", "fraction", "last fraction", "from weights"],
@@ -279,8 +247,6 @@ def test_a_card_says_how_far_its_run_is_and_what_it_began_with(record, fraction,
 def test_a_fine_tuned_card_tells_its_weights_from_the_median():
     one, best, other = runs(scores=(0.6, 0.8, 0.7))
     metadata, body = parts(fine_tuned_card([best, one, other], REPO, CARD, "org/base"))
-    assert (metadata["base_model"], metadata["base_model_relation"]) == ("org/base", "finetune")
-    assert (metadata["library_name"], metadata["pipeline_tag"]) == ("transformers", "text-classification")
     assert metadata["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.7
     assert "| dev | accuracy | 80.0 |" in body
     assert "the weights of seed 43, one of 3 runs" in body
@@ -288,26 +254,28 @@ def test_a_fine_tuned_card_tells_its_weights_from_the_median():
     assert "This seed has the best score" not in fine_tuned_card([one, best, other], REPO, CARD)
 
 
-def test_a_fine_tuned_card_names_what_loads_its_weights_and_what_they_come_from():
-    metadata, _ = parts(fine_tuned_card(runs(), REPO, CARD, "org/base", True))
-    assert (metadata["library_name"], metadata["base_model_relation"]) == ("peft", "adapter")
-    run = evaluation_record(model={"architecture": "PaperElectraForSequenceClassification", "module": HEADS})
-    metadata, _ = parts(fine_tuned_card([run], REPO, CARD))
-    assert (metadata["library_name"], "pipeline_tag" in metadata) == ("hf-electra-rtd", False)
-    bert = evaluation_record(model={"architecture": "BertForSequenceClassification", "from_scratch": True})
-    metadata, body = parts(fine_tuned_card([bert], REPO, CARD, "org/base"))
-    assert not {"base_model", "base_model_relation"} & set(metadata)
-    assert "ELECTRA" not in body
-    assert "the architecture of [org/base](https://huggingface.co/org/base) with random weights" in body
+SCRATCH = {"architecture": "BertForSequenceClassification", "from_scratch": True}
 
 
 @pytest.mark.parametrize(
-    ("of_the_task", "given", "shown"),
-    [("German", ["de"], ["de"]), ("", None, None), ("en", None, ["en"]), ("de", ["en", "de"], ["de"])],
+    ("model", "adapter", "library", "pipeline", "base", "relation"),
+    [
+        ({}, False, "transformers", "text-classification", "org/base", "finetune"),
+        ({}, True, "peft", "text-classification", "org/base", "adapter"),
+        (PAPERS, False, "hf-electra-rtd", None, "org/base", "finetune"),
+        (SCRATCH, False, "transformers", "text-classification", None, None),
+    ],
 )
-def test_languages_are_those_of_the_flags_or_the_code_of_the_task(of_the_task, given, shown):
-    run = evaluation_record(language=of_the_task, benchmark="own")
-    assert parts(fine_tuned_card([run], REPO, CardArguments(languages=given)))[0].get("language") == shown
+def test_a_fine_tuned_card_names_what_loads_its_weights_and_what_they_come_from(
+    model, adapter, library, pipeline, base, relation
+):
+    metadata, body = parts(fine_tuned_card([evaluation_record(model=model)], REPO, CARD, "org/base", adapter))
+    assert (metadata["library_name"], metadata.get("pipeline_tag")) == (library, pipeline)
+    assert (metadata.get("base_model"), metadata.get("base_model_relation")) == (base, relation)
+    assert ("the architecture of [org/base](https://huggingface.co/org/base) with random weights" in body) == (
+        not base
+    )
+    assert ("An ELECTRA model" in body) == (model != SCRATCH and not adapter)
 
 
 @pytest.mark.parametrize(

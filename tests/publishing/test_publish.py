@@ -2,26 +2,18 @@
 
 import dataclasses
 import json
-import os
 import re
 import shlex
 import shutil
 
 import pytest
-import torch
-import transformers
-from huggingface_hub import ModelCard, constants
-from peft import AutoPeftModelForSequenceClassification
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from huggingface_hub import ModelCard
 
-from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, pretraining_card
 from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.training import pretrain
 from tests.finetuning.conftest import review_flags, run_finetune
-from tests.publishing.card_records import code_of
 from tests.publishing.fake_hub import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX, TOKEN
 
 
@@ -65,46 +57,59 @@ def card(hub, repo_id, branch="main"):
 # ---- What is published ----
 
 
-def test_each_network_is_a_private_repository_with_a_branch_for_each_fraction_and_all_are_one_collection(
-    runs, hub, caplog
+def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_resume_and_repeated_without_a_commit(
+    runs, hub, monkeypatch, capsys, caplog
 ):
+    def interrupt(*arguments, **options):
+        raise KeyboardInterrupt
+
+    assert send(runs / "run", "--dry_run") == 0
+    assert hub.requests == []
+    told = capsys.readouterr().out
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.HfApi.create_commit", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            send(runs / "run")
+    assert TOKEN not in (runs / "run/publish.json").read_text()
     hub.fail("collections", status=500, times=1)
-    assert send(runs / "run") == 0
+    assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
     assert "the collection tiny" in caplog.text  # a warning: the models are there
     there = hub.everything()
     branches = ("main", "step-2", "step-4")
     assert set(there) == {(name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in branches}
+    assert re.findall(r"^(\S+), branch (\S+):", told, re.MULTILINE) == list(there)
+    sizes = [(path, f"{len(content):,}") for files in there.values() for path, content in sorted(files.items())]
+    assert re.findall(r"(\S+) +(\S+) bytes", told) == sizes
     for (repo_id, branch), files in there.items():
         more = {"run_record.json", "training_curves.png"} if branch == "main" else {"training_curves.png"}
         assert set(files) == MODEL | more
         part = ("fractions/50/" if branch == "step-2" else "") + repo_id.rpartition("-")[2]
         assert files["model.safetensors"] == (runs / "run" / part / "model.safetensors").read_bytes()
+        preview = runs / "run/publish_preview" / repo_id.replace("/", "--") / branch / "README.md"
+        assert files["README.md"] == preview.read_bytes()
         assert card(hub, repo_id, branch).data.license == "mit"
     assert all(repository.private for repository in hub.repositories.values())
     assert send(runs / "run") == 0
     assert hub.asked(COMMIT) == len(there)  # nothing has changed
-    ((slug, collection),) = hub.collections.items()
-    assert collection["private"]
-    assert [item["id"] for item in collection["items"]] == [DISCRIMINATOR, GENERATOR]
     text = card(hub, DISCRIMINATOR).text
-    assert f"(https://huggingface.co/{slug.partition('/')[0]}/collections)" in text
     assert f'from_pretrained("{DISCRIMINATOR}", revision="step-2")' in text
     assert f"{GENERATOR})" in text
+    assert "(https://huggingface.co/lab/collections)" in text
 
 
-def test_a_dry_run_asks_nothing_and_lists_what_is_sent(runs, hub, capsys):
-    (runs / "run/training_curves.png").unlink()  # is drawn again
-    parts = ["--parts", "discriminator", "generator", "pair"]
-    assert send(runs / "run", "--dry_run", *parts) == 0
-    assert hub.requests == []
-    told = capsys.readouterr().out
-    assert send(runs / "run", *parts) == 0
-    sent = hub.everything()
-    assert re.findall(r"^(\S+), branch (\S+):", told, re.MULTILINE) == list(sent)
-    sizes = [(path, f"{len(content):,}") for files in sent.values() for path, content in sorted(files.items())]
-    assert re.findall(r"(\S+) +(\S+) bytes", told) == sizes
-    preview = runs / "run/publish_preview/lab--tiny-discriminator/step-2/README.md"
-    assert preview.read_bytes() == hub.files(DISCRIMINATOR, "step-2")["README.md"]
+def test_a_run_is_one_collection_and_a_private_run_stays_out_of_a_public_one(runs, hub, caplog):
+    for _ in range(2):
+        assert send(runs / "run") == 0
+    ((slug, collection),) = hub.collections.items()
+    assert slug.startswith(f"{PREFIX}-")
+    assert collection["private"]
+    assert [item["id"] for item in collection["items"]] == [DISCRIMINATOR, GENERATOR]
+    collection.update(private=False, items=[])
+    assert send(runs / "run") == 0
+    assert "The collection tiny is public, so this run stays out of it" in caplog.text
+    assert collection["items"] == []
+    assert send(runs / "run", "--private", "False") == 0
+    assert len(collection["items"]) == 2
 
 
 def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs, hub, caplog):
@@ -120,37 +125,28 @@ def test_each_task_of_a_fine_tuning_with_a_kept_model_becomes_a_repository(runs,
     assert "films: no model was kept: it is not published. Fine-tune with --keep_models best." in caplog.text
 
 
-def test_evaluations_find_their_discriminator_and_stay_unless_removed_with_force(runs, hub):
-    results = [str(runs / "tuned"), str(runs / "halfway")]
-    assert send(runs / "run", "--evaluations", *results) == 0
+def test_evaluations_are_of_this_model_and_stay_unless_removed_with_force(runs, hub):
+    tuned, halfway = str(runs / "tuned"), str(runs / "halfway")
+    with pytest.raises(ValueError, match=r"reviews, seed 42, is a result of .*--compared"):
+        send(runs / "run", "--evaluations", tuned, halfway)
+    assert send(runs / "run", "--evaluations", tuned, "--compared", halfway) == 0
     before = hub.everything()
-    shown = {key for key, files in before.items() if b"reviews" in files["README.md"].partition(b"# tiny")[2]}
-    assert shown == {(DISCRIMINATOR, "main"), (DISCRIMINATOR, "step-2"), (DISCRIMINATOR, "step-4")}
+    assert {key for key, files in before.items() if b"| model | runs | reviews |" in files["README.md"]} == {
+        (DISCRIMINATOR, "main")
+    }
     assert send(runs / "run") == 0
     assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
-    with pytest.raises(ValueError, match=r"halfway are published and would be gone.*--force"):
-        send(runs / "run", "--evaluations", results[0])
+    with pytest.raises(ValueError, match=r"tuned are published and would be gone.*--force"):
+        send(runs / "run", "--evaluations", halfway)
     assert hub.everything() == before
-    assert send(runs / "run", "--evaluations", results[0], "--force") == 0
-    assert b"reviews" in hub.files(DISCRIMINATOR)["README.md"]
+    record = EvaluationRecord.load(runs / "halfway/reviews/seed_42")
+    model = {**record.model, "sha256": None, "name_or_path": DISCRIMINATOR}  # evaluated from the Hub
+    dataclasses.replace(record, model=model).save(runs / "halfway/reviews/seed_42")
+    (runs / "run/publish.json").unlink()
+    assert send(runs / "run", "--evaluations", halfway, "--force") == 0
     (runs / "run/publish.json").unlink()
     assert send(runs / "run", "--force") == 0
     assert b"reviews" not in hub.files(DISCRIMINATOR)["README.md"]
-
-
-def test_evaluations_of_another_model_are_refused_and_can_be_compared(runs, hub):
-    place = runs / "halfway/reviews/seed_42"
-    record = EvaluationRecord.load(place)
-    model = {**record.model, "sha256": "0" * 64, "name_or_path": "stranger/foreign"}
-    dataclasses.replace(record, model=model).save(place)
-    results = ["--evaluations", str(runs / "tuned"), str(runs / "halfway")]
-    with pytest.raises(ValueError, match=r"reviews, seed 42, is a result of stranger/foreign.*--compared"):
-        send(runs / "run", *results)
-    assert send(runs / "run", *results[:2], "--compared", results[2]) == 0
-    assert "foreign" in card(hub, DISCRIMINATOR).text
-    dataclasses.replace(record, model={**model, "sha256": None, "name_or_path": DISCRIMINATOR}).save(place)
-    (runs / "run/publish.json").unlink()  # else --compared would count again
-    assert send(runs / "run", *results[:1], results[2], "--force") == 0  # of the repository itself, by its id
 
 
 def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, monkeypatch):
@@ -179,32 +175,6 @@ def test_card_only_uploads_cards_and_results_and_leaves_every_other_file(runs, h
         assert card(hub, *key).data.license == "apache-2.0"
 
 
-def test_a_private_run_stays_out_of_a_public_collection(runs, hub, caplog):
-    assert send(runs / "run", "--private", "False", "--revisions", "False") == 0
-    (collection,) = hub.collections.values()
-    assert not collection["private"]
-    collection["items"].clear()
-    for repository in hub.repositories.values():
-        repository.private = True
-    assert send(runs / "run", "--private", "True", "--revisions", "False") == 0
-    assert "The collection tiny is public" in caplog.text
-    assert collection["items"] == []
-
-
-def test_what_was_interrupted_is_sent_by_resume(runs, hub, monkeypatch):
-    def interrupt(*arguments, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("huggingface_hub.HfApi.create_commit", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            send(runs / "run")
-    assert TOKEN not in (runs / "run/publish.json").read_text()
-    assert publish.main(["--run", str(runs / "run"), "--resume"]) == 0
-    assert len(hub.everything()) == 6
-    assert card(hub, GENERATOR).data.license == "mit"
-
-
 # ---- What must not leave ----
 
 
@@ -223,8 +193,8 @@ def test_nothing_private_leaves(runs, hub):
             assert not any(private.encode() in content for private in (str(runs), PLANTED, TOKEN))
 
 
-FIFO = object()
 GENERATION, NOWHERE = "run/generator/generation_config.json", "cannot be read: No such file"
+PRIVATE = "it holds a path of this machine, a password or a token"
 
 
 def note(text):
@@ -234,29 +204,21 @@ def note(text):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("run/generator/tokenizer.json", note(PLANTED), "it holds a token of the Hub"),
-        (GENERATION, note("a\n/home/ada/notes.txt"), "it holds /home/ada/notes.txt"),
-        (GENERATION, b'{"a": "/home/ada/notes.txt", "a": "b"}', "a name stands twice in it"),
-        (GENERATION, note(r"C:\data"), r"it holds C:\data"),
-        (GENERATION, note(r"\\server\share\ada"), r"it holds \\server\share"),
-        (GENERATION, note("../../ada/notes.txt"), "it holds ../../ada"),
-        (GENERATION, note("https://ada:abc@example.org/a"), "it holds a user or password in an address"),
-        ("run/generator/config.json", br'{"a": "https:\/\/ada:abc@b.c"}', "it holds a user or password"),
-        ("run/generator/config.json", b'{"id2label": "x"}', "cannot be read"),
+        ("run/generator/tokenizer.json", note(PLANTED), PRIVATE),
+        (GENERATION, note("/usr"), PRIVATE),
+        (GENERATION, note("../../ada/notes.txt"), PRIVATE),
+        (GENERATION, b'{"_name_or_path": "/home/ada/old"}', PRIVATE),
+        ("run/generator/config.json", br'{"a": "https:\/\/ada:abc@b.c"}', PRIVATE),
         ("run/generator/tokenizer.json", b'"\xff"', "cannot be read"),
         ("run/generator/tokenizer.json", None, NOWHERE),
-        ("run/generator/tokenizer.json", FIFO, "cannot be read: it is no ordinary file"),  # beside vocab.txt
         ("run/generator/model.safetensors", None, NOWHERE),
-        ("run/training_curves.png", None, NOWHERE),
         ("tuned/reviews/seed_43/evaluation_record.json", None, NOWHERE),
         ("adapted/reviews/seed_42/model", None, "holds no model.safetensors"),
     ],
 )  # fmt: skip
 def test_a_file_that_must_not_or_cannot_be_published_stops_everything(name, content, message, runs, hub):
     shutil.rmtree(runs / name) if (runs / name).is_dir() else (runs / name).unlink(missing_ok=True)
-    if content is FIFO:
-        os.mkfifo(runs / name)
-    elif content is None:
+    if content is None:
         (runs / name).symlink_to("nowhere")
     else:
         (runs / name).write_bytes(content)
@@ -270,14 +232,13 @@ def test_a_file_that_must_not_or_cannot_be_published_stops_everything(name, cont
 
 def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
     directory = runs / "run/generator"
-    tokens = {**json.loads((directory / "tokenizer_config.json").read_text()), "extra_special_tokens": ["/", "./"]}
-    (directory / "tokenizer_config.json").write_text(json.dumps({**tokens, "pattern": r"[\u4e00-\u9fff]\d+"}))
-    config = json.loads((directory / "config.json").read_text())
-    labels = {"0": "/person/artist", "1": "/media/film", "2": "/home/garden"}
-    ids = {label: int(place) for place, label in labels.items()}
-    (directory / "config.json").write_text(json.dumps({**config, "id2label": labels, "label2id": ids}))
+    for name, values in (
+        ("tokenizer_config.json", {"extra_special_tokens": ["/", "./"], "pattern": r"[\u4e00-\u9fff]\d+"}),
+        ("config.json", {"id2label": {"0": "/person/artist", "1": "/home/garden"}}),
+    ):
+        (directory / name).write_text(json.dumps({**json.loads((directory / name).read_text()), **values}))
     (directory / "vocab.txt").write_text((directory / "vocab.txt").read_text() + "/home/x/y\n")
-    assert send(runs / "run", "--parts", "generator", "--revisions", "False") == 0
+    assert send(runs / "run", "--parts", "generator") == 0
     assert b"/home/x/y" in hub.files(GENERATOR)["vocab.txt"]
 
 
@@ -287,13 +248,11 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "--run OUTPUT_DIR"),
-        (["--run", "{run}"], "--hub_model_id ORG/NAME"),
+        (["--run", "{run}"], "--hub_model_id None: give the owner"),
         (["--run", "{run}", "--hub_model_id", "tiny"], "give the owner.*ORG/NAME"),
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
-        (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from_checkpoint"),
+        (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from"),
         (["--run", "{run}", "--resume"], "never published"),
-        (["--run", "{run}/../tuned", "--hub_model_id", PREFIX, "--revisions", "False"], "--revisions has no meaning"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors.*Save.*--parts"),
@@ -305,49 +264,3 @@ def test_mistakes_are_named_before_anything_is_asked(flags, message, runs, hub):
     with pytest.raises(ValueError, match=message):
         publish.main([flag.replace("{run}", str(runs / "run")) for flag in flags])
     assert hub.requests == []
-
-
-# ---- Round trip ----
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
-def test_what_was_published_loads_by_its_id_and_answers_the_same_and_the_code_of_its_cards_runs(
-    runs, hub, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)  # where the code of a card writes
-    assert send(runs / "run", "--parts", "discriminator", "generator", "pair", "--languages", "en") == 0
-    assert send(runs / "tuned", "--base_model", DISCRIMINATOR) == 0
-    assert send(runs / "adapted", "--base_model", DISCRIMINATOR, prefix=f"{PREFIX}-lora") == 0
-
-    def answer(place, loader, **options):
-        inputs = AutoTokenizer.from_pretrained(place, **options)(
-            ["the old river", "a"], padding=True, return_tensors="pt"
-        )
-        model = loader.from_pretrained(place, **options).eval()
-        assert type(model).__module__.startswith(("transformers.", "peft.")), "plain transformers is enough"
-        with torch.no_grad():
-            return model(**inputs).logits
-
-    (tuned,), (adapted,) = ((runs / name).glob("reviews/*/model") for name in ("tuned", "adapted"))
-    for path, loader, repo_id, options in (
-        (runs / "run/discriminator", transformers.AutoModelForPreTraining, DISCRIMINATOR, {}),
-        (
-            runs / "run/fractions/50/discriminator",
-            transformers.AutoModelForPreTraining,
-            DISCRIMINATOR,
-            {"revision": "step-2"},
-        ),
-        (runs / "run/generator", transformers.AutoModelForMaskedLM, GENERATOR, {}),
-        (tuned, transformers.AutoModelForSequenceClassification, f"{PREFIX}-reviews", {}),
-        (adapted, AutoPeftModelForSequenceClassification, f"{PREFIX}-lora-reviews", {}),
-    ):
-        assert torch.equal(answer(repo_id, loader, **options), answer(path, loader)), repo_id
-    pair = ElectraForRTDPretraining.from_pretrained(f"{PREFIX}-pair").state_dict()
-    for name, tensor in load_file(runs / "run/model.safetensors").items():
-        assert torch.equal(pair[name], tensor)
-    for files in hub.everything().values():
-        assert code_of(files["README.md"].decode())
-        for block in code_of(files["README.md"].decode()):
-            exec(block, {})

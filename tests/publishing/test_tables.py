@@ -1,13 +1,11 @@
 import json
-from importlib import resources
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.publishing.tables import main, results_table, summarize, write_results
-from hf_electra_rtd.tasks import BENCHMARKS
+from hf_electra_rtd.publishing.tables import main, results_table, summarize
 from tests.publishing.card_records import evaluation_record, runs
 
 
@@ -124,34 +122,11 @@ def test_models_of_the_same_size_stand_beside():
     lacking = next(row for row in rows if row[0].endswith("by lonePatient"))
     assert lacking[-1] == ""  # it has no figure of rte
     assert not any("ELECTRA-Base" in row[0] for row in rows)
+    for benchmark, size in (("own", "small"), ("glue", "pico"), ("glue", "small-ex")):  # nothing is published
+        assert len(cells(runs(benchmark=benchmark, model={"size": size}, scores=(0.9,)), published=True)[0]) == 2
 
 
-@pytest.mark.parametrize(("benchmark", "size"), [("own", "small"), ("glue", "pico"), ("glue", "small-ex")])
-def test_where_nothing_is_published_nothing_stands_beside(benchmark, size):
-    assert len(cells(runs("mrpc", (0.9,), benchmark=benchmark, model={"size": size}), published=True)[0]) == 2
-
-
-def test_published_rows_hold_percentages_of_known_tasks_with_their_source():
-    text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
-    known = {task.name for tasks in BENCHMARKS.values() for task in tasks}
-    for row in json.loads(text):
-        assert row["size"] in ("tiny", "small", "small-ex", "base", "large")
-        assert row["source"]
-        assert all(30 < score < 100 for score in row["scores"].values())
-        assert known >= row["scores"].keys()
-
-
-# ---- Files and the command ----
-
-
-def test_results_are_written_unrounded(tmp_path):
-    metrics = {"dev": {"accuracy": 0.5, "f1": None}, "test": {"accuracy": 0.75}}
-    records = [*runs("rte", (2 / 3, 1 / 3)), evaluation_record("mrpc", metrics=metrics)]
-    written = json.loads(write_results(records, tmp_path).read_text())["glue"][MODEL]
-    rte = {"median": 0.5, "mean": 0.5, "best": 2 / 3, "sd": pytest.approx(2**0.5 / 6), "seeds": [42, 43]}
-    assert written["rte"] == {**rte, "scores": {"dev": {"accuracy": [2 / 3, 1 / 3]}}}
-    alone = {"median": 0.5, "mean": 0.5, "best": 0.5, "seeds": [42]}
-    assert written["mrpc"] == {**alone, "scores": {"dev": {"accuracy": [0.5]}, "test": {"accuracy": [0.75]}}}
+# ---- The command ----
 
 
 def saved(tmp_path, *records):
@@ -162,13 +137,15 @@ def saved(tmp_path, *records):
     return [tmp_path / str(number) for number in range(len(records))]
 
 
-def test_compare_prints_the_table_as_markdown_or_drawn(tmp_path, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_compare_prints_the_table_as_markdown_or_drawn(terminal, tmp_path, capsys, monkeypatch):
     records = runs("rte", (0.5, 0.75), model=SMALL)
     saved(tmp_path, *records)
-    main([str(tmp_path), "--markdown"])
-    assert capsys.readouterr().out.strip() == results_table(records).strip()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "160")
     main([str(tmp_path)])
     shown = " ".join(capsys.readouterr().out.split())
+    assert ("| - | - |" in shown) != terminal
     rows, caption = cells(records, published=True)
     for text in [*(cell for row in rows for cell in row), *caption.split("\n")]:
         assert " ".join(text.split()) in shown
@@ -178,19 +155,15 @@ def report(right, *samples, data="a"):
     return {"score": right, "resampled": samples, "data": data}
 
 
+MEDIANS = [report(0.5, 0.1, 0.9, 0.5), report(0.6, 0.3, 0.7, 0.5), report(0.7, 0.2, 0.8, 0.5)]  # sample by sample
+INTERVAL = "95 % interval over examples"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        (
-            [report(0.8, 0.7, 0.8, 0.9)],
-            report(0.5, 0.5, 0.5, 0.5),
-            "+30.0 (95 % interval over examples +20.5 to +39.5)",
-        ),
-        (  # medians of seeds, sample by sample
-            [report(0.5, 0.1, 0.9, 0.5), report(0.6, 0.3, 0.7, 0.5), report(0.7, 0.2, 0.8, 0.5)],
-            report(0.5, 0.2, 0.8, 0.5),
-            "+10.0 (95 % interval over examples +0.0 to +0.0)",
-        ),
+        ([report(0.8, 0.7, 0.8, 0.9)], report(0.5, 0.5, 0.5, 0.5), f"+30.0 ({INTERVAL} +20.5 to +39.5)"),
+        (MEDIANS, report(0.5, 0.2, 0.8, 0.5), f"+10.0 ({INTERVAL} +0.0 to +0.0)"),
         ([report(0.5, 0.5)], report(0.5, 0.5, data="b"), "no interval, because"),
         ([report(0.5, 0.5), None], report(0.5, 0.5), "no interval, because"),
     ],

@@ -33,15 +33,19 @@ def shard_on_cpus() -> None:
     state.AcceleratorState.__init__ = initialize
 
 
-if __name__ == "__main__":
+def main(argv) -> None:
     import pretrain_no_trainer
-    from torch import distributed
 
     from hf_electra_rtd.training import pretrain
 
-    if "--shard" in sys.argv:
+    if "--shard" in argv:
         shard_on_cpus()
     mains = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
-    for script, *flags in json.loads(Path(sys.argv[1]).read_text()):
+    for script, *flags in json.loads(Path(argv[0]).read_text()):
         assert mains[script](flags) == 0
-    distributed.destroy_process_group()  # as `cli.run` does
+
+
+if __name__ == "__main__":
+    from hf_electra_rtd import cli
+
+    cli.run(main)

@@ -11,10 +11,12 @@ from hf_electra_rtd import (
     ElectraAdamW,
     ElectraForRTDPretraining,
     ElectraRTDOutput,
+    RTDTrainingArguments,
     get_electra_schedule,
     get_parameter_groups,
     layers,
 )
+from hf_electra_rtd.accounting import model_flops, paper_flops
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.generators import MaskedLMGenerator
 from hf_electra_rtd.objectives import ReplacedTokenDetection
@@ -23,11 +25,12 @@ from hf_electra_rtd.training.meters import (
     TrainingMeters,
     count_items,
     exact_loss,
-    has_collapsed,
     held_out_metrics,
     held_out_tensors,
+    make_record,
     warn_if_flat,
 )
+from hf_electra_rtd.training.trainer import fit_stream
 from tests.conftest import pad_batch, tiny_config
 
 
@@ -133,15 +136,6 @@ def test_the_stopwatch_counts_only_what_is_not_paused(monkeypatch):
     assert (stopwatch.seconds, stopwatch.lap()) == (21, 17)
 
 
-@pytest.mark.parametrize(
-    ("recall", "auc", "collapsed"),
-    [(0.0, 0.5, True), (1.0, 0.5, True), (0.0, 0.8, False), (0.3, 0.5, False), (0.0, float("nan"), False)],
-)
-def test_collapse_is_one_answer_to_everything_and_no_ranking(recall, auc, collapsed):
-    assert has_collapsed({"discriminator_recall": recall, "discriminator_auc": auc}) == collapsed
-    assert not has_collapsed({"discriminator_masked_accuracy": 0.0})
-
-
 # Held-out AUCs that were recorded, of tiny: stock on novels and on Wikipedia, and neighbours on novels.
 STOCK = [0.788, 0.67, 0.559, 0.55, 0.556, 0.566, 0.551, 0.574, 0.574, 0.576, 0.568, 0.572, 0.582, 0.577, 0.58]
 LATE = [0.791, 0.661, 0.561, 0.554, 0.552, 0.55, 0.561, 0.564, 0.548, 0.554, 0.555, 0.566, 0.584, 0.601, 0.625, 0.636]
@@ -220,3 +214,21 @@ def test_no_number_is_read_in_a_step(options, exchanged, monkeypatch):
             meters.update(output, inputs)
         with pytest.raises(DataDependentOutputException):
             output.loss.item()  # it would be noticed
+
+
+# ---- The record ----
+
+
+def test_a_record_counts_what_was_trained_until_now(model, blocks, tmp_path):
+    args = RTDTrainingArguments(str(tmp_path), max_steps=6, per_device_train_batch_size=4, max_seq_length=32)
+    state, any_dataset = TrainerState(global_step=3, max_steps=6), [{"input_ids": [2, 10, 11, 3]}] * 5
+    made = make_record(model, args, fit_stream(blocks[0], args), blocks[1], state, 2.5)
+    assert (made.steps, made.sequences, made.tokens, made.train_seconds) == (3, 12, 12 * 32, 2.5)
+    assert made.flops["model"] == model_flops(model.config, 12, 32, 5)
+    assert made.flops["paper"] == paper_flops(model.config, 12, 32, 5 / 32)
+    assert made.parameters["total"] == sum(parameter.numel() for parameter in model.parameters())
+    assert made.data["train"]["sha256"] == blocks[0].header.sha256
+    assert made.data["held_out"]["num_sequences"] == len(blocks[1])
+    made = make_record(model, args, any_dataset, None, state, 2.5)
+    assert made.data == {"train": {"num_sequences": 5}}
+    assert made.tokens == 12 * 32  # padding included: nothing else is known without reading

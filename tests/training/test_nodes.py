@@ -1,9 +1,7 @@
 """Two nodes of one process each, on this machine, do what one node with two processes does, also when a process of
 theirs is killed."""
 
-import multiprocessing
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -15,12 +13,8 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from accelerate import PartialState
-from torch import distributed
 
-from hf_electra_rtd import cli
 from hf_electra_rtd.training import pretrain
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import list_checkpoints
 from tests.conftest import make_text, pretraining_flags, tiny_config
 
@@ -135,6 +129,33 @@ def test_a_process_that_is_killed_is_started_again_and_the_weights_are_those_of_
 
 
 @pytest.mark.slow
+def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_when_it_is_started_again(
+    workplace, one_node
+):
+    """As a scheduler signals before its time limit. Processes are held meanwhile, or all steps would end first."""
+    command = flags(workplace, workplace / "signalled", "--resume_from_checkpoint", "auto")
+    with Nodes(workplace, command) as nodes:
+        while not list_checkpoints(workplace / "signalled"):
+            assert all(agent.poll() is None for agent in nodes.agents), nodes.wait()
+            time.sleep(0.01)
+        workers = [nodes.worker(node) for node in range(2)]
+        for worker in workers:
+            worker.suspend()
+        for agent in nodes.agents:
+            agent.terminate()
+        while sum(log.read_text().count("closing signal SIGTERM") for log in nodes.logs) < 2:
+            time.sleep(0.01)
+        for worker in workers:
+            worker.resume()
+        printed = nodes.wait()
+    assert "Interrupted after step" in printed[0][1] + printed[1][1]
+    assert not (workplace / "signalled" / "run_record.json").exists()
+    with Nodes(workplace, command) as nodes:
+        assert [status for status, _ in nodes.wait()] == [0, 0]
+    assert_same_weights(one_node, workplace / "signalled")
+
+
+@pytest.mark.slow
 def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(workplace):
     directories = [workplace / "disk-0", workplace / "disk-1"]  # what --output_dir run means on each
     for directory in directories:
@@ -147,66 +168,6 @@ def test_nodes_that_see_other_directories_are_refused_by_name_before_any_work(wo
         assert "Name one that all nodes share" in text
     left = sorted(path.name for directory in directories for path in directory.rglob("*"))
     assert left in ([".lock", "run"], ["run"])
-
-
-def free_slurm_port():
-    """A port that the batch script chooses for some job, and the number of that job."""
-    for port in range(20000, 30000):
-        with socket.socket() as tried:
-            if tried.connect_ex(("127.0.0.1", port)):
-                return port - 20000
-    raise OSError("no port is free")
-
-
-@pytest.mark.slow
-def test_the_slurm_job_saves_before_its_time_limit_is_requeued_and_ends_with_the_same_weights(workplace, one_node):
-    """With commands in the place of Slurm's: `srun` starts two nodes here, and passes a signal on to them."""
-    commands = {
-        "scontrol": f'[ $1 = show ] && echo 127.0.0.1 || echo "$@" >> {workplace}/requeued',
-        "srun": 'shift; for node in 0 1; do "$@" & agents="${agents:-} $!"; done\n'
-        "trap 'kill -TERM $agents' TERM\nfor agent in $agents; do\n"
-        "  while kill -0 $agent 2> /dev/null; do wait $agent; status=$?; done\ndone\nexit $status",
-        "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
-    }
-    (workplace / "bin").mkdir()
-    for name, body in commands.items():
-        (workplace / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
-        (workplace / "bin" / name).chmod(0o755)
-    slurm = {"SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_NODELIST": "node[1-2]"}
-    slurm |= {"SLURM_CPUS_PER_TASK": "1"}
-    slurm |= {"SLURM_JOB_ID": str(free_slurm_port()), "PATH": f"{workplace}/bin:{os.environ['PATH']}"}
-    script, output_dir = Path(__file__).parents[2] / "examples/slurm/pretrain.sbatch", workplace / "slurm"
-    command = ["bash", script, *map(str, flags(workplace, output_dir))]
-
-    def start():
-        with open(workplace / "slurm.log", "ab") as log:
-            return subprocess.Popen(command, env=ENVIRONMENT | slurm, stdout=log, stderr=subprocess.STDOUT)
-
-    def text():
-        return (workplace / "slurm.log").read_text()
-
-    with start() as job:
-        while not list_checkpoints(output_dir):
-            assert job.poll() is None, text()
-            time.sleep(0.01)
-        processes = psutil.Process(job.pid).children(recursive=True)
-        agents = [process for process in processes if "torch.distributed.run" in process.cmdline()]
-        workers = [worker for agent in agents for worker in agent.children()]
-        for worker in workers:  # which would end all steps while the signal is on its way
-            worker.suspend()
-        job.send_signal(signal.SIGUSR1)
-        while text().count("closing signal SIGTERM") < len(workers):
-            assert job.poll() is None, text()
-            time.sleep(0.01)
-        for worker in workers:
-            worker.resume()
-        assert job.wait(timeout=200) != 0
-    assert (workplace / "requeued").read_text() == f"requeue {slurm['SLURM_JOB_ID']}\n", text()
-    assert "Interrupted after step" in text()
-    assert not (output_dir / "run_record.json").exists()
-    with start() as job:
-        assert job.wait(timeout=200) == 0, text()
-    assert_same_weights(one_node, output_dir)
 
 
 # ---- What can be seen without launchers ----
@@ -249,105 +210,24 @@ def test_a_slurm_job_is_queued_again_only_if_its_signal_ended_the_run(
     assert (tmp_path / "cpus").read_text() == "3\n"
 
 
-@pytest.mark.parametrize(
-    ("environment", "resume", "remedy"),
-    [
-        ({"TORCHELASTIC_MAX_RESTARTS": "3"}, None, "--resume_from_checkpoint auto"),
-        (
-            {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "True"},
-            "auto",
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1",
-        ),
-        ({"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_USE_AGENT_STORE": "False"}, "auto", None),
-        ({"TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "True"}, None, None),
-    ],
-)
-def test_a_launcher_whose_restarts_would_not_go_on_is_refused(environment, resume, remedy, monkeypatch):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    args = SimpleNamespace(resume_from_checkpoint=resume)
-    if remedy is None:
+def test_a_launcher_whose_restarts_would_not_go_on_is_refused(monkeypatch):
+    args = SimpleNamespace(resume_from_checkpoint=None)
+    pretrain.check_launcher(args)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(ValueError, match="--resume_from_checkpoint auto"):
         pretrain.check_launcher(args)
-    else:
-        with pytest.raises(ValueError, match=remedy):
-            pretrain.check_launcher(args)
+    args.resume_from_checkpoint = "auto"
+    pretrain.check_launcher(args)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
+        pretrain.check_launcher(args)
 
 
-@pytest.mark.parametrize("result", [0, SystemExit(0)])
-def test_a_command_ends_its_process_group_also_where_there_is_nothing_to_do(result, monkeypatch):
-    def command(_):
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-        if isinstance(result, SystemExit):
-            raise result
-        return result
-
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(SystemExit) as ended:
-        cli.run(command)
-    assert (ended.value.code, distributed.is_initialized()) == (0, False)
-
-
-def test_a_checkpoint_for_each_node_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="--save_on_each_node: a checkpoint is written once"):
-        RTDTrainingArguments(output_dir=str(tmp_path), use_cpu=True, save_on_each_node=True)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "on_a_node", "sequences", "accumulated", "told"),
-    [
-        (1, 1, 128, 1, "= 128, 16,384 tokens a step, as the recipe of small"),
-        (2, 8, 4, 2, "= 128, 16,384 tokens a step, as the recipe of small"),
-        (2, 8, 128, 1, "= 2,048, 262,144 tokens a step; the recipe of small has 128"),
-        (2, 8, 6, 3, "= 288, 36,864 tokens a step; the recipe of small has 128"),
-        (64, 8, 1, 1, "= 512, 65,536 tokens a step; the recipe of small has 128, which 512 processes cannot make"),
-    ],
-)
-def test_the_dry_run_tells_how_the_batch_comes_together(nodes, on_a_node, sequences, accumulated, told, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_a_node))
-
-    def args(sequences, accumulated):
-        args = SimpleNamespace(gradient_accumulation_steps=accumulated, train_batch_size=sequences)
-        args.world_size, args.max_seq_length = nodes * on_a_node, 128
-        args.sequences_per_step = args.world_size * sequences * accumulated
-        return args
-
-    found = pretrain.describe_batch(args(sequences, accumulated), "small")
-    product = f"{nodes} node(s) x {on_a_node} process(es) x {sequences} sequence(s) x {accumulated} accumulated"
-    assert found.startswith(f"{product} {told}")
-    advised = [
-        re.search(rf"--{flag} (\d+)", found) for flag in ("per_device_train_batch_size", "gradient_accumulation_steps")
-    ]
-    if advised[0]:  # which is followed
-        steps = int(advised[1][1]) if advised[1] else accumulated
-        assert pretrain.describe_batch(args(int(advised[0][1]), steps), "small").endswith("as the recipe of small")
-    else:
-        assert "as the recipe" in found or "cannot make" in found
-
-
-def test_the_first_process_of_the_run_goes_first_then_that_of_each_node_then_the_others(tmp_path):
-    port, context = free_port(), multiprocessing.get_context("fork")
-    processes = [context.Process(target=note_turn, args=(rank, port, tmp_path)) for rank in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=60)
-    assert [process.exitcode for process in processes] == [0] * 4
-    began, ended = (
-        [float((tmp_path / f"{rank}.{name}").read_text()) for rank in range(4)] for name in ("began", "ended")
+def test_the_dry_run_tells_how_the_batch_comes_together(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    args = SimpleNamespace(gradient_accumulation_steps=3, train_batch_size=6, world_size=16, max_seq_length=128)
+    args.sequences_per_step = 16 * 6 * 3
+    assert pretrain.describe_batch(args, "small") == (
+        "2 node(s) x 8 process(es) x 6 sequence(s) x 3 accumulated = 288 (128 in the recipe of small), "
+        "36,864 tokens a step"
     )
-    assert ended[0] <= min(began[1:])
-    assert max(ended[0], ended[2]) <= min(began[1], began[3])
-
-
-def note_turn(rank, port, directory):
-    """A process of a node of two, and when it has its turn."""
-    PartialState._reset_state()
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank % 2), WORLD_SIZE="4", LOCAL_WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), OMP_NUM_THREADS="1")
-    args = RTDTrainingArguments(output_dir=str(directory), use_cpu=True)
-    with pretrain.in_turn(args):
-        (directory / f"{rank}.began").write_text(str(time.monotonic()))
-        time.sleep(0.05)
-        (directory / f"{rank}.ended").write_text(str(time.monotonic()))
-    os._exit(0)

@@ -1,14 +1,12 @@
 """`hf-electra-rtd pretrain`, as its user sees it."""
 
 import contextlib
-import json
 import os
 import re
 import runpy
 import shutil
 import signal
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import pretrain_no_trainer
@@ -102,10 +100,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
 
 
 @pytest.mark.parametrize("flags", [(), ("--overwrite_output_dir",), ("--resume_from_checkpoint", "auto")])
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "vocab.txt", "generator/mine", "fractions/mine", "config.json/mine", "checkpoint-2/mine"],
-)
+@pytest.mark.parametrize("name", ["model.safetensors", "generator/mine", "config.json/mine", "checkpoint-2/mine"])
 def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypatch, name, flags):
     monkeypatch.setattr("hf_electra_rtd.training.pretrain.get_tokenizer", lambda *_: pytest.fail("work was done"))
     (tmp_path / "run" / name).parent.mkdir(parents=True)
@@ -115,13 +110,11 @@ def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypat
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 
 
-@pytest.mark.parametrize("name", ["generator/mine", "training_curves.png/mine"])
-def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run, name):
+def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run):
     shutil.rmtree(copied_run / "generator")
-    (copied_run / "training_curves.png").unlink()
-    (copied_run / name).parent.mkdir()
-    (copied_run / name).touch()
-    with pytest.raises(ValueError, match=f"{name.removesuffix('/mine')} is there, and no"):
+    (copied_run / "generator").mkdir()
+    (copied_run / "generator" / "mine").touch()
+    with pytest.raises(ValueError, match="generator is there, and no"):
         pretrain("--overwrite_output_dir")
 
 
@@ -195,18 +188,14 @@ def test_the_checkpoint_is_chosen_under_the_lock_after_one_that_was_being_replac
     pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-4"))
 
 
-def test_another_run_is_replaced_only_when_asked(pretrain, copied_run):
+def test_another_run_is_replaced_only_when_asked_also_where_the_one_that_replaced_it_died(
+    pretrain, copied_run, monkeypatch
+):
     before = (copied_run / "run_record.json").read_bytes()
     with pytest.raises(ValueError, match=r"another run.*--resume_from_checkpoint latest"):
         pretrain()
     assert (copied_run / "run_record.json").read_bytes() == before
     (copied_run / "publish.json").touch()
-    pretrain("--overwrite_output_dir", max_steps=2)
-    assert not {"checkpoint-4", "fractions", "publish.json"} & {path.name for path in copied_run.iterdir()}
-    assert PretrainingRecord.load(copied_run).steps == 2
-
-
-def test_a_run_that_replaces_another_and_dies_early_can_be_replaced(pretrain, copied_run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("hf_electra_rtd.training.pretrain.RTDTrainer.train", lambda *_, **__: sys.exit(9))
         with pytest.raises(SystemExit):
@@ -217,30 +206,21 @@ def test_a_run_that_replaces_another_and_dies_early_can_be_replaced(pretrain, co
         pretrain()
     pretrain("--overwrite_output_dir", max_steps=1)
     assert PretrainingRecord.load(copied_run).steps == 1
-    assert not (copied_run / ".outputs").exists()
+    left = {path.name for path in copied_run.iterdir()}
+    assert not {"checkpoint-4", "fractions", "publish.json", ".outputs"} & left
 
 
-@pytest.mark.slow
-def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch, capsys):
-    monkeypatch.setenv("HF_TOKEN", "hf_invalid")
-    path, asked = copied_run / "publish.json", []
-    path.write_text('{"run": "old"}')
+def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch):
+    (copied_run / "publish.json").write_text('{"run": "old"}')
 
     def check(repo_ids, directory, *options):
-        asked.append(remember(directory)["run"])
-        if len(asked) == 1:
-            raise ValueError("The Hub refuses.")
+        assert remember(directory)["run"] != "old"
+        raise ValueError("The Hub refuses.")
 
     monkeypatch.setattr("hf_electra_rtd.training.trainer.check", check)
-    hub = {"push_to_hub": True, "hub_model_id": "lab/electra", "hub_strategy": "end", "max_steps": 1}
     with pytest.raises(ValueError, match="refuses"):
-        pretrain("--overwrite_output_dir", **hub)
-    assert path.read_text() == '{"run": "old"}'  # the run is still there, so its key is, too
-    status, _ = pretrain("--overwrite_output_dir", **hub)
-    assert (asked[1] != "old", json.loads(path.read_text())["run"]) == (True, asked[1])
-    # A run that could not be published is complete all the same, and says so.
-    assert (status, PretrainingRecord.load(copied_run).steps) == (1, 1)
-    assert "--resume" in "".join(capsys.readouterr())
+        pretrain("--overwrite_output_dir", push_to_hub=True, hub_model_id="lab/electra")
+    assert (copied_run / "run_record.json").exists()
 
 
 def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(pretrain, monkeypatch):
@@ -284,11 +264,28 @@ NEW = {"model_config": None}  # networks of a named size
         ({"masking": "words"}, "--masking: there is no 'words'"),
         (NEW | {"generator_type": "unigram", "generator_learning_rate": 1}, "--generator_learning_rate needs a gen"),
         (NEW | {"objective": "mlm", "clip_separately": True}, "--clip_separately needs a generator that learns"),
-        (NEW | {"clip_separately": True, "max_grad_norm": 0}, "clip_separately with --max_grad_norm 0 clips nothing"),
-        (NEW | {"generator_type": "two_tower", "freeze_generator": True}, "it cannot be frozen: leave freeze_gen"),
         (NEW | {"generator_learning_rate": 1, "optim": "adafactor"}, "is for --optim adamw_torch, not adafactor"),
         (NEW | {"generator_learning_rate": -1}, "--generator_learning_rate is -1: it must be at least 0"),
-        (NEW | {"generator_objective": "adversarial", "temperature": 0}, "temperature=0.0 does not go with"),
+        (NEW | {"generator_objective": "adversarial", "temperature": 0}, "does not go with temperature=0.0"),
+        (NEW | {"objective": "mlm", "sharing": "gdes"}, "gdes"),
+        ({"generator": "x"}, "Leave --generator out"),
+        (NEW | {"generator": "x", "generator_hidden_size": 0.5}, "Leave --generator_hidden_size out"),
+        (NEW | {"initialization": "neighbors"}, "there is no 'neighbors'. Did you mean 'neighbours'"),
+        (NEW | {"initialization": "neighbours", "generator": "x"}, "Leave it or --generator out"),
+        ({"freeze_generator": True, "sharing": "none"}, "untrained generator"),
+        ({"max_seq_length": 65}, "64 positions, fewer than --max_seq_length 65"),
+        ({"attn_implementation": "nonsense"}, "attn_implementation"),
+        ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
+        ({"hub_token": "hf_secret"}, "written into the run's files"),
+        ({"push_to_hub": True, "hub_model_id": "electra"}, "needs --hub_model_id ORG/NAME"),
+        (
+            {"push_to_hub": True, "hub_model_id": "lab/electra", "hub_strategy": "every_save"},
+            "published once, at its end",
+        ),
+        ({"checkpoint_fractions": 1.5}, r"checkpoint_fractions is 1\.5"),
+        ({"save_strategy": "epoch"}, "save_strategy epoch"),
+        ({"save_on_each_node": True}, "--save_on_each_node: a checkpoint is written once"),
+        ({"load_best_model_at_end": True}, "no step is the best"),
         ({"resume_from_checkpoint": "latest"}, "no complete checkpoint"),
         ({"resume_from_checkpoint": "elsewhere"}, "elsewhere cannot be read.*not a whole checkpoint"),
     ],
@@ -299,7 +296,7 @@ def test_mistakes_are_told_before_any_work_is_lost(pretrain, tmp_path, options, 
     assert not (tmp_path / "run" / "blocks").exists()
 
 
-def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_run, copied_run, tmp_path, monkeypatch):
+def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_run, copied_run, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"file cannot be written.*another directory"):
         pretrain(output_dir=tmp_path / "file")
@@ -307,11 +304,6 @@ def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_r
         pretrain("--resume_from_checkpoint", str(copied_run / "checkpoint-2"))
     with pytest.raises(ValueError, match="holds another run than"):
         pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-4"))
-    usage = namedtuple("usage", "total used free")(10**9, 10**9, 1000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"but 1\.0 kB are free"):
-        pretrain(output_dir=tmp_path / "new")
-    assert not list((tmp_path / "new").glob("checkpoint-*"))
 
 
 def test_a_max_grad_norm_of_zero_clips_nothing_in_either_loop(pretrain, tmp_path):

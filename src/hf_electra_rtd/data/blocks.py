@@ -14,7 +14,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,6 +31,7 @@ from hf_electra_rtd.ops import randomness
 BLOCK_SUFFIX = ".blocks"
 # Position of the first held-out sequence, so that none shares a random number with a training sequence.
 HELD_OUT_POSITION = 2**40
+_REMEDY = "Copy or prepare it again, where all machines can read it."
 _MAGIC = b"HF-RTD-BLOCKS\x00\x00\x06"
 _FOOTER = struct.Struct("<Q32s")
 _INDEX = np.dtype([("end", "<u8"), ("second_segment", "<u4")])
@@ -87,12 +88,13 @@ class SequenceBatch(Sequence[dict[str, Any]]):
 
 
 class BlockWriter:
-    """Writes a block file: `write` any number of times, then `finish`. Memory does not grow with their number."""
+    """Writes a block file: `write` any number of times, then `finish`. Memory does not grow with their number: bits
+    and index wait in temporary files beside `path`, until `stack` closes them."""
 
-    def __init__(
-        self, file: BinaryIO, bit_file: BinaryIO, index_file: BinaryIO, max_seq_length: int, vocab_size: int
-    ) -> None:
-        self._file, self._bit_file, self._index_file, self._digest = file, bit_file, index_file, hashlib.sha256()
+    def __init__(self, stack: ExitStack, path: Path, max_seq_length: int, vocab_size: int) -> None:
+        self._file = stack.enter_context(open(path, "wb"))  # noqa: SIM115
+        temporary = [stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for _ in range(2)]  # noqa: SIM115
+        (self._bit_file, self._index_file), self._digest = temporary, hashlib.sha256()
         self.max_seq_length, self.vocab_size = max_seq_length, vocab_size
         self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
         self._write(_MAGIC)
@@ -162,25 +164,14 @@ def map_file(path: str, magic: bytes, kind: str) -> tuple[np.ndarray, dict[str, 
 @contextmanager
 def writing_blocks(path: str | os.PathLike[str], max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
     """Yields a [`BlockWriter`]. The file has its name, whole, when the block ends without an error."""
-    with writing(path) as partial, block_writer(partial, max_seq_length, vocab_size) as writer:
-        yield writer
-
-
-@contextmanager
-def block_writer(path: Path, max_seq_length: int, vocab_size: int) -> Iterator[BlockWriter]:
-    """A [`BlockWriter`] of a file in a directory of its own, where it keeps some more until the block ends."""
-    with (
-        open(path, "wb") as file,
-        tempfile.TemporaryFile(dir=path.parent) as bit_file,
-        tempfile.TemporaryFile(dir=path.parent) as index_file,
-    ):
-        yield BlockWriter(file, bit_file, index_file, max_seq_length, vocab_size)
+    with writing(path) as partial, ExitStack() as stack:
+        yield BlockWriter(stack, partial, max_seq_length, vocab_size)
 
 
 class Blocks(Dataset):
     """Prepared sequences, in one file ([`BlockFile`]) or in several (`shards.ShardedBlocks`): a map-style dataset of
     `{"input_ids", "token_type_ids", "word_starts", "document_starts"}`. `read` gives a whole batch, whose items have
-    only the first two, as collators of others would pass the rest on to the model."""
+    only the first two: collators of others would pass the rest on to the model."""
 
     path: str
     header: BlockHeader
@@ -208,6 +199,8 @@ class Blocks(Dataset):
         """Whether every sequence has `max_seq_length` tokens."""
         return self.header.num_tokens == self.header.num_sequences * self.header.max_seq_length
 
+    # ---- Shards, of which a single file is one ----
+
     @property
     def shard_rows(self) -> np.ndarray:
         """Sequences of each shard, int64 (S,)."""
@@ -230,32 +223,26 @@ class Blocks(Dataset):
 
 
 class BlockFile(Blocks):
-    """A block file.
+    """A block file, which is memory-mapped and lives on when another one takes its name.
 
-    All comes from one mapping of the file, which lives on when another file takes its name. `verify` reads all of it,
-    and compares its hash and its ids; the hash of the header is always compared. Raises ValueError for a file that is
-    no block file, was cut off, or was altered, or whose content does not have the hash `sha256`.
+    `verify` reads all of it, and compares its hash and its ids; the hash of the header is always compared. Raises
+    ValueError for a file that is no block file, was cut off or altered, or whose content has not the hash `sha256`.
     """
 
     def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
-        with reading(self.path, "Prepare it again, where all machines can read it."):
+        with reading(self.path, _REMEDY):
             content, values = map_file(self.path, _MAGIC, "block file")
             self.header = header = BlockHeader(**values)
-            dtype, index_size = id_dtype(header.vocab_size), header.num_sequences * _INDEX.itemsize
-            self._ids = content[len(_MAGIC) : len(_MAGIC) + header.num_tokens * dtype.itemsize].view(dtype)
-            self._index = content[len(content) - index_size :].view(_INDEX)
-            size = len(_MAGIC) + self._ids.nbytes
-            size += -size % 8
-            row_size = -(-header.max_seq_length // 8)
-            self._bits = content[size : size + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
-            size += self._bits.nbytes
-            named = all({"name", "sha256", "weight"} <= source.keys() for source in header.sources)
-            if not (size + -size % 8 + index_size == len(content) and named and index_size and header.num_tokens > 0):
-                raise ValueError("its header does not fit its content")
+            dtype, row_size = id_dtype(header.vocab_size), -(-header.max_seq_length // 8)
+            start, end = len(_MAGIC), len(_MAGIC) + header.num_tokens * dtype.itemsize
+            self._ids = content[start:end].view(dtype)
+            end += -end % 8
+            self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
+            self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
         found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
         if found != header.sha256 or found != (sha256 or found):
-            raise ValueError(f"{self.path} was altered after it was written. Prepare it again.")
+            raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")
         if verify and self._ids.max() >= header.vocab_size:
             raise ValueError(f"{self.path} holds ids beyond its vocabulary of {header.vocab_size}. Prepare it again.")
 
@@ -286,14 +273,14 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 class SequenceStream(Dataset):
-    """`num_positions` sequences in the order of training. Read it in order, from wherever a run was interrupted.
+    """`num_positions` sequences (by default one epoch) in the order of training.
 
     `sequences` are [`Blocks`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation that
-    depends on the seed and the epoch alone: workers, processes, accumulation and resuming do not change it.
-    `num_positions` is one epoch by default; `shuffle=False` keeps the order of the dataset. With `shuffle_window`,
-    shards are drawn in a random order, and sequences shuffled within each window of so many shards. `corrupted` is a
-    [`CorruptedFile`] of this stream, whose samples go with the sequences of a block file. Raises ValueError for no
-    sequence, a window of more shards than there are, or one that does not fit in the cache.
+    depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. With `shuffle_window`,
+    shards are drawn in a random order, and sequences shuffled within each window of so many shards. Positions are
+    counted from `first_position`. `corrupted` is a [`CorruptedFile`] of this stream, whose samples go with the
+    sequences of a block file. Raises ValueError for no sequence, a window of more shards than there are, or one that
+    does not fit in the cache.
     """
 
     corrupted: Any = None
@@ -316,7 +303,7 @@ class SequenceStream(Dataset):
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
-            what = f"--shuffle_window {shuffle_window}, but the sequences have {len(self._rows)} shard(s)"
+            what = f"--shuffle_window {shuffle_window}, but there are {len(self._rows)} shard(s)"
             raise ValueError(f"{what}. Choose at most as many, or prepare smaller shards (--shard_size).")
         self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
         if is_prepared:
@@ -364,9 +351,8 @@ class SequenceStream(Dataset):
                 indices[here] = self._order(epoch, window)[places[here] - (ends[window - 1] if window else 0)]
         return indices
 
-    def num_tokens(self, num_positions: int | None = None) -> int:
-        """Tokens in the first `num_positions` sequences (by default all) of prepared ones, padding left out."""
-        num_positions = len(self) if num_positions is None else num_positions
+    def num_tokens(self, num_positions: int) -> int:
+        """Tokens in the first `num_positions` sequences of prepared ones, padding left out."""
         if self.sequences.is_full:
             return num_positions * self.sequences.header.max_seq_length
         epochs, rest = divmod(num_positions, len(self.sequences))
@@ -405,8 +391,7 @@ class SequenceStream(Dataset):
 
     def _shards_at(self, positions: np.ndarray) -> tuple[list[int], list[int]]:
         """The shards of the windows that hold some positions, and those of the window after them."""
-        found, size = dict[int, None](), len(self.sequences)
-        then: list[int] = []
+        found, then, size = dict[int, None](), list[int](), len(self.sequences)
         for position in (int(positions.min()), int(positions.max())):
             epoch, place = divmod(position, size)
             windows, ends = self._windows(epoch)
@@ -414,6 +399,5 @@ class SequenceStream(Dataset):
             found |= dict.fromkeys(windows[number].tolist())
             end = epoch * size + int(ends[number])
             if end < len(self):
-                following = self._windows(end // size)[0]
-                then = following[(number + 1) % len(windows)].tolist()
+                then = self._windows(end // size)[0][(number + 1) % len(windows)].tolist()
         return list(found), [shard for shard in then if shard not in found]

@@ -1,18 +1,17 @@
 """Copies of files from elsewhere, in a directory of bounded size.
 
-The caches of fsspec (`filecache`, `simplecache`) have no bound, compare no hashes, and remove what others read.
+The caches of fsspec (`filecache`, `simplecache`) have no bound and compare no hashes.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +23,21 @@ from rich.filesize import decimal as format_bytes
 from hf_electra_rtd.files import naming, reading
 
 
-try:
-    import fcntl
-except ImportError:  # Windows, which removes no file that is mapped
-    fcntl = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
 
 CACHE_SIZE = 32 * 10**9
 CACHE_DIRECTORY = os.path.join(HF_HOME, "rtd-shards")
 PAUSE = 1.0  # seconds between looks at what is missing
 _PATIENCE = 3600.0  # seconds to wait for room, or for another process that copies
-_NETWORK = "Check the address, the network and your rights there."
+_NETWORK = "Check the address, the network, your rights there, and the room in --cache_dir."
 # The name of a copy: the hash, and the size of one that is not finished. Other files are not of the cache.
 _OURS = re.compile(r"([0-9a-f]{64})(?:\.blocks|-([0-9]+)\.partial)")
 
 
-@contextmanager
-def holding(file: int) -> Iterator[bool]:
-    """Keeps others from removing a file, given by its descriptor; says whether it is still there."""
-    if fcntl is None:
-        yield True
-        return
-    fcntl.flock(file, fcntl.LOCK_SH)
-    try:
-        yield os.fstat(file).st_nlink > 0
-    finally:
-        fcntl.flock(file, fcntl.LOCK_UN)
-
-
 class Cache:
     """Copies of files in a directory of bounded size, named by their hashes. Any number of processes may share it: one
-    copies a file while the others wait, and what is read at the moment is not removed. A copy that is not finished
-    has its whole size in its name, and counts with it."""
+    copies a file while the others wait. A file that another process still reads may make room, and leaves the disk
+    when that process closes it. A copy that is not finished has its whole size in its name, and counts with it."""
 
     def __init__(self, url: str, directory: str, size: int) -> None:
         self.url, self.directory, self.size, self._has_warned = url, Path(directory), size, False
@@ -83,16 +64,15 @@ class Cache:
             return {path[len(root) + 1 :]: found["size"] for path, found in listing if found["size"] is not None}
 
     def check_room(self, needed: int, number: int) -> None:
-        what = f"{number} shard(s) of {self.url} are read at once and need {format_bytes(needed)}"
-        if needed > self.size:
-            remedy = "Raise --cache_size, or lower --shuffle_window (without it, all shards are read at once)."
-            raise ValueError(f"{what}, but --cache_size is {format_bytes(self.size)}. {remedy}")
+        """Raises ValueError if `number` shards of so many bytes together do not fit at once."""
         with naming(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
         free = self._free(self._files())
-        if needed > free:
-            remedy = "Free some, choose another --cache_dir, or lower --shuffle_window."
-            raise ValueError(f"{what}, but {format_bytes(free)} are free in {self.directory}. {remedy}")
+        if needed > min(self.size, free):
+            what = f"{number} shard(s) of {self.url} are read at once and need {format_bytes(needed)}"
+            there = f"--cache_size is {format_bytes(self.size)}, {format_bytes(free)} are free in {self.directory}"
+            remedy = "Change --cache_size or --cache_dir, or lower --shuffle_window (without it, all are read at once)"
+            raise ValueError(f"{what}: {there}. {remedy}.")
 
     def fetch(
         self,
@@ -105,8 +85,8 @@ class Cache:
         waits: bool = True,
     ) -> Path:
         """The path of a file, which is copied if it is not there, once `accept(path)` raised nothing. Files with a
-        hash of `keep`, and those that were read in the last `idle` seconds, are not removed for it. If it does not
-        wait (for room, or for another process that copies it), the path may not exist."""
+        hash of `keep`, and those that were read in the last `idle` seconds, make no room for it. If it does not wait
+        (for room, or for another process that copies it), the path may not exist."""
         path, until = self.path(sha256), time.monotonic() + _PATIENCE
         if path.exists():
             return path
@@ -120,7 +100,7 @@ class Cache:
                 while not self._make_room(partial, size, keep, idle):
                     if not waits:
                         return path
-                    what = f"{self.directory} has no room for {where}: others read what is there, or fill the disk."
+                    what = f"{self.directory} has no room for {where}: others copy, or fill the disk."
                     remedy = "Raise --cache_size, free some of the disk, or give each run its own --cache_dir."
                     if time.monotonic() > until:
                         raise ValueError(f"{what} {remedy}")
@@ -130,7 +110,10 @@ class Cache:
                     time.sleep(PAUSE / 10)
                 try:
                     with reading(where, _NETWORK):
-                        self._copy(name, partial, where)
+                        system, root = self._place()
+                        system.get_file(f"{root}/{name}", str(partial))
+                    with open(partial, "rb") as file:
+                        os.fsync(file.fileno())
                     accept(str(partial))
                     with self._lock("room", _PATIENCE):  # so that nobody counts files meanwhile
                         os.replace(partial, path)
@@ -140,18 +123,6 @@ class Cache:
             if waits:
                 raise ValueError(f"{path} was not copied in {_PATIENCE:.0f} seconds by another process.") from None
         return path
-
-    def _copy(self, name: str, target: Path, where: str) -> None:
-        system, root = self._place()
-        try:
-            system.get_file(f"{root}/{name}", str(target))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            remedy = "Free some, lower --cache_size, or choose another --cache_dir."
-            raise ValueError(f"{where}: no space left in {self.directory}. {remedy}") from error
-        with open(target, "rb") as file:
-            os.fsync(file.fileno())
 
     def _lock(self, name: str, timeout: float) -> FileLock:
         return FileLock(self.directory / f"{name}.lock", timeout=timeout)
@@ -177,10 +148,8 @@ class Cache:
             files = self._files()
             total, room = needed + sum(size for _, size, _, _ in files), min(self.size, self._free(files))
             for used, size, _, path in files:
-                if total <= room:
-                    break
-                is_recent = time.time() - used < idle
-                if path.stem not in keep and not is_recent and self._remove(path):
+                may_go = path.stem not in keep and time.time() - used >= idle
+                if total > room and may_go and self._remove(path):
                     total -= size
             if total <= room:
                 with naming(self.directory):
@@ -188,11 +157,9 @@ class Cache:
             return total <= room
 
     def _remove(self, path: Path) -> bool:
-        """Removes a file with its lock, unless it is being read or copied."""
+        """Removes a file with its lock, unless it is being copied."""
         lock = self._lock(path.name[:64], 0)
-        with suppress(Timeout, OSError), lock, open(path, "rb") as file:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(Timeout, OSError), lock:
             path.unlink()
             os.unlink(lock.lock_file)  # who waits for it sees that it was removed, and makes another
             return True

@@ -11,10 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, Blocks, SequenceBatch
+from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.corruption import fill
-from hf_electra_rtd.data.packing import check_mixed
 from hf_electra_rtd.data.tokenization import check_tokenizer
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.files import known_names
@@ -39,10 +38,6 @@ MASKING: dict[str, tuple[float, ...] | None] = {
     "ngram": (0.4, 0.3, 0.2, 0.1),
     "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
-_NO_DOCUMENTS = (
-    "--document_attention needs to know where documents begin, and these sequences do not say it. Prepare the text "
-    "(hf-electra-rtd prepare), or give plain features a column document_starts."
-)
 
 
 class DataCollatorForRTD:
@@ -51,13 +46,12 @@ class DataCollatorForRTD:
     [CLS], [SEP], [PAD] and [MASK] are never masked, [UNK] may be. Of the masked tokens, 85 % become [MASK] and 15 %
     stay as they are; none becomes a random token. All of them count in both losses and are sampled
     (google-research/electra pretrain/pretrain_helpers.py, `mask`). A sequence of n real tokens, fewer than L, uses
-    round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100. [CLS] and [SEP] count
-    in L.
+    round(mask_probability * n) of its K slots, at least one; in unused slots the label is -100.
 
     `masking` is `token`, `word`, `ngram` (1 to 4 words) or `span` (1 to 10 words, 3.8 on average): what is masked
     together, and becomes [MASK] or stays together. The number of masked tokens is the same: at most two groups of a
-    sequence are cut. All but `token` need the beginnings of words, which block files hold. Plain features give them in
-    a column `word_starts` (a plain Trainer keeps it with remove_unused_columns=False); else they are WordPiece's.
+    sequence are cut. All but `token` need the beginnings of words, of block files, of a column `word_starts` (a plain
+    Trainer keeps it with remove_unused_columns=False), or of WordPiece.
 
     With a seed, masks and samples are a function of it, of each sequence's `stream_position`, which
     [`SequenceStream`] gives, and of the length that it is padded to: `max_seq_length`, by default the longest one of
@@ -65,16 +59,14 @@ class DataCollatorForRTD:
 
     `document_attention`: where a sequence holds parts of several documents, tokens see only their own, and positions
     begin again in each. [CLS] belongs to the first, a [SEP] to the one that it closes; token type 1 is only for a
-    document that segment B goes on with. That needs to know where documents begin, which block files hold; plain
-    features say it in a column `document_starts`, as for words.
+    document that segment B goes on with. Documents begin where block files, or a column `document_starts`, say it.
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
     `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
-    stream positions (B,), the temperatures of sampling (B,), which are then returned as `sampling_temperature`. Where
-    a stream has samples (`SequenceStream.corrupted`), there is `corrupted_input_ids` (B, L) in place of both.
-    `confusions` add `confused_ids` (B, K): wrong tokens that stand in place of samples, -1 where these stay. With
-    `document_attention`, batches with several documents in a sequence have `document_ids` and `position_ids` (B, L).
-    Raises ValueError for sequences that it cannot use.
+    stream positions (B,), `sampling_temperature` (B,). Where a stream has samples (`SequenceStream.corrupted`), there
+    is `corrupted_input_ids` (B, L) in place of both. `confusions` add `confused_ids` (B, K): wrong tokens that stand
+    in place of samples, -1 where these stay. With `document_attention`, batches with several documents in a sequence
+    have `document_ids` and `position_ids` (B, L). Raises ValueError for sequences that it cannot use.
     """
 
     def __init__(
@@ -118,7 +110,8 @@ class DataCollatorForRTD:
         documents: dict[str, np.ndarray] = {}
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
-                raise ValueError(_NO_DOCUMENTS)
+                what = "--document_attention needs to know where documents begin, and these sequences do not say it"
+                raise ValueError(f"{what}. Prepare the text, or give plain features a column document_starts.")
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
             if (ids_BL > ids_BL[:, :1]).any():
@@ -169,36 +162,21 @@ class DataCollatorForRTD:
             arrays["confused_ids"] = self.confusions.draw(labels_BK, confusing_B2K.reshape(batch_size, num_slots, 2))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
-    def check_words(self, are_known: bool) -> None:
-        """Raises ValueError for sequences without the beginnings of words that this masking needs."""
-        if not are_known and self._continues is None and self._run_lengths is not None:
-            raise ValueError(
-                f"--masking {self.masking} needs to know where words begin, and these sequences do not say it. "
-                "Prepare the text again (hf-electra-rtd prepare), or give plain features a column word_starts."
-            )
-
     def _word_starts(self, batch: SequenceBatch) -> np.ndarray:
-        self.check_words(batch.word_starts is not None)
-        return ~self._continues[batch.ids] if batch.word_starts is None else batch.word_starts  # type: ignore[index]
+        if batch.word_starts is not None:
+            return batch.word_starts
+        if self._continues is None:
+            what = f"--masking {self.masking} needs to know where words begin, and these sequences do not say it"
+            raise ValueError(f"{what}. Prepare the text again, or give plain features a column word_starts.")
+        return ~self._continues[batch.ids]
 
     def _uniforms(self, batch: SequenceBatch, count: int, purpose: int) -> np.ndarray:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
-            raise ValueError(
-                "With a seed, each sequence needs its stream_position. Wrap the dataset in SequenceStream (and set "
-                "remove_unused_columns=False with a plain Trainer), or leave the seed out."
-            )
+            remedy = "Wrap the dataset in SequenceStream (a plain Trainer needs remove_unused_columns=False)"
+            raise ValueError(f"With a seed, each sequence needs its stream_position. {remedy}, or leave the seed out.")
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
-
-
-def check_documents(sequences: Any) -> None:
-    """Raises ValueError for sequences, [`Blocks`] or any dataset of dicts, that do not say where documents begin, or
-    that have one each."""
-    if isinstance(sequences, Blocks):
-        check_mixed(sequences.header.packing)
-    elif "document_starts" not in sequences[0]:
-        raise ValueError(_NO_DOCUMENTS)
 
 
 def falling_temperature(
@@ -211,8 +189,7 @@ def falling_temperature(
 
 def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> SequenceBatch:
     """Plain features as a batch. Padding that a tokenizer added is known by its `attention_mask`."""
-    ids = [np.asarray(feature["input_ids"]) for feature in features]
-    masks = [feature.get("attention_mask", [1] * len(row)) for feature, row in zip(features, ids, strict=True)]
+    masks = [feature.get("attention_mask", [1] * len(feature["input_ids"])) for feature in features]
     lengths = np.array([int(np.sum(mask)) for mask in masks])
     length = int(lengths.max()) if max_seq_length is None else max_seq_length
     if lengths.max() > length:
@@ -221,17 +198,19 @@ def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> S
         raise ValueError("A sequence has no tokens. Filter empty sequences out.")
     if not all(mask[0] for mask in masks):
         raise ValueError("A sequence is padded on the left. Set the tokenizer's padding_side to 'right'.")
-    matrix = np.zeros((len(ids), length), dtype=np.int64)
-    second_segments = lengths.copy()
-    for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
-        matrix[place, :size] = ids[place][:size]
-        second_segments[place] -= int(np.sum(np.asarray(feature.get("token_type_ids", [0]))[:size]))
-    positions = [feature.get("stream_position") for feature in features]
+
+    def pad(name: str, dtype: type) -> np.ndarray | None:
+        """A column, (B, L); None if a feature lacks it."""
+        if not all(name in feature for feature in features):
+            return None
+        rows: np.ndarray = np.zeros((len(features), length), dtype=dtype)
+        for row, feature, size in zip(rows, features, lengths.tolist(), strict=True):
+            row[:size] = feature[name][:size]
+        return rows
+
+    types, positions = pad("token_type_ids", np.int64), [feature.get("stream_position") for feature in features]
+    second_segments = lengths if types is None else lengths - types.sum(axis=1)
     stream_positions = None if None in positions else np.array(positions, dtype=np.int64)
-    starts = {}
-    for name in ("word_starts", "document_starts"):
-        if all(name in feature for feature in features):
-            starts[name] = np.zeros(matrix.shape, dtype=bool)
-            for place, (feature, size) in enumerate(zip(features, lengths.tolist(), strict=True)):
-                starts[name][place, :size] = feature[name][:size]
-    return SequenceBatch(matrix, lengths, second_segments, stream_positions, **starts)
+    ids: Any = pad("input_ids", np.int64)
+    starts = pad("word_starts", bool), pad("document_starts", bool)
+    return SequenceBatch(ids, lengths, second_segments, stream_positions, *starts)

@@ -3,26 +3,23 @@ made from text, and in correction.
 
     hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
 
-Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a character or word
-drawn at random among the right ones of all rows), at a place drawn among the words that stand behind another one in a
-row of the kind (or that do in lower case). Words that a row `x x` protects stay. --clean_share of the sentences stay
-as they are: a model that saw no right sentences would find errors everywhere. The table has the columns `text` and
-`right`, as `finetune --task_kind correction` reads them; pairs.tsv.json beside it says how it was made, with the
-hashes of the files. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the
-same sound, 30 % a similar one, 20 % were alike in strokes, 10 % were random.
+Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a word drawn at
+random among the right ones of all rows), at a place drawn among the words that stand behind another one in a row of
+the kind, also in lower case. Words that a row `x x` protects stay, and --clean_share of the sentences: a model that
+saw no right sentences would find errors everywhere. The table has the columns `text` and `right`, as `finetune
+--task_kind correction` reads them. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had
+the same sound, 30 % a similar one, 20 % were alike in strokes, 10 % were random.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +30,7 @@ from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han
 from hf_electra_rtd.data.words import whole_words
-from hf_electra_rtd.files import check_output, named_file, read_lines, write_text, writing
+from hf_electra_rtd.files import check_output, named_file, read_lines, writing
 from hf_electra_rtd.ops import confuse
 
 
@@ -75,12 +72,13 @@ class Confusions:
 def read_confusions(path: str) -> Confusions:
     """Reads rows `wrong right right ...`, with tabs or spaces between, in UTF-8. Behind a single Chinese character, a
     column of several stands for each of them. `x x` protects x, of any length. Lines that begin with # are comments.
-    Raises ValueError, with the line, for a row of one column, and for several words or characters to be changed."""
+    Raises ValueError, with the line, for a row of one column, and for others than single Chinese characters beside a
+    Chinese one."""
     rights: dict[str, tuple[str, ...]] = {}
     protected = set()
     for number, line in enumerate(read_lines(path), 1):
-        wrong, *columns = line.split() or [""]
-        if not wrong or wrong.startswith("#"):
+        wrong, *columns = line.split() or ["#"]
+        if wrong.startswith("#"):
             continue
         if not columns:
             remedy = "Write a word and what it may be meant to be: `wrong right right ...` (`x x`: x stays)."
@@ -88,15 +86,11 @@ def read_confusions(path: str) -> Confusions:
         if columns == [wrong]:
             protected.add(wrong)
             continue
-        if is_han(wrong) and len(wrong) > 1:
-            remedy = "Write a single character, or the same word twice to protect it."
-            raise ValueError(f"{path}, line {number}: {wrong!r} has several characters. {remedy}")
         found = [part for column in columns for part in (column if is_han(column) else [column])]
-        if is_han(wrong) and (other := next((part for part in found if not is_han(part)), None)):
-            raise ValueError(f"{path}, line {number}: {other!r} is no Chinese character, as {wrong!r} is.")
+        if is_han(wrong) and (len(wrong) > 1 or not all(map(is_han, found))):
+            what = "must be a single Chinese character and those that it may be, or the same word twice"
+            raise ValueError(f"{path}, line {number}: {line.strip()!r} {what}.")
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
-    if not rights and not protected:
-        raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
     return Confusions(rights, frozenset(protected))
 
 
@@ -142,13 +136,10 @@ class Misspeller:
         kept = [span for one in self.sets for span in one.protected_in(sentence)]
         words = [word for word in WORD.finditer(sentence)
                  if not any(word.start() < span.stop and span.start < word.end() for span in kept)]  # fmt: skip
-        rows: list[list[tuple[Any, Sequence[str]]]]
-        rows = [[(word, one.wrongs_of(word[0])) for word in words] for one in self.sets]
-        rows.append([(word, self._strangers[is_han(word[0])]) for word in words])
-        usable = [
-            [(word, others) for word, others in of_kind if any(other != word[0] for other in others)]
-            for of_kind in rows
-        ]
+        usable: list[list[tuple[Any, Sequence[str]]]] = []
+        for wrongs_of in [*(one.wrongs_of for one in self.sets), lambda word: self._strangers[is_han(word)]]:
+            rows = ((word, wrongs_of(word[0])) for word in words)
+            usable.append([(word, others) for word, others in rows if any(other != word[0] for other in others)])
         weights = [share * bool(of_kind) for share, of_kind in zip(self.shares, usable, strict=True)]
         if not any(weights):
             return sentence
@@ -182,38 +173,19 @@ def main(argv: list[str]) -> None:
     pairs, changed, draw = 0, 0, random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("text\tright\n")
-        lines = (line for source in sources for line in read_text(source))
-        for sentence in islice(_sentences(lines), arguments.max_pairs):
+        lines = (line.replace("\t", " ") for source in sources for line in read_text(source))
+        sentences = (part.strip() for line in lines for part in _BETWEEN.split(line))
+        usable = (sentence for sentence in sentences if _SHORTEST <= len(sentence) <= _LONGEST)
+        for sentence in islice(usable, arguments.max_pairs):
             text = sentence if draw.random() < arguments.clean_share else misspell(sentence)
             file.write(f"{text}\t{sentence}\n")
             pairs += 1
             changed += text != sentence
-        if not pairs:
-            raise ValueError(
-                f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
-            )
         if not changed:
-            what = f"none of {pairs:,} sentences got an error"
+            what = f"of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} characters none got an error"
             remedy = "Give rows whose right words stand in the text, more text, or a lower --clean_share."
             raise ValueError(f"{', '.join(arguments.confusion_files)}: {what}. {remedy}")
-    made: dict[str, Any] = {name: getattr(arguments, name) for name in ("clean_share", "seed")}
-    made |= {
-        "pairs": pairs,
-        "changed": changed,
-        "files": [Path(name).name for name in arguments.files],
-        "shares": misspell.shares,
-    }
-    made["confusion_files"] = list(map(named_file, arguments.confusion_files))
-    write_text(f"{arguments.output_file}.json", json.dumps(made, indent=2) + "\n")
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
-
-
-def _sentences(lines: Iterable[str]) -> Iterator[str]:
-    """The sentences that are neither short nor long, without what is between them."""
-    for line in lines:
-        for sentence in map(str.strip, _BETWEEN.split(line.replace("\t", " "))):
-            if _SHORTEST <= len(sentence) <= _LONGEST:
-                yield sentence
 
 
 if __name__ == "__main__":

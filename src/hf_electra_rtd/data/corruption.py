@@ -54,7 +54,7 @@ def write_samples(
     path: Path, batches: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], num_slots: int, **header: Any
 ) -> None:
     """Writes a file, whole or not at all. A batch has the positions, which of them are used, and the samples: (B, K)
-    each. `header` are the fields of [`CorruptedHeader`] that are not known here."""
+    each. `header` are the other fields of [`CorruptedHeader`]."""
     row, digest, num_sequences = _row(num_slots, header["vocab_size"]), hashlib.sha256(_MAGIC), 0
     with writing(path) as partial, open(partial, "wb") as file:
         file.write(_MAGIC)
@@ -70,23 +70,20 @@ def write_samples(
 
 class CorruptedFile:
     """A memory-mapped file of samples. `verify` reads all of it, and compares its hash. Raises ValueError for a file
-    that is none, was cut off, or was altered, or whose content does not have the hash `sha256`."""
+    that is none, was cut off, or was altered."""
 
-    def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], verify: bool = False) -> None:
         self.path = os.fspath(path)
         with reading(self.path, _REMEDY):
             content, values = map_file(self.path, _MAGIC, _KIND)
-            self.header = header = CorruptedHeader(**values)
-            row = _row(header.num_slots, header.vocab_size)
-            if len(content) != len(_MAGIC) + header.num_sequences * row.itemsize:
-                raise ValueError("its header does not fit its content")
-            found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
-            if found != header.sha256 or found != (sha256 or found):
+            self.header = CorruptedHeader(**values)
+            if verify and hashlib.sha256(content.data).hexdigest() != self.header.sha256:
                 raise ValueError("it was altered after it was written")
-        self._rows = content[len(_MAGIC) :].view(row)
+        self._rows = content[len(_MAGIC) :].view(_row(self.header.num_slots, self.header.vocab_size))
 
+    # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __reduce__(self) -> tuple[Any, ...]:
-        return CorruptedFile, (self.path, False, self.header.sha256)
+        return CorruptedFile, (self.path,)
 
     def read(self, places: np.ndarray) -> np.ndarray:
         """The rows, with `positions` and `samples`, at int64 places (B,) of the stream."""

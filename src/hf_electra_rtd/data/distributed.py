@@ -16,8 +16,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -29,7 +29,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import dill
-import numpy as np
 from datatrove.data import Document
 from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.io import DataFolder, get_datafolder
@@ -37,11 +36,11 @@ from datatrove.pipeline.base import PipelineStep
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
-from hf_electra_rtd.data.packing import PACKERS, get_packer
-from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, Chunk, pack, too_few
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.packing import get_packer
+from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
 from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, get_tokenizer, log_header
-from hf_electra_rtd.data.shards import SHARD_SIZE, write_index, writing_shards
+from hf_electra_rtd.data.shards import SHARD_SIZE, ShardWriter, write_index
 from hf_electra_rtd.data.text import Source, Text, document_lines
 from hf_electra_rtd.data.tokenization import check_tokenizer, keep_tokenizer, load_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, get_segmenter
@@ -70,44 +69,33 @@ class ReadTexts(PipelineStep):
         places = [os.path.abspath(source.place) for source in sources]
         if twice := [place for place, count in Counter(map(os.path.realpath, places)).items() if count > 1]:
             raise ValueError(f"{twice[0]} is named twice. Name it once.")
-        root, known = os.path.commonpath(map(os.path.dirname, places)), [*map(os.stat, places)]
-        sizes = [file.st_size for file in known]
-        names = [os.path.relpath(place, root).replace(os.sep, "/") for place in places]
-        starts = (np.cumsum(sizes) - sizes) // _LARGEST_GROUP
-        named = [
-            (name, replace(source, place=place)) for name, source, place in zip(names, sources, places, strict=True)
-        ]
-        groups = groupby(zip(starts, named, strict=True), lambda pair: pair[0])
-        self.parts = [[text for _, text in group] for _, group in groups]
-        described = [
-            (name, file.st_size, file.st_mtime_ns, replace(source, place=""))
-            for name, file, source in zip(names, known, sources, strict=True)
-        ]
+        root, start, described = os.path.commonpath(map(os.path.dirname, places)), 0, []
+        parts = defaultdict[int, list[tuple[str, Source]]](list)
+        for source, place in zip(sources, places, strict=True):
+            file, name = os.stat(place), os.path.relpath(place, root).replace(os.sep, "/")
+            parts[start // _LARGEST_GROUP].append((name, replace(source, place=place)))
+            described.append((name, file.st_size, file.st_mtime_ns, replace(source, place="")))
+            start += file.st_size
+        self.parts = [*parts.values()]
         self.corpus = hashlib.sha256(repr(described).encode()).hexdigest()
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         for part in self.parts[rank::world_size]:
             for _, source in part:
-                lines: list[str] = []
-                number = 0
-                for line in Text(source, Path(), disable_progress=True).read("Reading"):
-                    if line:
-                        lines.append(line)
-                        continue
+                lines = Text(source, Path(), disable_progress=True).read("Reading")
+                documents = (document for is_text, document in groupby(lines, bool) if is_text)
+                for number, document in enumerate(documents):
                     metadata = {"file_path": source.place, _PART: part[0][0]}
-                    yield Document("\n".join(lines), f"{source.name}/{number}", metadata=metadata)
-                    lines, number = [], number + 1
+                    yield Document("\n".join(document), f"{source.name}/{number}", metadata=metadata)
 
 
 class PackShards(PipelineStep):
     """Tokenizes, packs and writes the documents of a pipeline to `output_dir/train` and `output_dir/held_out`.
 
-    `data_folder` is the reader's: files are known by their path below it, wherever it lies. Every task needs the
-    `output_dir` under the same path. Other arguments are those of `prepare_blocks`; `num_proc` threads tokenize in
-    each task; `settings` are what else must not change while tasks are missing. The tokenizer is kept in
-    `output_dir/tokenizer`, from which the tasks load it.
-
-    Raises ValueError for settings that do not fit together, or with which no task of `output_dir` was finished.
+    `data_folder` is the reader's: files are known by their path below it. Every task needs the `output_dir` under the
+    same path. Other arguments are those of `prepare_blocks`; `num_proc` threads tokenize in each task; `settings` are
+    what else must not change while tasks are missing. Raises ValueError for settings that do not fit together, or with
+    which no task of `output_dir` was finished.
     """
 
     name, type = "Pack into shards", "💾 - WRITER"
@@ -133,11 +121,12 @@ class PackShards(PipelineStep):
         get_packer(packing, tokenizer, max_seq_length, seed)
         self.names = PARTS[: 2 if held_out_share else 1]
         self.output_dir, self.root = Path(output_dir).absolute(), get_datafolder(data_folder).resolve_paths("")
-        self.word_segmenter, self.num_proc, self.shard_size = word_segmenter, num_proc, shard_size
-        self.max_seq_length, self.packing = max_seq_length, packing
-        self.recipe: dict[str, Any] = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": "no"}
-        self.recipe["split"] = "text"  # `prepare_blocks` holds other documents out
-        self.described = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": self.recipe}
+        self.word_segmenter, self.num_proc = word_segmenter, num_proc
+        self.max_seq_length, self.packing, self.shard_size = max_seq_length, packing, shard_size
+        # `prepare_blocks` holds other documents out than this `split`.
+        recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": "no", "split": "text"}
+        self.recipe: dict[str, Any] = recipe
+        self.described = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
         self.described["word_segmenter"] = get_segmenter(word_segmenter)[1]
         more = {"max_seq_length": max_seq_length, "shard_size": shard_size, **(settings or {})}
         self.settings = {**self.recipe, **self.described, **more}
@@ -149,23 +138,23 @@ class PackShards(PipelineStep):
         if tokenizer_hash(tokenizer) != self.described["tokenizer_hash"]:
             raise ValueError(f"{self.output_dir / TOKENIZER_DIRECTORY} was altered. Start again.")
         encoder = LineEncoder(tokenizer, get_segmenter(self.word_segmenter)[0])
-        packing_tokens = get_packer(self.packing, tokenizer, self.max_seq_length, 0).tokens
+        packer = get_packer(self.packing, tokenizer, self.max_seq_length, 0)
         parts: dict[str, Any] = {}
         for part, documents in groupby(data, self._part):
             if part in parts:
                 raise ValueError(f"The documents of {part} do not stand together. Leave files in order.")
             name = hashlib.blake2b(part.encode(), digest_size=8).hexdigest()
             seed = hashlib.blake2b(f"{self.recipe['seed']}/{part}".encode(), digest_size=8).digest()
-            sources: dict[str, _Hashed] = {}
+            sources: dict[str, dict[str, Any]] = {}
             with ExitStack() as stack:
-                sizes = (self.max_seq_length, len(tokenizer), self.shard_size)
+                shape = (self.max_seq_length, len(tokenizer), self.shard_size)
                 places = [self.output_dir / each for each in self.names]
-                writers = [stack.enter_context(writing_shards(place, name, *sizes)) for place in places]
-                packer = PACKERS[self.packing]
-                packers = [packer(packing_tokens, self.max_seq_length, int.from_bytes(seed, "big")) for _ in places]
-                chunks = self._chunks(documents, sources)
-                counted = pack(chunks, encoder, tokenizer.unk_token_id, packers, writers, self.num_proc)
-                facts = [source.facts() for source in sources.values()]
+                writers = [ShardWriter(stack, place, name, *shape) for place in places]
+                options = (packer.tokens, self.max_seq_length, int.from_bytes(seed, "big"))
+                packers = [type(packer)(*options) for _ in places]
+                lines = self._lines(documents, sources)
+                counted = pack(lines, encoder, tokenizer.unk_token_id, packers, writers, self.num_proc)
+                facts = [source | {"sha256": source["sha256"].hexdigest()} for source in sources.values()]
                 for writer, statistics in zip(writers, counted, strict=True):
                     writer.finish(statistics=statistics, sources=facts, **self.described)
             files = [[[file.name, BlockFile(file).header.sha256] for file in writer.files] for writer in writers]
@@ -185,10 +174,9 @@ class PackShards(PipelineStep):
             raise ValueError(f"{told}. Name the reader's data_folder, and let it add_file_path.")
         return file.removeprefix(root)
 
-    def _chunks(self, documents: Iterable[Document], sources: dict[str, _Hashed]) -> Iterator[Chunk]:
-        """Lines to be tokenized together. `sources` becomes what is known of each file."""
-        chunks, threshold = [Chunk(TRAIN), Chunk(HELD_OUT)], round(self.recipe["held_out_share"] * 2**64)
-        key = str(self.recipe["seed"]).encode()
+    def _lines(self, documents: Iterable[Document], sources: dict[str, dict[str, Any]]) -> Iterator[tuple[int, str]]:
+        """What `pack` takes. `sources` becomes what `scan` says of each file, its hash not yet in hexadecimal."""
+        threshold, key = round(self.recipe["held_out_share"] * 2**64), str(self.recipe["seed"]).encode()
         for document in documents:
             file = document.metadata["file_path"]
             try:
@@ -198,31 +186,13 @@ class PackShards(PipelineStep):
             if not lines:
                 continue
             text = "\n".join(lines).encode()
-            sources.setdefault(file, _Hashed(os.path.basename(file))).add(text, len(lines))
+            new = {"name": os.path.basename(file), "weight": 1.0, "sha256": hashlib.sha256()}
+            facts = sources.setdefault(file, {**new, "num_lines": 0, "num_documents": 0})
+            facts["sha256"].update(text + b"\n\n")
+            facts["num_lines"] += len(lines)
+            facts["num_documents"] += 1
             drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "big")
-            part = HELD_OUT if drawn < threshold else TRAIN
-            for line in lines:
-                if chunks[part].is_full:
-                    yield chunks[part]
-                    chunks[part] = Chunk(part)
-                chunks[part].add(line)
-            chunks[part].document_ends[-1] = 1
-        yield from (chunk for chunk in chunks if chunk.lines)
-
-
-class _Hashed:
-    """What `scan` says about a text, of one that is read once."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.digest, self.num_lines, self.num_documents = name, hashlib.sha256(), 0, 0
-
-    def add(self, document: bytes, num_lines: int) -> None:
-        self.digest.update(document + b"\n\n")
-        self.num_lines, self.num_documents = self.num_lines + num_lines, self.num_documents + 1
-
-    def facts(self) -> dict[str, Any]:
-        counts = {"num_lines": self.num_lines, "num_documents": self.num_documents}
-        return {"name": self.name, "weight": 1.0, "sha256": self.digest.hexdigest(), **counts}
+            yield from ((HELD_OUT if drawn < threshold else TRAIN, line) for line in (*lines, ""))
 
 
 def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
@@ -235,8 +205,7 @@ def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
 
 
 def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
-    """Writes the indexes of `output_dir/train` and `output_dir/held_out`, by which training reads them, and removes
-    the shards of other tasks there.
+    """Writes the indexes of `output_dir/train` and `output_dir/held_out`, by which training reads them.
 
     Raises ValueError if a task is not finished, with its number and the last line of its log; if a shard is missing,
     cut off or another one, whose task then counts as not finished; if tasks had different settings or packed the same
@@ -247,18 +216,13 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
     _forget(output_dir, missing)
     _refuse_unfinished(missing, tasks, get_datafolder(str(output_dir / TASKS_DIRECTORY)))
     receipts = [read_json(_receipt(output_dir, rank)) for rank in range(tasks)]
-    check_settings(output_dir, {**receipts[0]["settings"], "tasks": tasks})
     settings, parts = receipts[0]["settings"], [part for receipt in receipts for part in receipt["parts"]]
+    check_settings(output_dir, {**settings, "tasks": tasks})
     parts.sort(key=lambda part: str(part["name"]))
     if twice := [part for part, after in pairwise(parts) if part["name"] == after["name"]]:
         raise ValueError(f"Two tasks packed {twice[0]['sources'][0]['name']}. Let the reader give a file to one task.")
     _check_shards(output_dir, receipts)
-    sources, names = [source for part in parts for source in part["sources"]], dict[str, str]()
-    for source in sources:
-        if other := names.get(source["sha256"]):
-            logger.warning(f"{other} and {source['name']}, two files, hold the same text, which is read twice.")
-        names[source["sha256"]] = source["name"]
-    for number in range(2 if settings["recipe"]["held_out_share"] else 1)[::-1]:  # the training sequences last
+    for number in range(2 if settings["held_out_share"] else 1)[::-1]:  # the training sequences last
         directory, statistics = output_dir / PARTS[number], Counter[str]()
         for part in parts:
             statistics.update(part["statistics"][number])
@@ -266,9 +230,8 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
         if not files:
             raise too_few(PARTS[number], statistics["corpus_tokens"], settings["max_seq_length"])
         remove_partial(directory)
-        header = write_index(directory, files, may_be_equal=True, statistics=dict(statistics), sources=sources)
-        for orphan in {*directory.glob("[0-9a-f]" * 16 + f"-*{BLOCK_SUFFIX}")}.difference(files):
-            orphan.unlink()
+        sources = [source for part in parts for source in part["sources"]]
+        header = write_index(directory, files, statistics=dict(statistics), sources=sources)
         log_header(("Training", "Held out")[number], header)
 
 
@@ -285,10 +248,9 @@ def _check_shards(output_dir: Path, receipts: Sequence[Mapping[str, Any]]) -> No
             broken[rank] = error
     if broken:
         _forget(output_dir, broken)
-        first, told = next(iter(broken.items()))
         raise ValueError(
-            f"Shards of {len(broken)} finished task(s) are not as they were written: {', '.join(map(str, broken))}. "
-            f"Nothing is indexed. Of task {first}: {told} Start the same command again: it runs these tasks alone."
+            f"Shards of finished tasks ({', '.join(map(str, broken))}) are not as they were written: "
+            f"{next(iter(broken.values()))} Start the same command again: it runs these tasks alone."
         )
 
 
@@ -306,10 +268,9 @@ def _refuse_unfinished(missing: Sequence[int], tasks: int, logging_dir: DataFold
             with logging_dir.open(log, "r", errors="replace") as file:
                 last = next((line.strip() for line in reversed(file.readlines()) if line.strip()), last)
         raise ValueError(
-            f"{len(missing)} of {tasks} tasks did not finish: {', '.join(map(str, missing[:9]))}. Nothing is indexed. "
-            f"The log of task {missing[0]}, {logging_dir.resolve_paths(log)}, ends with {last!r}. Mend the cause "
-            "and start the same command again: it runs these tasks alone. If you change the text, remove the output "
-            "directory first."
+            f"{len(missing)} of {tasks} tasks did not finish: {', '.join(map(str, missing[:9]))}. The log of task "
+            f"{missing[0]}, {logging_dir.resolve_paths(log)}, ends with {last!r}. Mend the cause and start the same "
+            "command again: it runs these tasks alone. If you change the text, remove the output directory first."
         )
 
 
@@ -356,7 +317,6 @@ class RayExecutor(RayPipelineExecutor):
             waiting.append(task.options(name=f"task {rank}").remote(content, rank))
         if waiting:
             ray.wait(waiting, num_returns=len(waiting))
-        _refuse_unfinished(self.get_incomplete_ranks(skip_completed=True), self.tasks, self.logging_dir)
 
 
 def _run_rank(content: bytes, rank: int) -> None:
@@ -377,36 +337,29 @@ def _run_alone(content: bytes, rank: int) -> None:
         raise SystemExit(1) from None  # it is in the log
 
 
-def _run_here(executor: Any, pipeline: list[Any], directory: Path, tasks: int, **options: Any) -> str:
+def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
     """Runs the tasks, waits for them and writes the indexes."""
+    options = {"tasks": arguments.tasks, "logging_dir": str(directory / TASKS_DIRECTORY)}
     lock = lock_directory(directory)
     try:
-        executor(pipeline, tasks=tasks, logging_dir=str(directory / TASKS_DIRECTORY), **options).run()
-        index_shards(directory, tasks)
+        if arguments.executor == "ray":
+            RayExecutor(pipeline, workers=arguments.workers or -1, cpus_per_task=cpus, **options).run()
+        else:
+            LocalExecutor(pipeline, workers=arguments.workers or max(1, count_cores() // cpus), **options).run()
+        index_shards(directory, arguments.tasks)
     finally:
         lock.release()
     return "Train"
 
 
-def _run_local(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
-    workers = arguments.workers or max(1, count_cores() // cpus)
-    return _run_here(LocalExecutor, pipeline, directory, arguments.tasks, workers=workers)
-
-
-def _run_ray(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
-    options = {"workers": arguments.workers or -1, "cpus_per_task": cpus}
-    return _run_here(RayExecutor, pipeline, directory, arguments.tasks, **options)
-
-
-def _run_slurm(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
-    """Submits the tasks, and a job that writes the indexes when they have ended."""
-    options, log, sizes = _slurm_options(arguments), directory / TASKS_DIRECTORY, {"cpus_per_task": cpus}
-    if "mem_per_cpu_gb" in options:
-        sizes["mem_per_cpu_gb"] = int(options.pop("mem_per_cpu_gb"))
+def _submit(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
+    """Submits the tasks to Slurm, and a job that writes the indexes when they have ended."""
+    options, log = dict(arguments.sbatch), directory / TASKS_DIRECTORY
+    sizes = {"tasks": arguments.tasks, "workers": arguments.workers or -1, "cpus_per_task": cpus}
+    sizes["mem_per_cpu_gb"] = options.pop("mem_per_cpu_gb", 2)
     # What the executor does not know, it hands to sbatch.
     shared = {"partition": options.pop("partition"), "time": options.pop("time"), "qos": "", "sbatch_args": options}
     shared["env_command"] = f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH"
-    sizes |= {"tasks": arguments.tasks, "workers": arguments.workers or -1}
     job = SlurmPipelineExecutor(pipeline, job_name="prepare", logging_dir=str(log), **sizes, **shared)
     # It runs where a task failed, too, and names it.
     after = {"depends": job, "run_on_dependency_fail": True, "skip_completed": False, "job_name": "index"}
@@ -415,35 +368,24 @@ def _run_slurm(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) 
     return f"When the jobs have ended ({log / 'index'} says whether they failed), train"
 
 
-def _slurm_options(arguments: Any) -> dict[str, str]:
-    options = {name: value for name, _, value in (option.partition("=") for option in arguments.slurm)}
-    if missing := [name for name in ("partition", "time") if not options.get(name)]:
-        raise ValueError(f"--slurm lacks {missing[0]}. Give at least: --slurm partition=NAME time=24:00:00.")
-    if not options.get("mem_per_cpu_gb", "1").isdigit():
-        raise ValueError("--slurm mem_per_cpu_gb must be a whole number of GB.")
-    return options
-
-
 def _index(directory: Path, tasks: int, *_: Any) -> None:
     index_shards(directory, tasks)
 
 
-def _check_ray(_: Any) -> None:
-    if importlib.util.find_spec("ray") is None:
+def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
+    """Raises ValueError for an executor that is not here, and for what none can do."""
+    if arguments.executor == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--executor ray needs the package ray: pip install 'hf-electra-rtd[ray]'")
-
-
-def _check_slurm(arguments: Any) -> None:
-    if shutil.which("sbatch") is None:
+    if arguments.executor == "slurm" and shutil.which("sbatch") is None:
         raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
-    _slurm_options(arguments)
-
-
-_EXECUTORS: dict[str, tuple[Callable[[Any], None], Callable[[list[Any], Path, Any, int], str]]] = {
-    "local": (lambda _: None, _run_local),
-    "ray": (_check_ray, _run_ray),
-    "slurm": (_check_slurm, _run_slurm),
-}
+    refused = {
+        "block files or datasets": any(source.is_prepared or source.is_dataset for source in sources),
+        "weights": any(source.weight != 1 for source in sources),
+        "--held_out_files": data.held_out_files,
+        "--drop_duplicates": data.drop_duplicates != "no",
+    }
+    if found := [what for what, is_there in refused.items() if is_there]:
+        raise ValueError(f"--executor reads each file of text once, and takes no {found[0]}. Prepare without it.")
 
 
 def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
@@ -452,18 +394,8 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
 
     Raises ValueError, before any work, for what an executor cannot do; and for tasks that failed (see `index_shards`).
     """
-    check, run = _EXECUTORS[arguments.executor]
-    check(arguments)
-    sources, alone = data.sources(), "Prepare it by itself, without --executor"
-    for source in sources:
-        if source.is_prepared or source.is_dataset:
-            raise ValueError(f"--executor reads files of text, not {source}. {alone}.")
-        if source.weight != 1:
-            raise ValueError(f"--executor reads every file once; {source} has the weight {source.weight:g}. {alone}.")
-    if data.held_out_files:
-        raise ValueError(f"--held_out_files cannot be prepared with --executor. {alone}, and name it in pretrain.")
-    if data.drop_duplicates != "no":
-        raise ValueError("--drop_duplicates cannot be used with --executor. In Python, use datatrove's MinHash.")
+    sources = data.sources()
+    _check(arguments, data, sources)
     directory, reader = Path(arguments.output_dir).absolute(), ReadTexts(sources)
     options = {key: getattr(data, key) for key in ("packing", "held_out_share", "word_segmenter")}
     options |= {key: getattr(arguments, key) for key in ("max_seq_length", "seed")}
@@ -473,5 +405,6 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced
     tokenizer, cpus = get_tokenizer(data, arguments, directory), data.num_proc or 1
     packing = PackShards(directory, tokenizer, num_proc=cpus, settings=settings, **options)
+    run = _submit if arguments.executor == "slurm" else _run_here
     done = run([reader, packing], directory, arguments, cpus)
     return [str(Path(arguments.output_dir, name)) for name in packing.names], done

@@ -34,11 +34,10 @@ _TOKEN, _END, _MARK = 2**34 - 1, 2**34, 2**35  # bits of a pending item: the tok
 
 
 class PackedSequence(NamedTuple):
-    """`tokens` int64 (at most L,), ids with `WORD_START` where a word begins and `DOCUMENT_START` where a document
-    does; `second_segment` is where segment B begins, or the length if there is none."""
+    """A sequence of at most L tokens."""
 
-    tokens: np.ndarray
-    second_segment: int
+    tokens: np.ndarray  # int64: ids with the bits above
+    second_segment: int  # where segment B begins, or the length if there is none
 
     @property
     def ids(self) -> np.ndarray:
@@ -46,26 +45,23 @@ class PackedSequence(NamedTuple):
 
 
 class PackingTokens(NamedTuple):
-    """What packing knows: the special tokens, and the ids of ends of sentences and marks that may follow an end."""
+    """What packing knows: ids of a vocabulary."""
 
     cls: int
     sep: int
     sentence_ends: Sequence[int]
-    closing_marks: Sequence[int]
+    closing_marks: Sequence[int]  # which may follow an end
 
 
 class FullPacker:
     """Sequences of exactly L tokens that hold every token of the corpus once; only the last, short remainder is left.
 
     Most sequences have two segments, split at the end of a sentence or line that is nearest to the middle (in the
-    middle itself if there is none in the second or third quarter); 10 % have one. A [SEP] stands between documents.
-    Where the segments are split between two documents, one [SEP] does for both.
-
-    `seed` decides between one and two segments.
+    middle itself if there is none in the second or third quarter); 10 %, drawn by `seed`, have one. A [SEP] stands
+    between documents. Where the segments are split between two documents, one [SEP] does for both.
     """
 
     minimum_length: ClassVar[int] = 8
-    mixes_documents: ClassVar[bool] = True
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens, self.max_seq_length, self.seed = tokens, max_seq_length, seed
@@ -159,7 +155,6 @@ class OriginalPacker:
     """
 
     minimum_length: ClassVar[int] = SHORTEST
-    mixes_documents: ClassVar[bool] = False
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
         self.tokens, self.max_seq_length = tokens, max_seq_length
@@ -213,22 +208,13 @@ Packer = FullPacker | OriginalPacker
 PACKERS: dict[str, type[Packer]] = {"full": FullPacker, "original": OriginalPacker}
 
 
-def check_mixed(packing: str) -> None:
-    """Raises ValueError for a packing whose sequences have one document each."""
-    if not PACKERS[packing].mixes_documents:
-        what = f"--packing {packing} never puts two documents into one sequence"
-        raise ValueError(f"--document_attention does nothing where {what}. Leave one of them out.")
-
-
 def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int) -> Packer:
     """A new packer. Raises ValueError for an unknown name, or a sequence length that is too short for it."""
     if name not in PACKERS:
         raise ValueError(f"There is no packing {name!r} (--packing). Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:
-        raise ValueError(
-            f"--max_seq_length {max_seq_length} is too short for --packing {name}: choose at least "
-            f"{PACKERS[name].minimum_length} (the paper: 128 or 512)."
-        )
+        what = f"--max_seq_length {max_seq_length} is too short for --packing {name}"
+        raise ValueError(f"{what}: choose at least {PACKERS[name].minimum_length} (the paper: 128 or 512).")
     closing, texts = "".join(CLOSING_MARKS), token_texts(tokenizer, range(len(tokenizer)))
     ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]
     marks = [index for index, text in enumerate(texts) if text and not text.strip(closing)]

@@ -1,7 +1,7 @@
 """Text to block files: the training sequences and, split off by document, the held-out sequences.
 
-All text is read and validated before any is tokenized. A document's number, its place in the corpus, decides whether
-it is held out and in which passes it is read.
+All text is read and validated before any is tokenized. A document's place in the corpus decides whether it is held out
+and in which passes it is read.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,11 +28,11 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
-from hf_electra_rtd.data.shards import INDEX_FILE, open_blocks, writing_directory
+from hf_electra_rtd.data.shards import open_blocks, writing_directory
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
 from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
-from hf_electra_rtd.files import naming, remove_directory
+from hf_electra_rtd.files import naming
 from hf_electra_rtd.ops import randomness
 from hf_electra_rtd.records import count_cores
 
@@ -70,12 +71,9 @@ def prepare_blocks(
 
     The same text and settings find what was prepared before; with the hash `sha256` and sources of the same names and
     weights, without reading them. `num_proc`, the threads that tokenize (by default one a core), changes no result.
-
-    `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words.
-    With a function, which has no version, the text is always prepared anew.
-
-    With `shard_size` (bytes), there are directories `<name>` and `held_out` of files of at most this size, with an
-    index (see `shards`), in place of the two files.
+    `word_segmenter` says where words begin: the tokenizer (None), `jieba`, or a function from a line to its words,
+    whose text is always prepared anew: it has no version. With `shard_size` (bytes), there are directories `<name>`
+    and `held_out` of files of at most this size, with an index (see `shards`).
 
     Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
     OSError if the files cannot be written.
@@ -111,13 +109,12 @@ def prepare_blocks(
             reader.drop_copies(Path(directory))
         # Files get their names when this block ends, the training sequences last.
         with ExitStack() as stack:
-            shape = (max_seq_length, len(tokenizer))
-            if shard_size is None:
-                writers: list[Any] = [stack.enter_context(writing_blocks(path, *shape)) for path in paths]
-            else:
-                writers = [stack.enter_context(writing_directory(path, *shape, shard_size)) for path in paths]
+            writing: Any = writing_blocks
+            if shard_size is not None:
+                writing = partial(writing_directory, shard_size=shard_size)
+            writers = [stack.enter_context(writing(path, max_seq_length, len(tokenizer))) for path in paths]
             encoder, num_threads = LineEncoder(tokenizer, segmenter), num_proc or count_cores()
-            counted = pack(reader.chunks(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
+            counted = pack(reader.lines(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
             for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
                 if not writer.num_sequences:
                     raise too_few(path.stem, statistics["corpus_tokens"], max_seq_length)
@@ -130,19 +127,10 @@ def part_path(directory: str | os.PathLike[str], part: str, shard_size: int | No
     return Path(directory) / (f"{part}{BLOCK_SUFFIX}" if shard_size is None else part)
 
 
-def remove_part(directory: Path, part: str) -> None:
-    """Removes a part, if it was prepared."""
-    part_path(directory, part, None).unlink(missing_ok=True)
-    if (shards := directory / part / INDEX_FILE).is_file():
-        remove_directory(shards.parent)
-
-
 def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
     """The error for a text that fills no sequence."""
-    return ValueError(
-        f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}. Give more text, choose a "
-        "shorter --max_seq_length, or hold another share out (--held_out_share, --held_out_files)."
-    )
+    what = f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}"
+    return ValueError(f"{what}. Give more text, a shorter --max_seq_length, or another --held_out_share.")
 
 
 def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:
@@ -160,17 +148,13 @@ def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blo
 
 def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
     """A document is held out if its number (`_draw`, `SPLITTING`) is below this: max(1, round(share * num_documents)).
-
-    Raises ValueError if nothing would be left to train on.
-    """
+    Raises ValueError if nothing would be left to train on."""
     if not share:
         return 0
     count = max(1, round(share * num_documents))
     if count >= num_documents:
-        raise ValueError(
-            f"The corpus has {num_documents} document(s), too few to hold {count} of them out. An empty line ends a "
-            "document: separate them, name held-out files (--held_out_files), or use --held_out_share 0."
-        )
+        what = f"The corpus has {num_documents} document(s) (an empty line ends one), too few to hold {count} out"
+        raise ValueError(f"{what}. Separate them, name --held_out_files, or use --held_out_share 0.")
     lowest = np.empty(0, dtype=np.uint64)
     for numbers in _draw(seed, randomness.SPLITTING, 0, num_documents):
         lowest = np.sort(np.concatenate([lowest, numbers]))[: count + 1]
@@ -183,25 +167,6 @@ def _draw(seed: int, purpose: int, first: int, end: int) -> Iterator[np.ndarray]
         yield randomness.counter_bits(seed, purpose, start, min(_DRAWN, end - start), 1)[:, 0]
 
 
-@dataclass
-class Chunk:
-    """Lines of one part that are tokenized together."""
-
-    part: int
-    lines: list[str] = field(default_factory=list)
-    document_ends: bytearray = field(default_factory=bytearray)  # of each line, whether its document ends behind it
-    size: int = 0
-
-    def add(self, line: str) -> None:
-        self.lines.append(line)
-        self.document_ends.append(0)
-        self.size += len(line) + 1
-
-    @property
-    def is_full(self) -> bool:
-        return self.size >= _CHUNK
-
-
 class _Reader:
     """Reads a corpus, pass by pass, without the documents and lines that are not wanted."""
 
@@ -212,11 +177,10 @@ class _Reader:
         self.num_copies = [0, 0]  # in each part
 
     def drop_copies(self, directory: Path) -> None:
-        """From now on `chunks` leaves out lines that the first pass reads more than once, but for the first time.
-
-        Hashes of lines, with their numbers, go to a file in `directory`, which is sorted part by part.
-        """
-        self.copies = np.zeros(-(-sum(facts["num_lines"] for facts in self.scans) // 8), dtype=np.uint8)
+        """From now on `lines` leaves out those that the first pass reads more than once, but for the first time. Their
+        hashes, with their numbers, go to a file in `directory`, which is sorted part by part."""
+        num_lines = sum(facts["num_lines"] for facts in self.scans)
+        self.copies = np.zeros(-(-num_lines // 8), dtype=np.uint8)
         with naming(directory), tempfile.TemporaryFile(dir=directory) as file:
             for _, index, line in self._read(0, "Looking for duplicate lines"):
                 if line:
@@ -234,25 +198,14 @@ class _Reader:
                 copies = numbers[1:][hashes[1:] == hashes[:-1]].astype(np.int64)
                 np.bitwise_or.at(self.copies, copies >> 3, (1 << (copies & 7)).astype(np.uint8))
 
-    def chunks(self) -> Iterator[Chunk]:
-        chunks = [Chunk(TRAIN), Chunk(HELD_OUT)]
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Lines, each with its part; an empty one where a document ends."""
         for number in range(math.ceil(max(text.source.weight for text in self.texts))):
-            kept = False  # a line of the document
             for part, index, line in self._read(number, "Tokenizing and packing"):
-                if not line:
-                    if kept:
-                        chunks[part].document_ends[-1] = 1
-                    kept = False
-                elif self.copies is not None and self.copies[index >> 3] >> (index & 7) & 1:
+                if line and self.copies is not None and self.copies[index >> 3] >> (index & 7) & 1:
                     self.num_copies[part] += number == 0
                 else:
-                    # Only now: the end of a document belongs to the chunk of its last line.
-                    if chunks[part].is_full:
-                        yield chunks[part]
-                        chunks[part] = Chunk(part)
-                    chunks[part].add(line)
-                    kept = True
-        yield from (chunk for chunk in chunks if chunk.lines)
+                    yield part, line
 
     def _read(self, number: int, what: str) -> Iterator[tuple[int, int, str]]:
         """The lines that a pass reads, as (part, index among all lines, line); empty where a document ends."""
@@ -276,18 +229,44 @@ class _Reader:
             yield from np.where(splitting < self.threshold, -1 if number else HELD_OUT, train).tolist()
 
 
+@dataclass
+class _Chunk:
+    """Lines of one part that are tokenized together."""
+
+    part: int
+    lines: list[str] = field(default_factory=list)
+    document_ends: bytearray = field(default_factory=bytearray)  # of each line, whether its document ends behind it
+    size: int = 0
+
+
+def _chunks(lines: Iterable[tuple[int, str]]) -> Iterator[_Chunk]:
+    chunks = [_Chunk(TRAIN), _Chunk(HELD_OUT)]
+    for part, line in lines:
+        if line:
+            # Only now: the end of a document belongs to the chunk of its last line.
+            if chunks[part].size >= _CHUNK:
+                yield chunks[part]
+                chunks[part] = _Chunk(part)
+            chunks[part].lines.append(line)
+            chunks[part].document_ends.append(0)
+            chunks[part].size += len(line) + 1
+        elif chunks[part].lines:  # else nothing of the document is left
+            chunks[part].document_ends[-1] = 1
+    yield from (chunk for chunk in chunks if chunk.lines)
+
+
 def pack(
-    chunks: Iterable[Chunk],
+    lines: Iterable[tuple[int, str]],
     encoder: LineEncoder,
     unknown_id: int,
     packers: Sequence[Packer],
     writers: Sequence[Any],
     num_threads: int,
 ) -> list[dict[str, int]]:
-    """Tokenizes chunks, packs them with the packer of their part and writes the sequences with its writer, which is
-    left to be finished. Returns the counts of each part."""
+    """Tokenizes lines (each with its part; an empty one ends a document), packs them with the packer of the part and
+    writes the sequences with its writer, which is left to be finished. Returns the counts of each part."""
     counts = np.zeros((len(packers), 3), dtype=np.int64)
-    for part, tokens, lengths, document_ends in _encode(encoder, chunks, num_threads):
+    for part, tokens, lengths, document_ends in _encode(encoder, _chunks(lines), num_threads):
         counts[part] += document_ends.sum(), len(tokens), (tokens % WORD_START == unknown_id).sum()
         writers[part].write(packers[part].add_lines(tokens, lengths, document_ends))
     for packer, writer in zip(packers, writers, strict=True):
@@ -305,14 +284,14 @@ def pack(
 
 
 def _encode(
-    encoder: LineEncoder, chunks: Iterable[Chunk], num_threads: int
+    encoder: LineEncoder, chunks: Iterable[_Chunk], num_threads: int
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
     """The part of each chunk, in order, and what `add_lines` takes. The tokenizer works in threads while the caller
     reads and packs."""
     # Its own pool of threads has one size for the life of the process, and does not survive a fork.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-    def encode(chunk: Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
+    def encode(chunk: _Chunk) -> tuple[int, np.ndarray, np.ndarray, np.ndarray]:
         return chunk.part, *encoder(chunk.lines), np.frombuffer(chunk.document_ends, dtype=bool)
 
     waiting: deque[Future[Any]] = deque()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,11 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, parse_size, run
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
-from hf_electra_rtd.data.preparation import part_path, prepare_blocks, remove_part
+from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
-from hf_electra_rtd.data.words import get_segmenter, segmenter_flag
+from hf_electra_rtd.data.words import get_segmenter
 
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class DataArguments:
     held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.")
     drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
     num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.")
-    word_segmenter: str | None = flag(
+    word_segmenter: Literal["jieba"] | None = flag(
         None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
     )
     shard_size: str | None = flag(
@@ -114,24 +114,21 @@ class PreparationArguments:
         check_ranges(self)
         if (self.executor is None) != (self.tasks is None):
             raise ValueError("--executor and --tasks belong together: name both, or none.")
-        if self.executor is None and self.workers is not None:
-            raise ValueError("--workers is for --executor. Name one, or leave it out.")
-        if self.slurm and self.executor != "slurm":
-            raise ValueError("--slurm is for --executor slurm. Leave it out.")
+        self.sbatch: dict[str, Any] = dict(option.partition("=")[::2] for option in self.slurm)
+        if self.executor == "slurm" and not (self.sbatch.get("partition") and self.sbatch.get("time")):
+            raise ValueError("--executor slurm needs at least --slurm partition=NAME time=24:00:00.")
 
 
-# Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks.
-# The first process calls each function before the others do.
+# Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks. The
+# first process calls each function before the others do.
 
 
 def get_tokenizer(
     data: DataArguments, arguments: Any, directory: Path, of_towers: str | None = None, checkpoint: str | None = None
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `--tokenizer`, of the pre-trained towers (a directory), of the checkpoint that a run resumes
-    from, or one trained on the text, kept in `directory/tokenizer`.
-
-    Raises ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read.
-    """
+    from, or one trained on the text, kept in `directory/tokenizer`. Raises ValueError if there is neither a tokenizer
+    nor text to train one on, or the text cannot be read."""
     named, trained = data.tokenizer or of_towers, directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
         return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
@@ -140,11 +137,11 @@ def get_tokenizer(
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
     with open_texts(sources, directory, arguments.disable_tqdm) as texts:
         logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
-        tokenizer = train_wordpiece(
-            lambda: chain.from_iterable(text.read("Reading") for text in texts),
-            data.vocab_size,
-            data.lowercase is not False,
-        )
+
+        def lines() -> Iterator[str]:
+            return chain.from_iterable(text.read("Reading") for text in texts)
+
+        tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
         keep_tokenizer(tokenizer, trained)
     return tokenizer
 
@@ -158,17 +155,12 @@ def get_sequences(
     called: str = "Training",
     **cache: Any,
 ) -> tuple[Blocks, Blocks | None]:
-    """The training and the held-out sequences, prepared from text, or of block files.
-
-    The main process prepares, and verifies what is there; others open it without reading all of it. `trained_on` is
-    the hash of the training sequences of a run that is resumed; the log says what they are `called`; `cache` are
-    options of `open_blocks`. Raises ValueError for files that cannot be used.
-    """
+    """The training and the held-out sequences, prepared from text, or of block files. The main process prepares, and
+    verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
+    what they are `called`; `cache` are options of `open_blocks`. Raises ValueError for files that cannot be used."""
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
-    def get(
-        sources: list[Source], name: str, share: float, segmenter: str | None = data.word_segmenter
-    ) -> tuple[Blocks, Blocks | None]:
+    def get(sources: list[Source], name: str, share: float) -> tuple[Blocks, Blocks | None]:
         length = arguments.max_seq_length
         if any(source.is_prepared for source in sources):
             if len(sources) > 1:
@@ -186,20 +178,17 @@ def get_sequences(
                 raise ValueError(f"{file.path} has sequences of {found} tokens, not {length}. {remedy}")
             return file, None
         if is_main:
-            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates")}
+            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
             options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
-            options |= {"name": name, "sha256": trained_on if name == "train" else None, "word_segmenter": segmenter}
-            return prepare_blocks(sources, tokenizer, directory, length, shard_size=data.shard_bytes, **options)
+            options |= {"sha256": trained_on if name == "train" else None, "shard_size": data.shard_bytes}
+            return prepare_blocks(sources, tokenizer, directory, length, name=name, **options)
         files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
         return next(files), next(files) if share else None
 
     train, held_out = get(data.sources(), "train", share)
     if data.held_out_files:
-        segmenter = data.word_segmenter or segmenter_flag(train.header.word_segmenter)
-        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0, segmenter)
+        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
         check_held_out(train, held_out)
-    elif is_main and not share:
-        remove_part(directory, "held_out")  # its text is trained on now
     for what, file in ((called, train), ("Held out", held_out)):
         if file is not None:
             log_header(what, file.header)
@@ -215,18 +204,16 @@ def log_header(what: str, header: BlockHeader) -> None:
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:
     """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
-    of_both = [(file.header.sources, file.header.recipe) for file in (train, held_out)]
-    names = {source["sha256"]: source["name"] for source in train.header.sources}
-    for source in held_out.header.sources:
-        if source["sha256"] in names and (of_both[0] != of_both[1] or not train.header.recipe["held_out_share"]):
-            raise ValueError(  # it is not that one preparation split the text
-                f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
-                "trained on. Take it out of the one or the other (--train_files, --held_out_files, "
-                "--old_held_out_files)."
-            )
-    if (found := held_out.header.word_segmenter) != train.header.word_segmenter:
-        what = f"The words of {train.path} were found by {train.header.word_segmenter}, those of {held_out.path} by"
-        raise ValueError(f"{what} {found}. Prepare both with the same --word_segmenter.")
+    first, second = train.header, held_out.header
+    is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]
+    names = {source["sha256"]: source["name"] for source in first.sources}
+    for source in second.sources:
+        if source["sha256"] in names and not is_split:
+            what = f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}"
+            raise ValueError(f"{what}, which is trained on. Take it out of the one or the other.")
+    if first.word_segmenter != second.word_segmenter:
+        what = f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by"
+        raise ValueError(f"{what} {second.word_segmenter}. Prepare both with the same --word_segmenter.")
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:

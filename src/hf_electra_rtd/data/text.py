@@ -1,8 +1,8 @@
-"""From files and datasets to clean lines: where text lies, and how it is read.
+"""From files and datasets to clean lines, in memory that does not depend on the size of a text.
 
-A text is a stream of stripped lines; an empty line ends a document. Memory does not depend on the size of a text.
-Files are read here and not by `datasets`, whose readers take a cut-off .zst file for a whole one, name neither file
-nor line in errors, and turn JSON strings that look like dates into dates.
+A text is a stream of stripped lines; an empty line ends a document. Files are read here and not by `datasets`, whose
+readers take a cut-off .zst file for a whole one, name neither file nor line in errors, and turn JSON strings that look
+like dates into dates.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class Source:
 
 def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[Source]:
     """The sources that a path, directory, glob or dataset's id names, with options behind it: `a/*.txt,weight=2`.
-
-    A directory of `Dataset.save_to_disk` is a dataset in any case. `defaults` are fields of [`Source`]. Raises
-    ValueError for an unknown option or value, or if no file matches.
-    """
+    `defaults` are fields of [`Source`]. Raises ValueError for an unknown option or value, or if no file matches."""
     place, options, known = text, dict[str, Any](), DATASET_OPTIONS if is_dataset else FILE_OPTIONS
     while not os.path.exists(place) and (match := _OPTION.search(place)):
         key, value = match.groups()
@@ -106,16 +103,16 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
-    address, and a directory of shards without texts, stay as they are.
+    address and a directory of shards stay as they are.
 
     What is no file (FIFOs, devices, links that lead nowhere or back) and directories that this program wrote are
     passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
     directory that cannot be read.
     """
-    is_directory, known = os.path.isdir(pattern), (*TEXT_SUFFIXES, BLOCK_SUFFIX)
-    if "://" in pattern:
+    known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
+    if "://" in pattern or os.path.isfile(os.path.join(pattern, INDEX_FILE)):
         return [pattern]
-    if is_directory:
+    if is_directory := os.path.isdir(pattern):
         found = set(_walk(pattern, set()))
     else:
         found = {pattern} if os.path.isfile(pattern) else set(glob.glob(pattern, recursive=True))
@@ -124,8 +121,6 @@ def find_files(pattern: str) -> list[str]:
         logger.warning(f"Passed over, for they are no texts: {', '.join(passed)}.")
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
-        if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
-            return [pattern]
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
         problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."
@@ -148,19 +143,18 @@ def _walk(directory: str, seen: set[str]) -> Iterator[str]:
 def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
 
-    A record of JSON lines or Parquet and a row of a dataset are documents; blank lines in them separate paragraphs.
-    Those without text (null or empty) are left out. Lines are stripped, and hold no NUL, lone surrogate or line break.
-    Raises ValueError for what cannot be read, with the line, record or row where there is one, and the remedy.
+    A record of JSON lines or Parquet and a row of a dataset are documents; those without text are left out. Lines are
+    stripped, and hold no NUL, lone surrogate or line break. Raises ValueError for what cannot be read, with the line,
+    record or row where there is one, and the remedy.
     """
     column, kind = source.text_column, source.place.lower().removesuffix(".gz").removesuffix(".zst")
-    unit, records, is_plain, number, before = "line", dataset, False, 0, ""
+    is_plain, number, before = not source.is_dataset and not kind.endswith((".parquet", ".jsonl")), 0, ""
     if source.is_dataset:
-        unit = "row"
+        unit, records = "row", dataset
     elif kind.endswith(".parquet"):
         unit, records = "record", _parquet_records(source.place, column)
     else:
-        is_plain = not kind.endswith(".jsonl")
-        records = _raw_lines(source, MAX_LINE if is_plain else MAX_RECORD)
+        unit, records = "line", _raw_lines(source, MAX_LINE if is_plain else MAX_RECORD)
     with reading(source, _REMEDIES[source.is_dataset]):
         try:
             for number, record in enumerate(records, 1):
@@ -175,10 +169,9 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
         except UnicodeError as error:
             if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
                 number += error.object.count(b"\n", 0, error.start)
-            raise ValueError(
-                f"{source}, {unit} {number + 1} is not {source.encoding.upper()}. Name the encoding (--encoding, such "
-                "as utf-16 or latin-1), or use --encoding_errors replace."
-            ) from None
+            what = f"{source}, {unit} {number + 1} is not {source.encoding.upper()}"
+            remedy = "Name the encoding (--encoding, such as utf-16 or latin-1), or use --encoding_errors replace."
+            raise ValueError(f"{what}. {remedy}") from None
     if before:
         yield ""
 
@@ -202,9 +195,7 @@ def _clean(line: str) -> str:
     with suppress(UnicodeEncodeError):
         if "\0" not in line and (line.isascii() or line.encode()):
             return line
-    raise ValueError(
-        "holds a NUL character or half of a surrogate pair: it is no text, or in another encoding (--encoding utf-16)."
-    )
+    raise ValueError("holds a NUL character or half of a surrogate pair. Is it text, or in another --encoding?")
 
 
 def document_lines(text: str) -> list[str]:
@@ -269,10 +260,8 @@ class Text:
 
 @contextmanager
 def open_texts(sources: Sequence[Source], directory: Path, disable_progress: bool = False) -> Iterator[list[Text]]:
-    """The texts of some sources. Meanwhile `directory` is locked, and holds what streams are copied to.
-
-    Raises ValueError for a dataset that cannot be loaded, or if another process prepares in the directory.
-    """
+    """The texts of some sources. Meanwhile `directory` is locked, and holds what streams are copied to. Raises
+    ValueError for a dataset that cannot be loaded, or if another process prepares in the directory."""
     with ExitStack() as stack:
         with naming(directory):
             stack.callback(lock_directory(directory).release)
@@ -310,12 +299,9 @@ def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:
             num_lines, num_documents = num_lines + bool(line), num_documents + (not line)
         if not num_documents:
             raise ValueError(f"{source.name} holds no text.")
-        sha256 = digest.hexdigest()
-        if sha256 in names:
-            logger.warning(
-                f"{names[sha256]} and {source.name} hold the same text: what is held out of one may be trained on in "
-                "the other. Leave one out (weight=2 reads it twice), or use --drop_duplicates exact."
-            )
+        if other := names.get(sha256 := digest.hexdigest()):
+            what = f"{other} and {source.name} hold the same text"
+            logger.warning(f"{what}: what is held out of one may be trained on in the other. Leave one out.")
         names[sha256] = source.name
         kept = ("name", "weight", *(("config", "split", "revision") if source.is_dataset else ()))
         counts = {"sha256": sha256, "num_lines": num_lines, "num_documents": num_documents}

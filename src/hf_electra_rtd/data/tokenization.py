@@ -24,13 +24,8 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
 _FILES = (
-    TOKENIZER_FILE,
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
+    *(TOKENIZER_FILE, "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"),
     *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
-    "added_tokens.json",
 )
 _REMEDY = (
     "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
@@ -48,18 +43,16 @@ _MOST_PROBED = 2**15  # tokens of a vocabulary, which are texts, too; of a large
 
 
 def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
-    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line.
-
-    `lowercase` is for a `vocab.txt`: whether to lower-case text and to strip its accents; by default if the vocabulary
-    holds no upper-case letter. Raises ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`).
-    """
+    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line. `lowercase` is for a
+    `vocab.txt`: whether to lower-case text and strip accents; by default if it holds no upper-case letter. Raises
+    ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`)."""
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            remedy = "Of a tokenizer of another kind, name the directory, with its tokenizer.json."
-            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. {remedy}")
+            what = f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind"
+            raise ValueError(f"{what}. Of another tokenizer, name the directory, with its tokenizer.json.")
         if any("\0" in token for token in vocabulary):
             raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
         if lowercase is None:
@@ -79,8 +72,8 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
 
 
 def _check_directory(directory: Path) -> None:
-    """Raises ValueError for what lies in place of a tokenizer's file and is none: `transformers` would do without it;
-    and for halves of characters, which cannot be saved again."""
+    """Raises ValueError for what lies in place of a file and is none, for `transformers` would do without it, and for
+    halves of characters, which cannot be saved again."""
     for path in (directory / name for name in _FILES):
         if os.path.lexists(path) and not path.is_file():
             raise ValueError(f"{path.name} is no ordinary file")
@@ -105,8 +98,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Makes a tokenizer give what an encoder with this configuration reads, here and where it is saved: as many tokens
-    as there are positions, and no token types where there are none. Of an unknown family it leaves the tokenizer."""
+    """Makes a tokenizer give, here and where it is saved, what an encoder with this configuration reads: as many
+    tokens as there are positions, and token types where there are some. Of an unknown family it stays."""
     if config.model_type in FAMILIES:
         tokenizer.model_max_length = max_length(config)
         if getattr(config, "type_vocab_size", 0) < 2:
@@ -134,9 +127,9 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Writes the tokenizer, and of WordPiece the `vocab.txt` that `transformers` 5 no longer writes but older tools
-    read. They would take that of another kind for WordPiece, too."""
-    if tokenizer.is_fast:  # it would write the truncation and padding of its last call into its file
-        _plain(tokenizer.backend_tokenizer)
+    read."""
+    if tokenizer.is_fast:
+        _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
     tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
     # A line's number is its token's id.
@@ -154,11 +147,9 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
 def train_wordpiece(
     lines: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Trains a WordPiece vocabulary in the manner of BERT's. The same text gives the same one.
-
-    `lines` gives the text and is called twice. A small text yields fewer than `vocab_size` tokens. `lowercase` strips
-    accents too. Raises ValueError for a size with no room for words.
-    """
+    """Trains a WordPiece vocabulary in the manner of BERT's, in lower case without accents or as the text is. The same
+    text gives the same one; a small text yields fewer than `vocab_size` tokens. `lines` gives it and is called twice.
+    Raises ValueError for a size with no room for words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     def train(fixed: list[str], size: int) -> dict[str, int]:
@@ -202,11 +193,8 @@ def _plain(backend: Any) -> Any:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """SHA-256 of the tokens with their ids, the special tokens, and the ids of texts that show how it tokenizes.
-
-    Tokenizers with one hash give the same blocks. The library's serialization is left out, so that an upgrade that
-    changes no id changes no hash.
-    """
+    """SHA-256 of the tokens with their ids, the special tokens, and the ids of texts that show how it tokenizes: an
+    upgrade of the library that changes no id changes no hash."""
     vocabulary = _vocabulary(tokenizer)
     some = vocabulary[:: -(-len(vocabulary) // _MOST_PROBED)]
     texts = [*_PROBES, *(text for token, _ in some for text in (token, token.upper()))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 _LEAST_SEEN = 4  # times; a rarer word has too few examples to learn from
 _LEAST_PIECES = 3
-_MOST_KINDS = 1 << 20  # of parts of lines that are held at once
 _SHOWN = 8
 
 
@@ -33,10 +33,8 @@ def get_extended_tokenizer(
     checkpoint: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer with `count` new words of the training text, kept in `directory/tokenizer`; or that of the
-    checkpoint that a run resumes from. The other arguments are those of `prepare.get_tokenizer`.
-
-    Raises ValueError for a tokenizer that cannot be extended, and for text that does not support so many words.
-    """
+    checkpoint that a run resumes from. The other arguments are those of `prepare.get_tokenizer`. Raises ValueError for
+    a tokenizer that cannot be extended, and for text that does not support so many words."""
     if checkpoint or arguments.process_index:
         extended = load_tokenizer(checkpoint or str(directory / TOKENIZER_DIRECTORY))
         if (found := len(extended) - len(tokenizer)) != count:
@@ -60,7 +58,7 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError for a tokenizer that is no WordPiece, or has tokens that were added behind its vocabulary."""
     backend: Any = tokenizer.backend_tokenizer
     if (kind := type(backend.model).__name__) != "WordPiece":
-        reason = "whole words can be added to a WordPiece vocabulary alone: the others have merges or scores"
+        reason = "words can be added to a WordPiece vocabulary alone"
         raise ValueError(f"--extend_vocabulary: the tokenizer is {kind}, and {reason}.")
     if added := len(tokenizer) - backend.get_vocab_size(with_added_tokens=False):
         reason = "new entries would take their ids. Put them into its vocab.txt"
@@ -78,7 +76,8 @@ def choose_words(
     """
     backend, words = get_backend(tokenizer), defaultdict[str, float](float)
     for lines, weight in texts:
-        for part, times in _count_parts(lines):
+        parts = Counter(chain.from_iterable(line.split() for line in lines))  # splitting each kind once is quicker
+        for part, times in parts.items():
             normal = backend.normalizer.normalize_str(part) if backend.normalizer else part
             for word, _ in backend.pre_tokenizer.pre_tokenize_str(normal):
                 words[word] += weight * times
@@ -118,17 +117,6 @@ def old_pieces(tokenizer: PreTrainedTokenizerBase, extended: PreTrainedTokenizer
 def _pieces(model: Any, word: str) -> list[int]:
     """The ids of a word; none for an unknown one."""
     return [piece.id for piece in model.tokenize(word) if piece.value != model.unk_token]
-
-
-def _count_parts(lines: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """What stands between white space, and how often, many lines at once: splitting each kind once is quicker."""
-    seen = Counter[str]()
-    for line in lines:
-        seen.update(line.split())
-        if len(seen) >= _MOST_KINDS:
-            yield from seen.items()
-            seen.clear()
-    yield from seen.items()
 
 
 def _extended(backend: Any, words: Sequence[str]) -> Any:

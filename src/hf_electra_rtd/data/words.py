@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
-from hf_electra_rtd.files import known_names
 
 
 Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
@@ -29,8 +28,7 @@ def _jieba() -> tuple[Segmenter, str]:
             warnings.simplefilter("ignore")  # of 2020, it uses what Python and setuptools give up
             import jieba
     except ImportError as error:
-        remedy = "pip install 'hf-electra-rtd[zh]'"
-        raise ValueError(f"--word_segmenter jieba needs the package jieba ({error}): {remedy}") from None
+        raise ValueError(f"--word_segmenter jieba ({error}): pip install 'hf-electra-rtd[zh]'") from None
     segmenter = jieba.Tokenizer()
     # `initialize` would trust a file that lies in the directory for temporary files.
     segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())
@@ -38,25 +36,15 @@ def _jieba() -> tuple[Segmenter, str]:
     return segmenter.cut, f"jieba {jieba.__version__}"
 
 
-SEGMENTERS: dict[str, Callable[[], tuple[Segmenter, str]]] = {"jieba": _jieba}
+SEGMENTERS = {"jieba": _jieba}
 
 
 def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, str]:
     """A segmenter by its name, one of one's own, or none (None), with the name and version that a block file keeps.
-
-    Raises ValueError for an unknown name, or a package that is not installed."""
-    if segmenter is None:
-        return None, BY_TOKENIZER
+    Raises ValueError for a package that is not installed."""
     if callable(segmenter):
         return segmenter, ".".join(getattr(segmenter, name, "?") for name in ("__module__", "__qualname__"))
-    if segmenter not in SEGMENTERS:
-        raise ValueError(f"There is no word segmenter {segmenter!r}. {known_names(segmenter, SEGMENTERS, 'ones')}")
-    return SEGMENTERS[segmenter]()
-
-
-def segmenter_flag(found_by: str | None) -> str | None:
-    """The name under which `get_segmenter` knows what a block file names; None for the tokenizer and functions."""
-    return next((name for name in SEGMENTERS if (found_by or "").startswith(f"{name} ")), None)
+    return (None, BY_TOKENIZER) if segmenter is None else SEGMENTERS[segmenter]()
 
 
 def tokens_that_continue(tokenizer: PreTrainedTokenizerBase) -> np.ndarray | None:
@@ -103,8 +91,8 @@ def whole_words(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> 
 
 
 def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], before: str = " ") -> list[str]:
-    """The tokens of a text as people read them, with a ## where one goes on with the word before it, whatever the
-    tokenizer writes. A space alone is ␣. `before` is the text before the first one."""
+    """The tokens of a text as people read them: ## before one that goes on with a word, ␣ for a space alone. `before`
+    is the text before the first one."""
     if continuing_prefix(tokenizer):
         return list(tokens)
     ids: Any = tokenizer.convert_tokens_to_ids(list(tokens))
@@ -129,9 +117,8 @@ def is_inside(text: str, place: int) -> bool:
 
 
 class LineEncoder:
-    """Tokenizes lines, and finds where words begin: without a segmenter, where WordPiece has no ##, and for other
-    tokenizers where a word of their pre-tokenizer begins, or a token with a mark of one; with a segmenter, where a
-    token begins at the place of the text where a word does."""
+    """Tokenizes lines, and finds where words begin: with a segmenter, at tokens where its words begin; without one,
+    where WordPiece has no ##, and for other tokenizers at a word of their pre-tokenizer, or a token with a mark."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
         self.segmenter, self._backend = segmenter, get_backend(tokenizer)

@@ -17,6 +17,7 @@ correction over detected characters only, which gives far higher numbers; these 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from hf_electra_rtd.data.units import align
@@ -44,8 +45,8 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
     return sources, rights
 
 
-def find_changes(source: str, other: str) -> dict[int, str]:
-    """What another text has in place of parts of the source, by their places. ValueError if it has more or fewer."""
+def _find_changes(source: str, other: str) -> dict[int, str]:
+    """What another text has in place of parts of the source, by their places."""
     return {place: new for place, (old, new) in enumerate(align(source, other)) if old != new}
 
 
@@ -55,21 +56,14 @@ def score_correction(
     """Scores of corrected sentences, by family and level, with the counts that they are made of, and the
     `false_positive_rate`: the share of right sentences that were flagged. What has nothing to divide by is 0.
 
-    Args:
-        ignored: parts to which no change counts: such changes are taken back before scoring (`SIGHAN13`).
-
-    Raises:
-        ValueError: for no sentence, numbers of sentences that differ, and texts of which one has more parts.
+    Changes to `ignored` parts (`SIGHAN13`) are taken back before. Raises ValueError for no sentence, numbers of
+    sentences that differ, and texts of which one has more parts.
     """
     check_lengths(predictions, references)
-    check_lengths(sources, references)
     hits = {family: dict.fromkeys(LEVELS, 0) for family in ("sentence", "character")}
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
-    for row, (source, prediction, reference) in enumerate(zip(sources, predictions, references, strict=True), 1):
-        try:
-            right, made = find_changes(source, reference), find_changes(source, prediction)
-        except ValueError as error:
-            raise ValueError(f"Sentence {row}: {error}") from error
+    for source, prediction, reference in zip(sources, predictions, references, strict=True):
+        right, made = _find_changes(source, reference), _find_changes(source, prediction)
         made = {place: new for place, new in made.items() if new not in ignored}
         wrong, flagged = wrong + bool(right), flagged + bool(made)
         false_positives += bool(made) and not right
@@ -79,38 +73,27 @@ def score_correction(
         hits["character"]["detection"] += len(made.keys() & right.keys())
         hits["character"]["correction"] += len(made.items() & right.items())
     clean = len(sources) - wrong
-    scores: dict[str, Any] = {
-        "sentences": len(sources),
-        "wrong_sentences": wrong,
-        "flagged_sentences": flagged,
-        "false_positives": false_positives,
-        "wrong_parts": wrong_parts,
-        "changed_parts": changed_parts,
-        "false_positive_rate": ratio(false_positives, clean),
-    }
-    for family in FAMILIES:
-        of_family: Any = hits["character" if family == "character" else "sentence"]
-        for level in LEVELS:
-            hit = of_family[level]
-            made_by = {"bakeoff": hit + false_positives, "sentence": flagged, "character": changed_parts}[family]
-            asked = wrong_parts if family == "character" else wrong
-            values = {"precision": ratio(hit, made_by), "recall": ratio(hit, asked)}
-            values |= {"f1": ratio(2 * hit, made_by + asked), "hits": hit}
-            if family == "bakeoff":
-                values["accuracy"] = ratio(hit + clean - false_positives, len(sources))
-            scores.setdefault(family, {})[level] = values
+    scores: dict[str, Any] = {"sentences": len(sources), "wrong_sentences": wrong, "flagged_sentences": flagged}
+    scores |= {"false_positives": false_positives, "wrong_parts": wrong_parts, "changed_parts": changed_parts}
+    scores["false_positive_rate"] = ratio(false_positives, clean)
+    for family, level in product(FAMILIES, LEVELS):
+        hit: int = hits["character" if family == "character" else "sentence"][level]
+        made_by = {"bakeoff": hit + false_positives, "sentence": flagged, "character": changed_parts}[family]
+        asked = wrong_parts if family == "character" else wrong
+        values = {"precision": ratio(hit, made_by), "recall": ratio(hit, asked)}
+        values |= {"f1": ratio(2 * hit, made_by + asked), "hits": hit}
+        if family == "bakeoff":
+            values["accuracy"] = ratio(hit + clean - false_positives, len(sources))
+        scores.setdefault(family, {})[level] = values
     return scores
 
 
 def flat_scores(scores: Any) -> dict[str, float]:
     """Shares by one name each, such as `sentence_correction_f1`, and the `false_positive_rate`."""
-    shares = {
-        f"{family}_{level}_{name}": float(value)
-        for family in FAMILIES
-        for level in LEVELS
-        for name, value in scores[family][level].items()
-    }
-    return shares | {"false_positive_rate": scores["false_positive_rate"]}
+    shares = {"false_positive_rate": scores["false_positive_rate"]}
+    for family, level in product(FAMILIES, LEVELS):
+        shares |= {f"{family}_{level}_{name}": float(value) for name, value in scores[family][level].items()}
+    return shares
 
 
 def describe_scores(scores: Any) -> str:
@@ -121,9 +104,8 @@ def describe_scores(scores: Any) -> str:
         f"false positive rate {100 * scores['false_positive_rate']:.1f} %",
         f"{'':22}{'precision':>10}{'recall':>8}{'F1':>8}{'hits':>8}",
     ]
-    for family in FAMILIES:
-        for level in LEVELS:
-            values = scores[family][level]
-            shares = "".join(f"{100 * values[name]:>{width}.1f}" for name, width in (("precision", 10), ("recall", 8)))
-            lines.append(f"{family:10} {level:11}{shares}{100 * values['f1']:>8.1f}{values['hits']:>8,}")
+    for family, level in product(FAMILIES, LEVELS):
+        precision, recall, f1 = (100 * scores[family][level][name] for name in ("precision", "recall", "f1"))
+        shares = f"{precision:>10.1f}{recall:>8.1f}{f1:>8.1f}"
+        lines.append(f"{family:10} {level:11}{shares}{scores[family][level]['hits']:>8,}")
     return "\n".join(lines)

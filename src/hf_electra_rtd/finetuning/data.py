@@ -7,18 +7,18 @@ import hashlib
 import json
 import logging
 import os
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hf_electra_rtd import files
-from hf_electra_rtd.cli import check_ranges
+from hf_electra_rtd.cli import refuse
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LABELED = ("classification", "multi_label", "tagging")  # kinds whose tasks have `labels`
-# Facts of one's own tasks, by kind, unless they are given.
+# Facts of one's own tasks, by kind; flags win.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
     "multi_label": {"metrics": ("micro_f1", "macro_f1", "accuracy")},
@@ -44,18 +44,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "tagging": {"metrics": ("f1",)},
     "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
 }
-# The flags of fields of `Task`, and kinds that flags are for.
-_FLAGS = {name: name for name in ("dataset", "validation_share", "language", "labels", "metrics", "unanswerable")}
-_FLAGS |= {"kind": "task_kind", "label_column": "label_column_name", "id_column": "id_column_name"}
+# The flags of fields of `Task`.
+_FLAGS = {name: name for name in ("dataset", "language", "labels", "metrics", "unanswerable")}
+_FLAGS |= {"label_column": "label_column_name", "id_column": "id_column_name"}
 _FLAGS |= {"config": "dataset_config", "revision": "dataset_revision"}
-_ONLY_FOR: dict[str, tuple[str, ...]] = {"second_text_column_name": ("classification", "multi_label", "regression")}
-_ONLY_FOR |= {"unanswerable": ("question_answering",)}
-# Of one's own task: what it does not name, and what else decides its examples.
-_NOT_OWN = ("benchmark", "dev_splits", "test_splits", "trained_on", "majority", "submission", "submission_format")
-_FACTS = (
-    *("columns", "label_column", "validation_share", "format", "renamed", "headers", "renamed_labels", "language"),
-    *("skip_broken_lines", "unanswerable", "double_unordered"),
-)
+# What decides the examples of one's own task, beside its files.
+_FACTS = ("columns", "label_column", "validation_share", "language", "unanswerable")
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
@@ -93,16 +87,14 @@ class Split:
 def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     """Loads a split (`dev`) of a task, from files in the official layout under `data_dir`, from those of one's own, or
     from the Hub. Any label is taken where the task names none. `datasets` caches the examples by the files' content.
-    A split that is not there or cannot be read, or has a row that cannot be used, or none, is a ValueError.
-    """
+    A split that is not there or cannot be read, or has a row that cannot be used, or none, is a ValueError."""
     from datasets import Dataset, load_dataset
     from datasets.exceptions import DatasetGenerationError
 
     if data_dir or not task.dataset:
         paths = reading.find_files(task, split, data_dir)
-        on_disk = {file for path in paths for file in (path.partition("::")[0], reading.answer_file(path))}
-        name, there = paths[0], sorted(filter(os.path.isfile, on_disk))
-        source: dict[str, Any] = {"files": {Path(file).name: hash_files([file]) for file in there}}
+        name, there = paths[0], filter(os.path.isfile, [*paths, *map(reading.answer_file, paths)])
+        source: dict[str, Any] = {"files": {Path(file).name: hash_files([file]) for file in sorted(there)}}
         rows: Any = (row for path in paths for row in reading.read_rows(task, split, path))
     else:
         on_hub = task.splits.get(split, split)
@@ -197,141 +189,78 @@ def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:
     return examples.select([index for index, text in enumerate(hashes) if (text in held) == dev])
 
 
+def draw_few(split: Split, labels: Sequence[str], number: int, seed: int) -> Split:
+    """A number of examples of each class with text, drawn by a seed from those of a split, which are in any order. A
+    class with fewer is a ValueError."""
+    rows: dict[str, list[int]] = {label: [] for label in labels}
+    columns = (split.examples[name] for name in ("texts", "label"))
+    for place, (texts, label) in enumerate(zip(*columns, strict=True)):
+        if label is not None and all(text.strip() for text in texts):
+            rows[label].append(place)
+    if scarce := [label for label, of_class in rows.items() if len(of_class) < number]:
+        what = f"the class {scarce[0]!r} has only {len(rows[scarce[0]])} training examples"
+        raise ValueError(f"--few_shot {number}: {what}. Lower the number.")
+    random_ = random.Random(seed)
+    chosen = [place for of_class in rows.values() for place in random_.sample(of_class, number)]
+    return dataclasses.replace(split, examples=split.examples.select(sorted(chosen)), features=None)
+
+
 # ---- The user's own task ----
 
 
-def own_task(name: str | None, args: Any, labels: Sequence[str] | None = None) -> Task:
-    """The user's task, from `OwnTaskArguments` or the file that they name (`--task_file`); reads the data where labels
-    have to be collected. `labels` are those of a fine-tuned model that is evaluated: nothing is trained. Fields that
-    contradict each other, data that cannot be read, and labels that are not clear are a ValueError."""
-    given = read_task_file(args.task_file) if args.task_file else _fields_of_flags(args)
-    kind, name = given.setdefault("kind", "classification"), name or given.get("name", "own")
-    fields = {"title": name, "language": "", "columns": ("text",), **_DEFAULTS[kind], **given}
-    fields |= {"name": name, "benchmark": "own"}
-    _check_own(fields)
-    place = "splits" if fields.get("dataset") else "files"
-    places = dict(fields.get(place) or _find_splits(fields))
-    share = fields.pop("validation_share", None)
-    if labels is not None:
-        share = None
-        places.pop("train", None)
-        if not places:
-            raise ValueError("--evaluate_only reads no training data. Give --validation_file or --test_file.")
-    has_dev = any(split.startswith("dev") for split in places)
-    if share and (has_dev or "train" not in places):
-        which = "a dev split is given" if has_dev else "there is no training split"
-        raise ValueError(f"--validation_share holds out training examples, but {which}. Leave it out.")
-    if "train" in places and not has_dev and share != 0:
-        fields["validation_share"], places["dev"] = share or 0.1, places["train"]
-    for part in ("dev", "test"):
-        fields[f"{part}_splits"] = tuple(split for split in places if split.startswith(part))
-    task = Task(**{**fields, place: places})
-    if task.kind in LABELED:
-        return _with_labels(task, labels)
-    if kind == "question_answering" and "unanswerable" not in fields:
+def own_task(name: str, args: Any) -> Task:
+    """The user's task, from `OwnTaskArguments`. Reads the data where labels have to be collected. Flags that do not
+    fit together, data that cannot be read, and labels that are not clear are a ValueError."""
+    kind, labels, share = args.task_kind, args.labels, args.validation_share
+    given = {field: getattr(args, flag) for field, flag in _FLAGS.items() if getattr(args, flag) is not None}
+    facts = _DEFAULTS[kind] | {field: tuple(one) if isinstance(one, list) else one for field, one in given.items()}
+    paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
+    splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
+    unknown = next((metric for metric in facts["metrics"] if metric not in METRICS[kind]), None)
+    no_classes = labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1)
+    refuse(
+        (Path(name).name != name or name == "..", f"--task_name is {name!r}, but it must be a plain word."),
+        (bool(splits) == bool(args.dataset), "Give either files (--train_file, ...) or a --dataset of the Hub."),
+        (no_classes, f"--labels must name two or more different classes or tags; there are none in {kind}."),
+        (unknown, f"--metrics: {known_names(str(unknown), METRICS[kind], f'metrics of {kind}')}"),
+    )
+    place = "splits" if args.dataset else "files"
+    splits = splits or _hub_splits(args)
+    if share and "dev" in splits:
+        raise ValueError("--validation_share holds out training examples, but there is a dev split. Leave it out.")
+    if "train" in splits and "dev" not in splits and share != 0:
+        facts["validation_share"], splits["dev"] = share or 0.1, splits["train"]
+    columns = (args.text_column_name, *filter(None, [args.second_text_column_name]))
+    facts |= {f"{split}_splits": tuple({split} & splits.keys()) for split in ("dev", "test")}
+    task = Task(name, name, kind=kind, columns=columns, **{**facts, place: splits})
+    if kind == "question_answering" and args.unanswerable is None:
         whole = dataclasses.replace(task, validation_share=0.0)
-        known = [load_split(whole, split).examples["label"] for split in places]
+        known = [load_split(whole, split).examples["label"] for split in splits]
         return dataclasses.replace(task, unanswerable=any(answers == [] for column in known for answers in column))
+    if kind in LABELED and not labels:
+        task = dataclasses.replace(task, labels=_collect_labels(task))
+    if kind == "tagging":
+        with files.reading(next(iter(task.files.values()), (name,))[0], "Tags are O, B-PER, I-PER, ..."):
+            find_chunks(task.labels)
+    if kind == "classification" and "f1" in task.metrics and len(task.labels) != 2:
+        raise ValueError(f"{name}: f1 needs two labels, but there are {len(task.labels)}. Ask for macro_f1.")
     return task
 
 
-def _fields_of_flags(args: Any) -> dict[str, Any]:
-    """The fields of `Task` that flags give."""
-    for name, kinds in _ONLY_FOR.items():
-        if getattr(args, name) is not None and args.task_kind not in kinds:
-            raise ValueError(f"--{name} has no place in {args.task_kind}. Leave it out.")
-    fields = {name: getattr(args, flag) for name, flag in _FLAGS.items()}
-    fields["columns"] = [args.text_column_name, *filter(None, [args.second_text_column_name])]
-    if args.dataset_splits:
-        fields["splits"] = dict(pair.partition("=")[::2] for pair in args.dataset_splits)
-    paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
-    fields["files"] = {split: (os.path.abspath(path),) for split, path in paths.items() if path} or None
-    known = {name: value for name, value in fields.items() if value is not None}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in known.items()}
-
-
-def read_task_file(path: str) -> dict[str, Any]:
-    """The fields of `Task` in a YAML file; the files that it names are looked for beside it. A file that cannot be
-    read, and a field that is unknown or of another type, are a ValueError."""
-    import yaml
-
-    with files.reading(path, "It must hold fields of a task in YAML, such as `kind: regression`."):
-        # Without types, as `no` may be a label.
-        given = dict(yaml.load(Path(path).read_text(encoding="utf-8"), yaml.BaseLoader))
-    known = {field.name: field for field in dataclasses.fields(Task) if field.name not in _NOT_OWN}
-    fields: dict[str, Any] = {"name": Path(path).stem}
-    for name, value in given.items():
-        if name not in known:
-            raise ValueError(f"{path}: there is no field {name!r}. {known_names(name, known, 'fields')}")
-        field = known[name]
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        try:
-            fields[name] = _typed(name, default, value)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path}: {name} cannot be {value!r} (`Task.{name}`).") from error
-    for name, choices in (("kind", METRICS), ("format", reading.FORMAT_NAMES)):
-        if name in fields and (value := fields[name]) not in choices:
-            raise ValueError(f"{path}: there is no {name} {value!r}. {known_names(value, choices, f'{name}s')}")
-    check_ranges(SimpleNamespace(**fields))
-    for split, paths in fields.get("files", {}).items():
-        fields["files"][split] = tuple(str(Path(path).absolute().parent / one) for one in paths)
-    return fields
-
-
-def _typed(name: str, default: Any, value: Any) -> Any:
-    """A value of YAML (words, lists and mappings of words) as the field has it."""
-    if isinstance(default, Mapping):
-        is_list = name in ("files", "headers")
-        return {key: _typed(name, () if is_list else "", of_key) for key, of_key in value.items()}
-    if isinstance(default, tuple):
-        return tuple(_typed(name, "", one) for one in ([value] if isinstance(value, str) else value))
-    if not isinstance(value, str):
-        raise TypeError
-    if isinstance(default, bool):
-        return {"true": True, "false": False}[value.lower()]
-    return type(default)(value) if isinstance(default, (int, float)) else value
-
-
-def _check_own(fields: Mapping[str, Any]) -> None:
-    name, kind, labels = fields["name"], fields["kind"], fields.get("labels")
-    if Path(name).name != name or name == "..":
-        raise ValueError(f"--task_name is {name!r}: it names a directory in --output_dir, so it is a plain word.")
-    if bool(fields.get("files")) == bool(fields.get("dataset")):
-        raise ValueError("Give either files (--train_file, --validation_file, --test_file) or a --dataset of the Hub.")
-    for key in ("config", "revision", "splits"):
-        if key in fields and not fields.get("dataset"):
-            raise ValueError(f"--dataset_{key} is for --dataset, a dataset of the Hub. Leave it out.")
-    for split in fields.get("files") or fields.get("splits") or ():
-        if split != "train" and not split.startswith(("dev", "test")):
-            raise ValueError(f"There is no split {split!r}: name them train, dev and test.")
-    if labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1):
-        raise ValueError(f"--labels must name two or more different classes or tags; there are none in {kind}.")
-    if unknown := [metric for metric in fields["metrics"] if metric not in METRICS[kind]]:
-        raise ValueError(f"--metrics: {known_names(unknown[0], METRICS[kind], f'metrics of {kind}')}")
-
-
-def _find_splits(fields: Mapping[str, Any]) -> dict[str, str]:
-    """The splits of a dataset on the Hub."""
+def _hub_splits(args: Any) -> dict[str, str]:
+    """The splits of a dataset on the Hub: those that are named, or those with the usual names."""
     from datasets import get_dataset_split_names
 
-    dataset = fields["dataset"]
-    with files.reading(f"The dataset {dataset}", _NO_HUB):
-        names = get_dataset_split_names(dataset, fields.get("config"), revision=fields.get("revision"))
-    splits = {split: name for split, name in HUB_SPLITS.items() if name in names}
-    if not splits:
-        raise ValueError(f"{dataset} has the splits {', '.join(names)}. Say which is which (--dataset_splits).")
+    if args.dataset_splits:
+        splits = dict(pair.partition("=")[::2] for pair in args.dataset_splits)
+        names = list(splits)
+    else:
+        with files.reading(f"The dataset {args.dataset}", _NO_HUB):
+            names = get_dataset_split_names(args.dataset, args.dataset_config, revision=args.dataset_revision)
+        splits = {split: name for split, name in HUB_SPLITS.items() if name in names}
+    if not splits or splits.keys() - HUB_SPLITS.keys():
+        raise ValueError(f"{args.dataset} has {', '.join(names)}. Pass --dataset_splits train=A dev=B test=C.")
     return splits
-
-
-def _with_labels(task: Task, labels: Sequence[str] | None) -> Task:
-    """The task with the labels of the model that is evaluated, or of its training examples, unless it has some."""
-    task = dataclasses.replace(task, labels=task.labels or tuple(labels or ()) or _collect_labels(task))
-    if task.kind == "tagging":
-        with files.reading(next(iter(task.files.values()), (task.name,))[0], "Tags are O, B-PER, I-PER, ..."):
-            find_chunks(task.labels)
-    if "f1" in task.metrics and task.kind == "classification" and len(task.labels) != 2:
-        raise ValueError(f"{task.name}: f1 needs two labels, but there are {len(task.labels)}. Ask for macro_f1.")
-    return task
 
 
 def _collect_labels(task: Task) -> tuple[str, ...]:
@@ -348,19 +277,16 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
     for label, texts in zip(examples["label"], examples["texts"], strict=True):
         unlabeled += label is None and any(texts)
         counts.update([label] if isinstance(label, str) else label or ())
-    if len(counts) < 2:
-        raise ValueError(f"{task.title}: all training examples have the same label, {next(iter(counts), 'none')!r}.")
+    unlabeled += sum(count for label, count in counts.items() if label.lower() in _ABSENT)
     numbers = sorted(filter(_NUMBER.fullmatch, counts))
-    words = sorted(counts.keys() - set(numbers))
-    if unlabeled:
-        doubt = f"{unlabeled:,} examples have no label"
-    elif absent := [word for word in words if word.lower() in _ABSENT]:
-        doubt = f"{counts[absent[0]]:,} examples have the label {absent[0]!r}"
+    words, values = sorted(counts.keys() - set(numbers)), set(map(float, numbers))
+    if len(counts) < 2:
+        doubt = f"all examples have the same label, {next(iter(counts), 'none')!r}"
+    elif unlabeled:
+        doubt = f"{unlabeled:,} examples have no label (empty, {', '.join(_ABSENT)})"
     elif numbers and words:
         doubt = f"the label {numbers[0]!r} is a number, and {words[0]!r} is not"
-    elif decimals := [number for number in numbers if float(number) % 1]:
-        doubt = f"labels are numbers with decimals, such as {decimals[0]!r}"
-    elif len(set(map(float, numbers))) < len(numbers) or len(numbers) > _MANY_NUMBERS:
+    elif any(value % 1 for value in values) or len(values) < len(numbers) or len(numbers) > _MANY_NUMBERS:
         doubt = f"labels are {len(numbers):,} different numbers, such as {numbers[-1]!r}"
     elif len(counts) > max(2, counts.total() / 5):
         doubt = f"there are {len(counts):,} different labels for {counts.total():,} examples"

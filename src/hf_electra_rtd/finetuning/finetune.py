@@ -16,29 +16,26 @@ import logging
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import datasets
 from accelerate import PartialState
-from transformers.trainer_utils import HubStrategy
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, run
+from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, refuse, run
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
 from hf_electra_rtd.finetuning.submission import zip_submission
 from hf_electra_rtd.finetuning.trainer import FineTuningArguments
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
+from hf_electra_rtd.publishing.hub import check, publish, remember
 from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_repositories, report
-from hf_electra_rtd.publishing.tables import print_results, write_results
+from hf_electra_rtd.publishing.tables import print_results
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, public_command
-from hf_electra_rtd.tasks import Task
 
 
 logger = logging.getLogger(__name__)
@@ -72,20 +69,24 @@ class TaskArguments:
         None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
     )
     max_eval_samples: int | None = flag(None, "Evaluate on so many of a dev split; test splits stay whole.")
-    evaluate_only: bool = flag(False, "Evaluate a fine-tuned model without training.")
     predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
     keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
     overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
+    lora: bool = flag(False, "Train low-rank adapters and the head only.")
+    lora_r: int = flag(8, "Rank of the adapters.")
+    lora_alpha: int = flag(16, "Scale of the adapters, times their rank.")
+    lora_dropout: float = flag(0.1, "Before the adapters.")
+    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        refuse((self.merge_adapter and not self.lora, "--merge_adapter needs --lora."))
 
 
 @dataclass
 class OwnTaskArguments:
     """Your own task, in place of a benchmark's."""
 
-    task_file: str | None = flag(None, "A YAML file that describes the task, in place of the flags below.")
     train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet, .conll or SQuAD's .json.")
     validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
     test_file: str | None = flag(None, "Examples to predict, labeled or not.")
@@ -108,31 +109,11 @@ class OwnTaskArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        if self.task_file is not None and len(given) > 1:
-            raise ValueError(f"--{given[1]}: the task is described in {self.task_file}. Write it there.")
 
     @property
     def is_given(self) -> bool:
         """Whether there is such a task."""
-        return any((self.task_file, self.train_file, self.validation_file, self.test_file, self.dataset))
-
-
-@dataclass
-class LoraArguments:
-    """Fine-tuning with adapters."""
-
-    lora: bool = flag(False, "Train low-rank adapters and the head only.")
-    lora_r: int = flag(8, "Rank of the adapters.")
-    lora_alpha: int = flag(16, "Scale of the adapters, times their rank.")
-    lora_dropout: float = flag(0.1, "Before the adapters.")
-    lora_target_modules: list[str] | None = flag(None, "Linear layers that get an adapter; by default all in layers.")
-    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.merge_adapter and not self.lora:
-            raise ValueError("--merge_adapter needs --lora.")
+        return any((self.train_file, self.validation_file, self.test_file, self.dataset))
 
 
 # ---- From Python ----
@@ -143,16 +124,9 @@ Examples = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]
 def finetune(
     model: str, train: Examples, validation: Examples | None = None, output_dir: str = "runs/finetune", **flags: Any
 ) -> Classifier:
-    """Does what the command `finetune` does, and returns the model of the best seed.
-
-    Args:
-        model: directory or Hub id of an encoder.
-        train: a file, rows (`[{"text": ..., "label": ...}, ...]`), or columns (`{"text": [...], ...}`).
-        **flags: of the command, such as `learning_rate=1e-4` or `text_column_name="review"`.
-
-    Raises:
-        ValueError: for what the command refuses.
-    """
+    """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
+    best seed. `model` is a directory or Hub id of an encoder; examples are a file, rows (`[{"text": ...}]`)
+    or columns (`{"text": [...], "label": [...]}`). What the command refuses is a ValueError."""
     given = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
     for name, examples in (("train", train), ("validation", validation)):
         if isinstance(examples, Mapping):
@@ -174,26 +148,12 @@ def finetune(
 # ---- The command ----
 
 
-def make_publisher(
-    args: FineTuningArguments, card: CardArguments, publication: FineTunedPublication, tasks: Sequence[Task]
-) -> Callable[[Path], list[Published]]:
-    """Checks that each task may have its repository, `ORG/NAME-mrpc`, and returns the function that publishes the best
-    models of `output_dir` or of one of its tasks."""
-    directory, private = str(args.output_dir), args.hub_private_repo is not False
-    check([f"{args.hub_model_id}-{task.name}" for task in tasks], directory, private, publication.force)
-    given = {"base_model": publication.base_model, **asdict(card)}
-    known = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)
-
-    # What an earlier publication showed stays.
-    return lambda path: publish(fine_tuned_repositories(path, known["flags"]), directory, private, publication.force)
-
-
 def main(argv: list[str]) -> int:
     """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results; with
     several processes, which must all do the same, it ends them. Returns the exit status: 0; 1 if a task or publishing
     failed; 130 after Ctrl-C. Raises a ValueError if nothing can be run, or the only task fails."""
-    task_args, own_args, lora_args, card_args, publication_args, args = parse_arguments(
-        (TaskArguments, OwnTaskArguments, LoraArguments, CardArguments, FineTunedPublication, FineTuningArguments),
+    task_args, own_args, card_args, publication_args, args = parse_arguments(
+        (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
         description=__doc__,
         defaults={"output_dir": "runs/finetune"},
@@ -207,57 +167,56 @@ def main(argv: list[str]) -> int:
     if args.disable_tqdm:
         datasets.disable_progress_bars()
     args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
-    fine_tuning = FineTuning(task_args, own_args, lora_args, args, public_command([sys.argv[0], *argv]))
-    if push_to_hub and (task_args.evaluate_only or task_args.keep_models == "none"):
-        raise ValueError("--push_to_hub has no model to publish with --evaluate_only or --keep_models none.")
-    if push_to_hub and any(job.task.kind == "correction" or job.task.label_words for job in fine_tuning.jobs):
-        what = "correction and --label_words: no stock class does what their models do"
-        raise ValueError(f"--push_to_hub is not for {what}. Leave it out.")
-    if push_to_hub and lora_args.lora and not publication_args.base_model and Path(fine_tuning.name).is_dir():
-        raise ValueError("--push_to_hub with --lora needs the Hub id of the model that was adapted (--base_model).")
-    jobs: list[Job] = []
+    fine_tuning = FineTuning(task_args, own_args, args, public_command([sys.argv[0], *argv]))
+    directory, name = Path(str(args.output_dir)), fine_tuning.name
+    has_own_classes = any(job.task.kind == "correction" or job.task.label_words for job in fine_tuning.jobs)
+    is_nameless = task_args.lora and not publication_args.base_model and Path(name).is_dir()
+    if push_to_hub:
+        refuse(
+            (task_args.keep_models == "none", "--push_to_hub has no model to publish with --keep_models none."),
+            (has_own_classes, "--push_to_hub: no stock class does what models of correction and --label_words do."),
+            (is_nameless, f"--push_to_hub with --lora needs the Hub id of {name}, which was adapted (--base_model)."),
+        )
     records: list[EvaluationRecord] = []
     failed: list[str] = []
     status, is_alone = 0, len(fine_tuning.jobs) == 1 or args.world_size > 1
-    for job in fine_tuning.jobs:
+
+    def succeeds(action: Callable[[Job], None], job: Job) -> bool:
         try:
-            fine_tuning.prepare(job)
-            jobs.append(job)
-        except ValueError as error:
-            if is_alone:
-                raise
-            failed.append(f"{job.task.title} failed: {error}")
-            logger.error(failed[-1])
-    directory, publish_models, background = Path(str(args.output_dir)), None, Background()
-    if push_to_hub and is_main and jobs:
-        publish_models = make_publisher(args, card_args, publication_args, [job.task for job in jobs])
-    PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
-    for job in jobs:
-        try:
-            records += fine_tuning.run_task(job)
-            if publish_models is not None and args.hub_strategy != HubStrategy.END:
-                background.start(partial(publish_models, directory / job.task.name))
-        except KeyboardInterrupt:
-            logger.warning("Interrupted. The same command goes on with what is missing.")
-            status = INTERRUPTED
-            break
+            action(job)
         except Exception as error:
             if is_alone:
                 raise
             failed.append(f"{job.task.title} failed: {error}")
             logger.error(failed[-1], exc_info=not isinstance(error, ValueError))
+            return False
+        return True
+
+    jobs = [job for job in fine_tuning.jobs if succeeds(fine_tuning.prepare, job)]
+    private, force = args.hub_private_repo is not False, publication_args.force
+    published: dict[str, Any] = {}  # what an earlier publication showed stays
+    if push_to_hub and is_main and jobs:
+        check([f"{args.hub_model_id}-{job.task.name}" for job in jobs], directory, private, force)
+        given = {"base_model": publication_args.base_model, **asdict(card_args)}
+        published = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)["flags"]
+    PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
+    try:
+        for job in jobs:
+            succeeds(lambda job: records.extend(fine_tuning.run_task(job)), job)
+    except KeyboardInterrupt:
+        logger.warning("Interrupted. The same command goes on with what is missing.")
+        status = INTERRUPTED
     if is_main and records:
         print_results(records)
-        write_results(records, directory)
-        logger.info(f"Records, predictions and tables: {directory}")
+        logger.info(f"Records and predictions: {directory}")
         if fine_tuning.predicts:
             _collect_submissions(jobs, records, directory)
     for message in failed:  # again, where it is seen
         logger.error(message)
-    if publish_models is not None and records and status == 0:
-        background.wait()
+    if published and records and status == 0:
         try:
-            status = report(publish_models(directory), directory)
+            repositories = fine_tuned_repositories(directory, published)
+            status = report(publish(repositories, directory, private, force), directory)
         except (OSError, ValueError) as error:
             logger.error(f"Not published: {error}")
             status = 1

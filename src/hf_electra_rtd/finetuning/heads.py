@@ -54,11 +54,8 @@ class _PreciseLinear(nn.Linear):
 
 
 class PaperClassificationHead(nn.Module):
-    """Dropout on the vector of [CLS], and one dense layer.
-
-    Source: google-research/electra finetune/classification/classification_tasks.py (`get_prediction_module`);
-    `ElectraForSequenceClassification` has another dense layer and GELU in between.
-    """
+    """Dropout on the vector of [CLS], and one dense layer: google-research/electra
+    finetune/classification/classification_tasks.py (`get_prediction_module`)."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -91,13 +88,9 @@ class AnswerableOutput(ModelOutput):
 
 
 class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
-    """ELECTRA for questions that may have no answer (SQuAD 2.0): a logit tells whether there is one.
-
-        answerable: u . gelu(C [h_CLS; sum_i p(start = i) h_i] + c)
-
-    Source: google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`, with `answerable_classifier` and
-    `answerable_uses_start_logits`, without `joint_prediction`: starts and ends are predicted independently.
-    """
+    """ELECTRA for questions that may have no answer (SQuAD 2.0): a logit `u . gelu(C [h_CLS; sum_i p(start = i) h_i]
+    + c)` tells whether there is one. Source: google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`,
+    with `answerable_classifier` and `answerable_uses_start_logits`, without `joint_prediction`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -153,17 +146,13 @@ def load_with_head(
         labels: classes or tags in the order of the outputs; none for a number, answers and choices.
         unanswerable: the paper's head for questions gets a logit for whether there is an answer.
         from_scratch: take the configuration alone, and initialize all weights.
-        unit: of a number, what an output of 0 and a difference of 1 will stand for. `restore_unit` undoes it.
+        unit: of a number, what an output of 0 and a difference of 1 will stand for.
         **config_options: fields of the encoder's configuration, such as `hidden_dropout_prob`.
     """
     name, config, tensors = open_encoder(source, weights=not from_scratch)
     model_class = find_class(auto_class, name, config, head, unanswerable)
-    is_kept = (
-        not from_scratch
-        and model_class.__name__ in (config.architectures or ())
-        and head_of(config) == head
-        and _has_outputs(config, auto_class, labels)
-    )
+    is_same = model_class.__name__ in (config.architectures or ()) and head_of(config) == head
+    is_kept = not from_scratch and is_same and _has_outputs(config, auto_class, labels)
     for option, value in config_options.items():
         setattr(config, option, value)
     if not is_kept:
@@ -177,20 +166,20 @@ def load_with_head(
     if head == PAPER_HEAD and not is_kept:
         _initialize_as_the_original(model)
     if auto_class is AutoModelForSequenceClassification and not labels:
-        last = _last_layer(model)
-        if last.bias is None:
-            raise ValueError(f"A {type(model).__name__} cannot learn numbers: its last layer has no bias.")
-        last.__class__ = _PreciseLinear  # saved as any other
+        _last_layer(model).__class__ = _PreciseLinear  # saved as any other
         if is_kept:
-            _rescale(last, 1 / unit[1], -unit[0] / unit[1])
+            rescale(model, 1 / unit[1], -unit[0] / unit[1])
     is_kept |= getattr(model_class, "is_whole", False) and not from_scratch
     logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
 
 
-def restore_unit(model: nn.Module, unit: tuple[float, float]) -> None:
-    """Folds a unit into the last layer: then outputs are the numbers themselves."""
-    _rescale(_last_layer(model), unit[1], unit[0])
+@torch.no_grad()
+def rescale(model: nn.Module, factor: float, shift: float) -> None:
+    """Makes a model of numbers give `factor * number + shift`, by its last layer."""
+    layer = _last_layer(model)
+    layer.weight.mul_(factor)
+    layer.bias.mul_(factor).add_(shift)
 
 
 def _last_layer(model: nn.Module) -> nn.Linear:
@@ -198,17 +187,11 @@ def _last_layer(model: nn.Module) -> nn.Linear:
     return [module for module in model.modules() if isinstance(module, nn.Linear) and module.out_features == 1][-1]
 
 
-@torch.no_grad()
-def _rescale(layer: nn.Linear, factor: float, shift: float) -> None:
-    layer.weight.mul_(factor)
-    layer.bias.mul_(factor).add_(shift)
-
-
 def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
     """The class of an encoder with a head. Raises a ValueError if there is none, and for ELECTRA's `detector/`."""
     if config.model_type == "electra" and is_labelled(config) and not hasattr(config, "fine_tuned_for"):
-        what = "is ELECTRA's detector: its last layer is the head that detects (`detectors.with_two_labels`)"
-        raise ValueError(f"{name} {what}, not a part of the encoder. Name the run, or its discriminator/.")
+        what = "is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder"
+        raise ValueError(f"{name} {what}. Name the run, or its discriminator/.")
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
     stock = auto_class._model_mapping[type(config)]
@@ -221,17 +204,13 @@ def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable:
 
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
-    """Loads a fine-tuned model, or adapters with the model that they belong to. One that was not fine-tuned for these
-    labels is a ValueError."""
+    """Loads a fine-tuned model, or adapters and their model; one that has not these labels is a ValueError."""
     _, config, _ = open_encoder(source, weights=False)
     base, (saved_as, *_) = adapter_base(source), config.architectures or [""]
     unanswerable = saved_as == ElectraForAnswerableQuestionAnswering.__name__
     model = load_with_head(auto_class, base or source, head_of(config), labels, unanswerable=unanswerable)
     if type(model).__name__ != saved_as or not _has_outputs(config, auto_class, labels):
-        raise ValueError(
-            f"{source} was not fine-tuned for this task: it is {saved_as} with the labels "
-            f"{', '.join(labels_of(config))}, but {type(model).__name__} with {', '.join(labels) or 'none'} is wanted."
-        )
+        raise ValueError(f"{source} was not fine-tuned for this task: it is {saved_as}, with other outputs.")
     exchange_layers(model)
     if base is None:
         return model
@@ -286,8 +265,8 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     model, report = model_class.from_pretrained(source, **options)
     prefix = model.base_model_prefix
     not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
-    takes_head = getattr(model_class, "takes_head", False)  # it goes on with the head of pre-training
-    if not takes_head and any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read):
+    has_read_head = any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read)
+    if has_read_head and not getattr(model_class, "takes_head", False):
         for name, child in model_class(model.config).float().named_children():
             if name != prefix:
                 setattr(model, name, child)
@@ -326,29 +305,23 @@ def _initialize_as_the_original(model: PreTrainedModel) -> None:
 
 # ---- Adapters ----
 
-_PEFT_TASKS = {
-    "SequenceClassification": "SEQ_CLS",
-    "TokenClassification": "TOKEN_CLS",
-    "QuestionAnswering": "QUESTION_ANS",
-}
+_PEFT_TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}
+_PEFT_TASKS["QuestionAnswering"] = "QUESTION_ANS"
 
 
-def add_adapters(model: PreTrainedModel, source: str, names: Sequence[str] | None, **options: Any) -> Any:
-    """A `peft.PeftModel` with adapters for the encoder's linear layers of these names (all in its stack of layers by
-    default; none is a ValueError); the head is trained and saved whole. `source` is the encoder, for whoever loads the
-    adapters; `options` are `LoraConfig`'s.
-    """
+def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:
+    """A `peft.PeftModel` with adapters for all linear layers in the encoder's stack of layers; the head is trained and
+    saved whole. `source` is the encoder, for whoever loads the adapters; `options` are `LoraConfig`'s."""
     from peft import LoraConfig, get_peft_model
 
     prefix = model.base_model_prefix
     linear = (name for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear))
-    names = names or [*dict.fromkeys(name.rpartition(".")[2] for name in linear if re.search(r"\.\d+\.", name))]
+    names = dict.fromkeys(name.rpartition(".")[2] for name in linear if re.search(r"\.\d+\.", name))
     children = {name: child for name, child in model.named_children() if name != prefix}
     children |= {name: child for name, child in model.base_model.named_children() if name == "pooler"}
-    heads = [head for head in _PEFT_TASKS if type(model).__name__.endswith(f"For{head}")]
     config = LoraConfig(
         **options,
-        task_type=_PEFT_TASKS[heads[0]] if heads else None,  # for `AutoPeftModelFor...`
+        task_type=_PEFT_TASKS.get(type(model).__name__.rpartition("For")[2]),  # for `AutoPeftModelFor...`
         # The head and the pooler have layers of the same names; they are trained whole.
         target_modules=rf"{re.escape(prefix)}\.(?!pooler\.)(.*\.)?({'|'.join(map(re.escape, names))})",
         modules_to_save=[name for name, child in children.items() if list(child.parameters())],

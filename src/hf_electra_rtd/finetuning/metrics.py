@@ -22,24 +22,17 @@ _SQUAD_V2_NAMES = {"has_answer_": "HasAns_", "no_answer_": "NoAns_", "exact_matc
 
 
 class TaskMetric(evaluate.Metric):
-    """The official metrics of a task, with the keys and the scale of the Hub's metric that it stands for.
+    """The official metrics of a task, with the keys and the scale of the Hub's metric that it stands for. `options`
+    are those of `evaluate.Metric`; an unknown benchmark or task is a ValueError.
 
     Predictions and references of classification are indices of the task's labels, of multiple choice indices of
     choices (`evaluate.load("glue", ...)`: fractions), of tagging lists of BIO tags (`seqeval`: fractions), of question
     answering what `squad` and `squad_v2` take (per cent). CMRC 2018 and DRCD have the keys of `squad`. For `squad2`,
     `compute` takes `no_answer_threshold`, above which a question counts as left unanswered.
-
-    Args:
-        benchmark: `glue`, `clue` or `more`.
-        task: its name, such as `mrpc`; also `mnli_matched` and `mnli_mismatched`.
-        **options: of `evaluate.Metric`.
-
-    Raises:
-        ValueError: for an unknown benchmark or task.
     """
 
     def __init__(self, benchmark: str, task: str, **options: Any) -> None:
-        self.task = get_task(benchmark, "mnli" if task in ("mnli_matched", "mnli_mismatched") else task)
+        self.task = get_task(benchmark, task)
         super().__init__(config_name=task, **options)
 
     def _info(self) -> evaluate.MetricInfo:

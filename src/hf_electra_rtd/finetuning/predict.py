@@ -19,21 +19,21 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import datasets
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import check_output, known_names, read_lines, reading, write_text
+from hf_electra_rtd.files import check_output, read_lines, reading, write_text
 from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
 from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
-from hf_electra_rtd.runtime import RUNTIMES, TORCH, load_onnx
+from hf_electra_rtd.runtime import TORCH, load_onnx
 from hf_electra_rtd.tasks import Task
 
 
@@ -62,11 +62,6 @@ class Classifier:
         else:
             self.model = load_onnx(self.name, quantized=runtime == "onnx-int8")
 
-    @classmethod
-    def from_pretrained(cls, name_or_path: str, **options: Any) -> Classifier:
-        """Loads a model: a fine-tuning run, or directory or Hub id of its model."""
-        return cls(name_or_path, **options)
-
     def predict(self, texts: Sequence[str | tuple[str, str] | Mapping[str, Any]]) -> list[dict[str, Any]]:
         """For each text, pair of texts, or row with `text`, `text_pair`, `question`, ... what the command `predict`
         writes: `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`; `tags`; `answer` and
@@ -83,10 +78,13 @@ class Classifier:
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
-        task, kind = dataclasses.replace(self.task, columns=tuple(columns)), self.kind
-        if self._characters:
-            rows = [(place, _split_characters(row, columns[0])) for place, row in rows]
+        task, kind, column = dataclasses.replace(self.task, columns=tuple(columns)), self.kind, columns[0]
         with reading(source):
+            if self._characters:
+                rows = [
+                    (place, {**row, column: list(row[column])} if isinstance(row.get(column), str) else row)
+                    for place, row in rows
+                ]
             found = list(make_examples(task, "test", iter(rows)))
         examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
         split = Split(examples, 0, {}, kind.encode(examples, training=False))
@@ -109,12 +107,6 @@ def answer_split(
         options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": use_cpu}
         args = FineTuningArguments(directory, per_device_eval_batch_size=batch_size, **options)
         return FineTuner(model, args, kind).answer(split)
-
-
-def _split_characters(row: Any, column: str) -> Any:
-    """A row with the characters of its text to tag; others as they are, for `make_examples` to refuse."""
-    is_text = isinstance(row, Mapping) and isinstance(row.get(column), str)
-    return {**row, column: list(row[column])} if is_text else row
 
 
 def find_model(name: str) -> str:
@@ -144,14 +136,10 @@ class PredictArguments:
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     batch_size: int = flag(64, "Batch size.")
     use_cpu: bool = flag(False, "Do not use a GPU.")
-    runtime: str = flag(TORCH, f"{', '.join(RUNTIMES)}. For the last two, the model is a directory of an export.")
+    runtime: Literal["torch", "onnx", "onnx-int8"] = flag(TORCH, "onnx: the model is a directory of an export.")
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.runtime not in RUNTIMES:
-            raise ValueError(
-                f"--runtime: there is no {self.runtime!r}. {known_names(self.runtime, RUNTIMES, 'runtimes')}"
-            )
 
 
 def main(argv: list[str]) -> int:

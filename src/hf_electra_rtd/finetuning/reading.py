@@ -72,8 +72,6 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
         try:
             if task.benchmark == "own" and row and any("\0" in one for one in row.values() if isinstance(one, str)):
                 raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
-            if task.benchmark == "own" and row and any(row.get(column) == [] for column in task.columns):
-                raise ValueError("the text is an empty list.")
             examples = None if row is None else _convert(task, split, row, index)
         except KeyError as error:
             names = known_names(str(error.args[0]), row or (), "columns")
@@ -106,11 +104,11 @@ def _named(feature: Any, value: Any) -> Any:
 
 
 def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
-    """The files of a split; in an archive, `archive.zip::member`."""
+    """The files of a split."""
     paths = task.files.get(split, ())
     for path in paths if data_dir or task.benchmark == "own" else ():
         found = [path] if os.path.isabs(path) else [f"{data_dir}/{part}" for part in path.split("+")]
-        if all(os.path.isfile(part.partition("::")[0]) for part in found):
+        if all(map(os.path.isfile, found)):
             return found
     looked = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
     where = f" in {data_dir}" if data_dir else " (--data_dir)" * (task.benchmark != "own")
@@ -123,8 +121,12 @@ def answer_file(path: str) -> str:
 
 
 def read_rows(task: Task, split: str, path: str) -> Rows:
-    """The rows of a file."""
-    format = task.format or format_of(task.kind, path)
+    """The rows of a file, in the task's format, or that of its name."""
+    suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower().removeprefix(".")
+    if task.format is None and suffix not in FORMATS:
+        raise ValueError(f"{path} must have a name that ends in .{', .'.join(FORMATS)}.")
+    special = {("tagging", "txt"): "conll", ("question_answering", "json"): "squad"}
+    format = task.format or special.get((task.kind, suffix), FORMATS[suffix])
     with reading(path, f"It must be in the format {format}, in UTF-8."):
         if format == "parquet":
             from datasets import load_dataset
@@ -136,20 +138,11 @@ def read_rows(task: Task, split: str, path: str) -> Rows:
             yield from _table_rows(task, split, path, quoted=format == "csv")
 
 
-def format_of(kind: str, path: str) -> str:
-    suffix = Path(path.removesuffix(".gz").removesuffix(".zst")).suffix.lower().removeprefix(".")
-    if suffix not in FORMATS:
-        raise ValueError(f"{path} must have a name that ends in .{', .'.join(FORMATS)}.")
-    return {("tagging", "txt"): "conll", ("question_answering", "json"): "squad"}.get((kind, suffix), FORMATS[suffix])
-
-
 def _open(path: str) -> AbstractContextManager[TextIO]:
-    """A file in UTF-8, plain, compressed or in an archive. Lines end with \\n."""
+    """A file in UTF-8, plain or compressed. Lines end with \\n."""
     import fsspec
 
-    archive, _, member = path.partition("::")
-    url = f"zip://{member}::{archive}" if member else path
-    return fsspec.open(url, "rt", encoding="utf-8-sig", newline="\n", compression="infer")
+    return fsspec.open(path, "rt", encoding="utf-8-sig", newline="\n", compression="infer")
 
 
 def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
@@ -250,7 +243,6 @@ _READERS = {
     **{"json": _json_rows, "conll": _conll_rows, "squad": _squad_rows, "c3": _c3_rows, "chid": _chid_rows},
     **{"cluener": _cluener_rows, "wsc": _json_rows},
 }
-FORMAT_NAMES = ("tsv", "csv", "xnli", "parquet", *_READERS)
 
 
 # ---- From a row to its examples: None skips it, and an empty list leaves it out ----
@@ -262,35 +254,25 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
     if task.format == "xnli" and row.get("language", task.language) != task.language:
         return []
     row = {task.renamed.get(name, name): value for name, value in row.items()}
-    name = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
-    column = task.label_column
-    if column == "answers" and column not in row and "answer" in row:
-        column = "answer"
+    name, column = task.id_column or next((name for name in _IDS if row.get(name) is not None), ""), task.label_column
     given = None if not column else row.get(column) if split in task.test_splits else row[column]
     if isinstance(given, str) and not given.strip():
         given = [] if task.kind in ("multi_label", "question_answering") else None
-    convert = {"question_answering": _question, "multiple_choice": _choice, "correction": _pair}.get(task.kind, _texts)
+    convert = {"question_answering": _question, "multiple_choice": _choice, "tagging": _tagged}.get(task.kind, _texts)
     example = convert(task, row, given)
     return None if example is None else [{"id": str(row[name] if name else index), **example}]
 
 
 def _texts(task: Task, row: Row, given: Any) -> Example | None:
-    if task.kind == "tagging":
-        return _tagged(task, row[task.columns[0]], given)
     texts = [mark_spans(row)] if task.format == "wsc" else [_text(row, column) for column in task.columns]
     if task.benchmark != "own" and given == -1:
         given = None
     if None in texts or (task.benchmark != "own" and given == _NO_AGREEMENT):
         return None
+    if task.kind == "correction" and given is not None:  # the same sentence without errors
+        align(str(texts[0]), given)
+        return {"texts": texts, "label": given}
     return {"texts": texts, "label": None if given is None else _label(task, given)}
-
-
-def _pair(task: Task, row: Row, given: Any) -> Example:
-    """A sentence, and in place of a label the same one without errors."""
-    text = _text(row, task.columns[0])
-    if given is not None:
-        align(text, given)
-    return {"texts": [text], "label": given}
 
 
 def _text(row: Row, column: str, between: str = " ") -> str:
@@ -320,18 +302,14 @@ def _class(task: Task, value: Any) -> str:
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
     place = _place(task.labels, label)
-    if place is None:
-        _check_labels(task, [label])
-        return label
-    return task.labels[place]
+    return _known(task, label) if place is None else task.labels[place]
 
 
-def _check_labels(task: Task, labels: Sequence[str]) -> None:
-    for label in labels:
-        if task.labels and label not in task.labels:
-            message = f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
-            own = " They are those of the training examples, unless --labels names them."
-            raise ValueError(message + own * (task.benchmark == "own"))
+def _known(task: Task, label: str) -> str:
+    if task.labels and label not in task.labels:
+        own = " They are those of the training examples, unless --labels names them." * (task.benchmark == "own")
+        raise ValueError(f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}{own}")
+    return label
 
 
 def _place(names: Sequence[str], label: str) -> int | None:
@@ -381,11 +359,10 @@ def _question(task: Task, row: Row, given: Any) -> Example:
 
 
 def _choice(task: Task, row: Row, given: Any) -> Example:
-    """The choices are a list (`choice`, `choices`), a text with `|` between them, or in columns of their own
-    (`choice_a`, `choice_b`, ...), of which the last may be empty. The right one is given by its index, or its text."""
+    """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), of which
+    the last may be empty. The right one is given by its index, or its text."""
     found = [value for name, value in row.items() if name.startswith("choice")]
-    choices = found[0] if len(found) == 1 else found
-    choices = [part.strip() for part in choices.split("|")] if isinstance(choices, str) else list(choices)
+    choices = list(found[0]) if len(found) == 1 and not isinstance(found[0], str) else found
     while choices and choices[-1] in ("", None):
         choices.pop()
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
@@ -412,11 +389,11 @@ def _chid_examples(row: Row) -> list[Example]:
     return examples
 
 
-def _tagged(task: Task, words: Any, tags: Any) -> Example:
-    words, tags = (value.split() if isinstance(value, str) else value or [] for value in (words, tags))
+def _tagged(task: Task, row: Row, given: Any) -> Example:
+    values = (row[task.columns[0]], given)
+    words, tags = (value.split() if isinstance(value, str) else value or [] for value in values)
     if not all(isinstance(word, str) for word in (*words, *tags)):
         raise ValueError("its words or tags are neither a list nor text with spaces between them.")
     if tags and len(tags) != len(words):
         raise ValueError(f"there are {len(words)} words, but {len(tags)} tags.")
-    _check_labels(task, tags)
-    return {"texts": words, "label": tags or None}
+    return {"texts": words, "label": [_known(task, tag) for tag in tags] or None}

@@ -11,7 +11,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ import numpy as np
 from accelerate import PartialState
 from transformers import set_seed
 
+from hf_electra_rtd.cli import refuse
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import hash_files, hash_model, remove_partial
-from hf_electra_rtd.finetuning import few_shot, heads
-from hf_electra_rtd.finetuning.data import Split, encode_task, load_task, own_task
+from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.data import Split, draw_few, encode_task, load_task, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
+from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission
 from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner, FineTuningArguments, layer_heights
@@ -39,13 +41,13 @@ from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoi
 
 
 if TYPE_CHECKING:
-    from hf_electra_rtd.finetuning.finetune import LoraArguments, OwnTaskArguments, TaskArguments
+    from hf_electra_rtd.finetuning.finetune import OwnTaskArguments, TaskArguments
 
 logger = logging.getLogger(__name__)
 
 MODEL_DIRECTORY, MERGED_DIRECTORY, SUBMISSION_DIRECTORY = "model", "merged", "submission"
-_LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
-# Flags that decide the result of a run as they are; `check` adds what it derives.
+_LENGTHS, _LORA = ("max_seq_length", "doc_stride", "max_query_length"), ("lora_r", "lora_alpha", "lora_dropout")
+# Flags that decide the result of a run as they are; `_check` adds what it derives.
 _FLAGS: tuple[str, ...] = (
     *("learning_rate", "num_train_epochs", "max_steps", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
     *("weight_decay", "optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon", "bias_correction"),
@@ -53,10 +55,8 @@ _FLAGS: tuple[str, ...] = (
     *("layerwise_lr_decay_off_by_one", "doc_stride", "max_query_length", "class_weights"),
     *("max_train_samples", "max_eval_samples", "few_shot"),
 )
-
-
-# What `predict` has to know of a task.
-_OF_TASK = ("kind", "language", "unanswerable", "label_words", "template")
+_FEW_STEPS = 100  # of a run with --few_shot: few examples make few steps in the epochs of a whole task
+_OF_TASK = ("kind", "language", "unanswerable", "label_words", "template")  # what `predict` has to know of a task
 
 
 @dataclass
@@ -71,10 +71,6 @@ class Job:
     drawn: dict[int, Split] = field(default_factory=dict)  # by seed: the examples of --few_shot; encoded
     unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
 
-    def splits_of(self, seed: int) -> dict[str, Split]:
-        """The splits of a run."""
-        return {**self.splits, "train": self.drawn[seed]} if self.drawn else self.splits
-
     @property
     def dev(self) -> str | None:
         """The split that models are chosen by."""
@@ -88,25 +84,21 @@ class FineTuning:
 
     task_args: TaskArguments
     own_args: OwnTaskArguments
-    lora_args: LoraArguments
     args: FineTuningArguments
     command: str = ""
 
     def __post_init__(self) -> None:
-        given, own, lora = self.task_args, self.own_args, self.lora_args.lora
+        given, own, lora = self.task_args, self.own_args, self.task_args.lora
         self.directory, self.name = Path(str(self.args.output_dir)), given.model_name_or_path
         self.is_main, names = self.args.process_index == 0, given.task_name
-        if lora and given.from_scratch:
-            raise ValueError("--lora with --from_scratch would train adapters for random weights that nobody keeps.")
-        if lora and given.layerwise_lr_decay not in (None, 1):
-            raise ValueError("--layerwise_lr_decay is not for --lora: adapters have one learning rate.")
-        if given.evaluate_only and (given.from_scratch or lora):
-            raise ValueError("--evaluate_only takes a model as it is. Leave out --from_scratch and --lora.")
-        if not given.evaluate_only and heads.adapter_base(self.name) is not None:
-            raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
-        if own.is_given and (given.data_dir or names[1:]):
-            flag = "data_dir" if given.data_dir else f"task_name {names[1]}"
-            raise ValueError(f"--{flag} is for benchmarks. Your own task has --train_file, ... and one name.")
+        is_adapted, is_decayed = heads.adapter_base(self.name), given.layerwise_lr_decay not in (None, 1)
+        of_benchmarks = own.is_given and (given.data_dir or names[1:])
+        refuse(
+            (lora and given.from_scratch, "--lora with --from_scratch would adapt random weights that nobody keeps."),
+            (lora and is_decayed, "--layerwise_lr_decay is not for --lora: adapters have one learning rate."),
+            (is_adapted, f"{self.name} holds adapters: train on from the model that --merge_adapter writes."),
+            (of_benchmarks, "--data_dir and several --task_name are for benchmarks. Your own task has one name."),
+        )
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
         fit_tokenizer(self.tokenizer, self.config)
@@ -120,21 +112,18 @@ class FineTuning:
             "revision": getattr(self.config, "_commit_hash", None),
             "tokenizer": tokenizer_hash(self.tokenizer),
             "from_scratch": given.from_scratch,
-            "head": heads.head_of(self.config) if given.evaluate_only else given.head,
+            "head": given.head,
         }
         if own.is_given or given.benchmark == "own":
-            labels = heads.labels_of(self.config) if given.evaluate_only else None
-            tasks = [own_task(None if names == ["all"] else names[0], own, labels)]
+            tasks = [own_task("own" if names == ["all"] else names[0], own)]
         else:
             tasks = [get_task(given.benchmark, name) for name in expand_task_names(given.benchmark, names)]
-        facts = getattr(self.config, "fine_tuned_for", {}) if given.evaluate_only else {}
-        words = given.label_words, given.template, facts.get("task", {})
-        tasks = [few_shot.with_label_words(task, *words) for task in tasks]
-        if any(task.label_words for task in tasks):
+        tasks = [with_label_words(task, given.label_words, given.template) for task in tasks]
+        if given.label_words:
             refuse_energies(self.encoder_name)
         # What one's own task has to predict was given for that.
         self.predicts = given.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
-        self.seeds = [self.args.seed + offset for offset in range(1 if given.evaluate_only else given.seeds)]
+        self.seeds = [self.args.seed + offset for offset in range(given.seeds)]
         self.jobs = []  # without data: all are checked before any are read
         for task in tasks:
             try:
@@ -144,27 +133,32 @@ class FineTuning:
 
     def _check(self, task: Task) -> Job:
         """A task with its recipe. Settings that it or the model cannot have are a ValueError."""
-        given, args, size, lora = self.task_args, copy.copy(self.args), get_size(self.size), self.lora_args.lora
-        if not task.dev_splits and (given.select == "best" or (given.keep_models == "best" and len(self.seeds) > 1)):
-            flag = "--select last" if given.select == "best" else "--keep_models all or none"
-            raise ValueError(f"there is no dev split to choose the best model by. Pass {flag}.")
-        few_shot.check(task, given)
-        if given.class_weights == "balanced" and task.kind != "classification":
-            raise ValueError(f"--class_weights is for classification, not {task.kind}.")
-        if lora and (task.kind == "correction" or task.label_words):
-            raise ValueError("--lora is not for correction and --label_words, whose heads are kept. Leave it out.")
-        if args.early_stopping_patience and given.select != "best":
-            raise ValueError("--early_stopping_patience needs --select best: it stops by the dev score.")
+        given, args, size, lora = self.task_args, copy.copy(self.args), get_size(self.size), self.task_args.lora
+        selects, few = given.select == "best", given.few_shot is not None
+        is_chosen = selects or (given.keep_models == "best" and len(self.seeds) > 1)
+        has_classes, keeps_head = task.kind == "classification", task.kind == "correction" or task.label_words
+        weighs = given.class_weights == "balanced"
+        no_choice = "Pass --select last, and --keep_models all or none."
+        refuse(
+            (is_chosen and not task.dev_splits, f"there is no dev split to choose the best model by. {no_choice}"),
+            (few and not has_classes, f"--few_shot is for classification, not {task.kind}."),
+            (few and selects, "--few_shot leaves no examples to choose a step by: dev is for scores alone."),
+            (given.few_shot == 0 and not task.label_words, "--few_shot 0 needs --label_words: a new head must learn."),
+            (weighs and not has_classes, f"--class_weights is for classification, not {task.kind}."),
+            (weighs and task.label_words, "--class_weights is not for --label_words, whose loss is pre-training's."),
+            (lora and keeps_head, "--lora is not for correction and --label_words, whose heads are kept."),
+            (args.early_stopping_patience and not selects, "--early_stopping_patience needs --select best."),
+        )
         if args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if lora else size.learning_rate
         if given.few_shot and args.num_train_epochs is None and args.max_steps < 1:
-            args.max_steps = few_shot.STEPS
+            args.max_steps = _FEW_STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
         decay = given.layerwise_lr_decay or (1.0 if lora else size.layerwise_lr_decay)
-        if decay != 1 and not given.evaluate_only and args.optim not in LAYERWISE_OPTIMIZERS:
+        if decay != 1 and args.optim not in LAYERWISE_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
         flags = _FLAGS
-        if given.select == "best":
+        if selects:
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
             args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
             args.save_strategy, args.save_steps = args.eval_strategy, args.eval_steps or args.save_steps
@@ -190,21 +184,16 @@ class FineTuning:
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "dropout": dropout,
             "max_seq_length": int(min(length, positions)),
-            "lora": asdict(self.lora_args) if lora else None,
+            "lora": {name: known[name] for name in _LORA} if lora else None,
         }
         kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
-        types = self.tokenizer("a", "b").get("token_type_ids", ())
-        if given.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
-            raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
-        if not given.evaluate_only:
-            heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
+        heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
         return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
 
     def prepare(self, job: Job) -> None:
         """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what
         does not fit together, before anything is trained or deleted."""
-        given, task = self.task_args, job.task
-        is_trained = not given.evaluate_only and given.few_shot != 0
+        given, task, is_trained = self.task_args, job.task, self.task_args.few_shot != 0
         options = {"test": self.predicts, "optional_test": len(self.jobs) > 1}
         job.splits = splits = load_task(task, given.data_dir, train=is_trained, **options)
         for name, split in splits.items():
@@ -228,18 +217,19 @@ class FineTuning:
         encode_task(job.kind, {name: split for name, split in splits.items() if name != "train" or not given.few_shot})
         if given.few_shot:
             number, train = given.few_shot, splits["train"]
-            job.drawn = {seed: few_shot.draw(train, task.labels, number, seed) for seed in self.seeds}
+            job.drawn = {seed: draw_few(train, task.labels, number, seed) for seed in self.seeds}
+            splits["train"] = job.drawn[self.seeds[0]]
         for train in job.drawn.values():
             encode_task(job.kind, {"train": train})
         model = self.make_model(job, job.args.seed)
-        if is_trained and job.settings["layerwise_lr_decay"] != 1:
+        if job.settings["layerwise_lr_decay"] != 1:
             layer_heights(model)
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
         """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
         ValueError if it, or a checkpoint of a run that was broken off, has other settings, data or another model."""
         path, record = self._directory(job.task, seed), None
-        if os.path.lexists(path / EvaluationRecord.FILE):
+        if os.path.lexists(path / EvaluationRecord.FILE):  # a broken link, too
             record = EvaluationRecord.load(path)
             then, data = {**record.arguments, **record.model}, record.data
         elif checkpoint := latest_checkpoint(path):
@@ -266,8 +256,7 @@ class FineTuning:
         if self.task_args.overwrite_output_dir and self.is_main:
             shutil.rmtree(self.directory / job.task.name, ignore_errors=True)
         PartialState().wait_for_everyone()
-        splits = job.splits_of(self.seeds[0]).items()
-        counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in splits)
+        counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
         logger.info(f"{title}: examples: {counts}.")
         records: dict[int, EvaluationRecord] = {}
         kept: list[int] = []
@@ -288,13 +277,16 @@ class FineTuning:
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
         """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
         which are made from what is computed."""
-        task, splits, started = job.task, job.splits_of(seed), utc_now()
-        directory = self._directory(task, seed)
-        checkpoint, library = _newest_checkpoint(directory)
+        task, directory, started = job.task, self._directory(job.task, seed), utc_now()
+        splits = {**job.splits, "train": job.drawn[seed]} if job.drawn else job.splits
+        # The newest whole checkpoint of a run that was broken off, if a run can go on from it.
+        checkpoint = latest_checkpoint(directory)
+        manifest = read_checkpoint(checkpoint)[0] if checkpoint else {"files": {}}
+        checkpoint = checkpoint if "optimizer.pt" in manifest["files"] else None
         PartialState().wait_for_everyone()  # all have read what the main one may delete
         keep_freed_memory()
         if checkpoint is not None:
-            products.use_library(library)
+            products.use_library(manifest["products"])
             logger.info(f"{task.title}, seed {seed}: goes on from {checkpoint}.")
         elif self.is_main:
             shutil.rmtree(directory, ignore_errors=True)
@@ -318,7 +310,7 @@ class FineTuning:
                 count = sum(f"eval_{task.main_metric}" in entry for entry in trainer.state.log_history)
                 selection = f"best of {count} evaluations by {task.main_metric} on {job.dev}"
             if task.kind == "regression":  # from here on the outputs are the numbers, as those of the saved model
-                heads.restore_unit(model, job.unit)
+                heads.rescale(model, job.unit[1], job.unit[0])
                 job.kind.unit = (0.0, 1.0)
         answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
         record = EvaluationRecord(
@@ -352,7 +344,7 @@ class FineTuning:
                 owner, split = owners.get(name, (task, name))
                 write_predictions(directory / record.predictions[name], predictions, splits[name], task.labels)
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
-            if self.task_args.keep_models != "none" and not self.task_args.evaluate_only:
+            if self.task_args.keep_models != "none":
                 self._save_model(model, directory)
             record.save(directory)
             for name, (predictions, scores) in answers.items():
@@ -364,14 +356,12 @@ class FineTuning:
     def make_model(self, job: Job, seed: int) -> Any:
         """The model that a run begins with. Raises a ValueError if it does not fit the task."""
         set_seed(seed)
-        task, auto_class, lora, labels = job.task, job.kind.auto_class, self.lora_args, job.task.labels
-        if self.task_args.evaluate_only:
-            return heads.load_fine_tuned(auto_class, self.name, labels)
-        options: dict[str, Any] = {"unanswerable": task.unanswerable, "unit": job.unit}
-        options["from_scratch"] = self.task_args.from_scratch
+        task, given = job.task, self.task_args
+        options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": given.from_scratch}
+        options["unit"] = job.unit
         if job.settings["dropout"] is not None:
             options |= dict.fromkeys(heads.dropouts_of(self.config), job.settings["dropout"])
-        model = heads.load_with_head(auto_class, self.name, self.task_args.head, labels, **options)
+        model = heads.load_with_head(job.kind.auto_class, self.name, given.head, task.labels, **options)
         exchange_layers(model)
         model.config.problem_type = job.kind.problem_type
         model.config.fine_tuned_for = {  # for `predict`
@@ -380,26 +370,18 @@ class FineTuning:
             and all(len(word) == 1 for words in job.splits["train"].examples["texts"] for word in words),
             "lengths": {name: job.settings[name] for name in _LENGTHS},
         }
-        if lora.lora:
-            numbers = {"r": lora.lora_r, "lora_alpha": lora.lora_alpha, "lora_dropout": lora.lora_dropout}
-            model = heads.add_adapters(model, self.encoder_name, lora.lora_target_modules, **numbers)
+        if given.lora:
+            numbers = {name.replace("lora_r", "r"): number for name, number in job.settings["lora"].items()}
+            model = heads.add_adapters(model, self.encoder_name, **numbers)
         return model
 
     def _save_model(self, model: Any, directory: Path) -> None:
         target, merged = directory / MODEL_DIRECTORY, directory / MERGED_DIRECTORY
-        heads.save_adapters(model, target) if self.lora_args.lora else model.save_pretrained(target)
+        heads.save_adapters(model, target) if self.task_args.lora else model.save_pretrained(target)
         save_tokenizer(self.tokenizer, target)
-        if self.lora_args.merge_adapter:
+        if self.task_args.merge_adapter:
             model.merge_and_unload().save_pretrained(merged)
             save_tokenizer(self.tokenizer, merged)
-
-
-def _newest_checkpoint(directory: Path) -> tuple[Path | None, str | None]:
-    """The newest whole checkpoint of a run that was broken off, if a run can go on from it, and the library that
-    multiplied."""
-    path = latest_checkpoint(directory)
-    manifest: dict[str, Any] = read_checkpoint(path)[0] if path else {"files": {}}
-    return (path, manifest["products"]) if "optimizer.pt" in manifest["files"] else (None, None)
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:

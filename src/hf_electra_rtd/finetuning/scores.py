@@ -37,22 +37,13 @@ METRICS: Mapping[str, tuple[str, ...]] = {
 def score_labels(
     metrics: Sequence[str], predictions: Sequence[Any], references: Sequence[Any], labels: Sequence[Any] = ()
 ) -> dict[str, float]:
-    """Scores of labels or of numbers, one an example.
-
-    `macro_f1` is the mean over the labels that are right or predicted somewhere. Where one side is constant,
-    `matthews`, `pearson` and `spearman` are 0.
-
-    Args:
-        labels: all labels in the task's order; of two, the second is the positive one of `f1`.
-
-    Raises:
-        ValueError: for no example, lengths that differ, a label that is none of `labels`, or a number that is not
-            finite.
-    """
+    """Scores of labels or of numbers, one an example. `labels` are all in the task's order; of two, the second is the
+    positive one of `f1`. `macro_f1` is the mean over the labels that are right or predicted somewhere. Where one side
+    is constant, `matthews`, `pearson` and `spearman` are 0. A label that is none of `labels`, and a number that is not
+    finite, are a ValueError."""
     from scipy import stats
     from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
-    check_lengths(predictions, references)
     if labels and (unknown := (set(predictions) | set(references)) - set(labels)):
         raise ValueError(f"{unknown.pop()!r} is none of the labels {', '.join(map(str, labels))}.")
     options: dict[str, Any] = {"average": None, "zero_division": 0.0}
@@ -88,8 +79,7 @@ def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
     """Scores of examples with any number of labels: `precision`, `recall`, `f1` and `number` (of right ones) of each
     label that is right or predicted somewhere; and those of all labels of all examples together, with `micro_f1` (the
     same `f1`), `macro_f1`, the mean over the labels, and `accuracy`, the share of examples whose labels are exactly
-    those. What has nothing to divide by is 0. No example, and lengths that differ, are a ValueError."""
-    check_lengths(predictions, references)
+    those. What has nothing to divide by is 0."""
     pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
     return _report([({(x,) for x in one}, {(x,) for x in two}) for one, two in pairs], [a == b for a, b in pairs])
 
@@ -97,16 +87,10 @@ def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
 def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
     """As `label_report`, of the chunks (entities, phrases) in sequences of BIO tags, by the rules of `conlleval`
     (CoNLL-2000): a chunk is right if its first word, its last word and its type are. `macro_f1` is the mean over the
-    types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError, too."""
-    check_lengths(predictions, references)
-    hits: list[bool] = []
-    pairs = []
-    for row, (prediction, reference) in enumerate(zip(predictions, references, strict=True)):
-        if len(prediction) != len(reference):
-            raise ValueError(f"Sentence {row} has {len(prediction)} predicted tags for {len(reference)} words.")
-        pairs.append((find_chunks(prediction), find_chunks(reference)))
-        hits += [tag == other for tag, other in zip(prediction, reference, strict=True)]
-    return _report(pairs, hits)
+    types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError."""
+    sentences = list(zip(predictions, references, strict=True))
+    hits = [tag == other for sentence in sentences for tag, other in zip(*sentence, strict=True)]
+    return _report([(find_chunks(found), find_chunks(wanted)) for found, wanted in sentences], hits)
 
 
 def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> Report:
@@ -127,14 +111,9 @@ def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) ->
 
 
 def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """The chunks in BIO tags: first word, word after the last, type.
-
-    As in `conlleval`: a chunk begins at `B-`, and also at an `I-` that follows `O`, the beginning of the sentence or
-    another type; it goes on as long as `I-` of its type follows.
-
-    Raises:
-        ValueError: for another tag than `O`, `B-TYPE` and `I-TYPE`.
-    """
+    """The chunks in BIO tags: first word, word after the last, type. As in `conlleval`, a chunk begins at `B-`, and
+    also at an `I-` that follows `O`, the beginning of the sentence or another type; it goes on as long as `I-` of its
+    type follows. A tag that is not `O`, `B-TYPE` or `I-TYPE` is a ValueError."""
     chunks: set[tuple[int, int, str]] = set()
     start, inside = 0, None  # the chunk that is open, and its type
     for place, tag in enumerate([*tags, "O"]):
@@ -169,8 +148,6 @@ _WORD_BREAKS = re.compile(
     re.VERBOSE,
 )
 
-_PairScore = Callable[[str, str], float]  # of a prediction and an answer
-
 
 def score_answers(
     predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str = "en"
@@ -187,15 +164,11 @@ def score_answers(
     list of abbreviations and its rarer contractions (`cannot`, `gonna`). KorQuAD compares as SQuAD, but keeps a, an
     and the, and reads quotes and brackets as spaces; F1 is of characters without spaces, wherever they stand.
 
-    Raises:
-        ValueError: for no question, lengths that differ, or a question without an answer.
+    A question without an answer is a ValueError.
     """
-    check_lengths(predictions, answers)
     if not all(answers):
         raise ValueError("A question has no answer. Score unanswerable questions by the rules of SQuAD 2.0.")
-    normalized, f1 = _rules(language)
-    scores = {"exact_match": _equal_after(normalized), "f1": f1}
-    return {name: fmean(_best_of_each(predictions, answers, score)) for name, score in scores.items()}
+    return {name: fmean(values) for name, values in _score_each(predictions, answers, language).items()}
 
 
 def score_squad_v2(
@@ -218,23 +191,9 @@ def score_squad_v2(
         `exact_match` and `f1`; the same of the questions with an answer (`has_answer_f1`, ...) and of those without
         (`no_answer_f1`, ...), where there are any; `best_f1`, `best_f1_threshold`, ... All but thresholds are
         fractions.
-
-    Raises:
-        ValueError: for no question, lengths that differ, or a score that is not finite.
     """
-    check_lengths(predictions, answers)
-    if len(no_answer_scores) != len(predictions) or not all(map(math.isfinite, no_answer_scores)):
-        raise ValueError(f"There must be a finite no_answer_score for each of the {len(predictions)} questions.")
-    normalized, f1 = _rules(language)
-    golds = [[answer for answer in given if normalized(answer)] or [""] for given in answers]
-
-    def f1_or_empty(prediction: str, answer: str) -> float:  # 1 where nothing is left of both
-        return f1(prediction, answer) if normalized(f"{prediction} {answer}") else 1.0
-
-    raw = {
-        "exact_match": _best_of_each(predictions, golds, _equal_after(normalized)),
-        "f1": _best_of_each(predictions, golds, f1_or_empty),
-    }
+    golds = [list(filter(_NORMALIZED.get(language, _squad_normalized), given)) or [""] for given in answers]
+    raw = _score_each(predictions, golds, language, f1_of_nothing=1.0)
     scores, has_answer = np.asarray(no_answer_scores, dtype=np.float64), np.array(list(map(bool, answers)))
     surest = np.argsort(scores, kind="stable")
     result: dict[str, float] = {}
@@ -251,56 +210,54 @@ def score_squad_v2(
     return result
 
 
-def _rules(language: str) -> tuple[Callable[[str], str], _PairScore]:
-    """How texts are compared, and F1."""
-    others = {"zh": (_cmrc_normalized, _cmrc_f1), "ko": (_korquad_normalized, _korquad_f1)}
-    return others.get(language, (_squad_normalized, _squad_f1))
+def _score_each(
+    predictions: Sequence[str], answers: Sequence[Sequence[str]], language: str, f1_of_nothing: float = 0.0
+) -> dict[str, list[float]]:
+    """The best scores of each question; `f1_of_nothing` where nothing is left of both texts."""
+    normalized = _NORMALIZED.get(language, _squad_normalized)
 
+    def parts(text: str) -> list[str]:  # what F1 counts
+        if language == "zh":
+            return _chinese_parts(text)
+        words = text.split()
+        return list("".join(words)) if language == "ko" else words
 
-def _best_of_each(predictions: Sequence[str], answers: Sequence[Sequence[str]], score: _PairScore) -> list[float]:
-    return [max(score(one, answer) for answer in given) for one, given in zip(predictions, answers, strict=True)]
+    def score(prediction: str, answer: str) -> tuple[float, float]:
+        one, other = normalized(prediction), normalized(answer)
+        predicted, right = parts(one), parts(other)
+        if language == "zh":
+            shared = SequenceMatcher(None, predicted, right, autojunk=False).find_longest_match().size
+        else:
+            shared = (Counter(predicted) & Counter(right)).total()
+        f1 = ratio(2 * shared, len(predicted) + len(right))
+        return float(one == other), f1 if normalized(f"{prediction} {answer}") else f1_of_nothing
 
-
-def _equal_after(normalized: Callable[[str], str]) -> _PairScore:
-    return lambda prediction, answer: float(normalized(prediction) == normalized(answer))
+    pairs = zip(predictions, answers, strict=True)
+    scores = [list(zip(*(score(one, answer) for answer in given), strict=True)) for one, given in pairs]
+    return {name: [max(each[place]) for each in scores] for place, name in enumerate(("exact_match", "f1"))}
 
 
 def _squad_normalized(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _squad_f1(prediction: str, answer: str) -> float:
-    return _shared(_squad_normalized(prediction).split(), _squad_normalized(answer).split())
-
-
 def _korquad_normalized(text: str) -> str:
     return " ".join(text.translate(_KOREAN_SPACES).lower().translate(_PUNCTUATION).split())
-
-
-def _korquad_f1(prediction: str, answer: str) -> float:
-    return _shared(*("".join(_korquad_normalized(text).split()) for text in (prediction, answer)))
-
-
-def _shared(predicted: Sequence[str], right: Sequence[str]) -> float:
-    """F1 of words or characters, in any order."""
-    return ratio(2 * (Counter(predicted) & Counter(right)).total(), len(predicted) + len(right))
 
 
 def _cmrc_normalized(text: str) -> str:
     return text.lower().strip().translate(_CHINESE_PUNCTUATION)
 
 
-def _cmrc_f1(prediction: str, answer: str) -> float:
-    predicted, right = _cmrc_segments(prediction), _cmrc_segments(answer)
-    shared = SequenceMatcher(None, predicted, right, autojunk=False).find_longest_match().size
-    return ratio(2 * shared, len(predicted) + len(right))
+_NORMALIZED = {"zh": _cmrc_normalized, "ko": _korquad_normalized}  # else `_squad_normalized`
 
 
-def _cmrc_segments(text: str) -> list[str]:
-    segments: list[str] = []
-    for match in _CHINESE_OR_OTHER.finditer(_cmrc_normalized(text)):
-        segments += [match[0]] if match[1] else _WORD_BREAKS.sub(r" \g<0> ", match[0]).split()
-    return segments
+def _chinese_parts(text: str) -> list[str]:
+    """Single Chinese characters, and words."""
+    parts: list[str] = []
+    for match in _CHINESE_OR_OTHER.finditer(text):
+        parts += [match[0]] if match[1] else _WORD_BREAKS.sub(r" \g<0> ", match[0]).split()
+    return parts
 
 
 def check_lengths(predictions: Sequence[Any], references: Sequence[Any]) -> None:

@@ -32,28 +32,23 @@ def write_predictions(
         line = {"id": example.pop("id"), "prediction": prediction}
         if split.probabilities is not None:
             line["probabilities"] = dict(zip(labels, split.probabilities[row].tolist(), strict=True))
+        label = example.pop("label")
         example.pop("starts", None)
-        known = {"label": label} if (label := example.pop("label")) is not None else {}
-        lines.append(_line(finite(line | known | example)))
+        lines.append(_line(finite(line | ({} if label is None else {"label": label}) | example)))
     write_text(path, "".join(lines))
 
 
 def write_submission(
     task: Task, split: str, predictions: Sequence[Prediction], data: Split, directory: str | os.PathLike[str]
 ) -> Path | None:
-    """Writes the file that the benchmark's server takes for a test split, and returns its path; None where no server
-    takes the split, and, with a warning, where examples were skipped: the lines would not be those of the test set.
-
-    CLUE 1.1 replaced some test sets. The file is named after the version whose test set has as many examples, else 1.1
-    (so those of TNEWS and ChID; rename the file for their old test sets).
+    """Writes the file that the benchmark's server (of CLUE: 1.1) takes for a test split, and returns its path; None
+    where no server takes it, and, with a warning, where examples were skipped: the lines would not be the test set's.
     """
     if split not in task.submission:
         return None
-    counts = task.submission[split]
-    name = next((name for name, count in counts.items() if count == len(data.examples)), next(iter(counts)))
+    name = task.submission[split][0]
     if data.skipped:
-        skipped = f"{data.skipped:,} examples of {split} were skipped. Correct these examples."
-        logger.warning(f"{task.title}: {name} is not written, because {skipped}")
+        logger.warning(f"{task.title}: {name} is not written, because {data.skipped:,} examples were skipped.")
         return None
     path = Path(directory) / name
     write_text(path, _format(task, predictions, data.examples))
@@ -99,29 +94,18 @@ def _line(row: dict[str, Any]) -> str:
 def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
     """Zips what `write_submission` wrote into `<benchmark>_submission.zip`, and warns of what the server would refuse:
     missing files (GLUE needs all eleven, CLUE takes any) and files with too many or too few examples. CLUE asks for
-    the name `submit_TEAM_DATE.zip`.
-
-    Raises:
-        ValueError: if there is no file to submit.
-    """
+    the name `submit_TEAM_DATE.zip`."""
     directory = Path(directory)
-    paths, missing = [], []
-    for counts in (counts for task in BENCHMARKS[benchmark] for counts in task.submission.values()):
-        there = [directory / name for name in counts if (directory / name).exists()]
-        paths += there
-        missing += [] if there else [" or ".join(counts)]
-        for path in there:
-            count, expected = path.read_bytes().count(b"\n") - (path.suffix == ".tsv"), counts[path.name]
-            if expected and count != expected:
-                wrong = f"{path.name} has {count:,} examples, but the test set has {expected:,}"
-                logger.warning(f"{wrong}: the server will refuse it.")
-    if not paths:
-        raise ValueError(f"{directory} holds no predictions for the server of {benchmark}.")
-    if missing:
+    target = directory / f"{benchmark}_submission.zip"
+    expected = dict(file for task in BENCHMARKS[benchmark] for file in task.submission.values())
+    if missing := [name for name in expected if not (directory / name).exists()]:
         needed = "The server needs all of them" if benchmark == "glue" else "The server accepts that"
         logger.warning(f"The submission to {benchmark} lacks {', '.join(missing)}. {needed}.")
-    target = directory / f"{benchmark}_submission.zip"
     with writing(target) as partial, zipfile.ZipFile(partial, "w") as archive:
-        for path in sorted(paths):
-            archive.write(path, path.name, zipfile.ZIP_DEFLATED)
+        for name in sorted(expected.keys() - missing):
+            lines = (directory / name).read_bytes().count(b"\n") - name.endswith(".tsv")
+            if expected[name] and lines != expected[name]:
+                wrong = f"{name} has {lines:,} examples, but the test set has {expected[name]:,}"
+                logger.warning(f"{wrong}: the server will refuse it.")
+            archive.write(directory / name, name, zipfile.ZIP_DEFLATED)
     return target

@@ -21,7 +21,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
-from hf_electra_rtd.cli import check_ranges, flag
+from hf_electra_rtd.cli import check_ranges, flag, refuse
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
 from hf_electra_rtd.recipes import FINETUNING
@@ -47,8 +47,8 @@ _REFUSED = {
 
 @dataclass
 class FineTuningArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the paper's recipe. What depends on the size (learning rate) or the task
-    (epochs) is None until it is known. By default, nothing is evaluated or saved before the end."""
+    """`transformers.TrainingArguments` with the paper's recipe; None for what depends on the size (learning rate) or
+    the task (epochs). By default, nothing is evaluated or saved before the end."""
 
     learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
     num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
@@ -62,6 +62,7 @@ class FineTuningArguments(TrainingArguments):
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
     save_total_limit: int | None = flag(2, "Checkpoints to keep.")
+    hub_strategy: str = flag("end", "Leave it: models are published at the end.")
     logging_steps: float = flag(50, "Steps between two lines of the log.")
     bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
@@ -71,10 +72,7 @@ class FineTuningArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name, remedy in _REFUSED.items():
-            value = getattr(self, name)
-            if value or (name == "data_seed" and value is not None):
-                raise ValueError(f"--{name} cannot be used in fine-tuning. {remedy}")
+        refuse(*((getattr(self, name), f"--{name} cannot be used here. {why}") for name, why in _REFUSED.items()))
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
@@ -110,11 +108,8 @@ class _EpochCallback(TrainerCallback):
 
 class FineTuner(Trainer):
     """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
-    `settings` are kept in checkpoints, which are written whole or not at all.
-
-    The loss of an optimizer step is the mean over all its labels, whatever batches and processes they fall into. (The
-    stock heads take the mean of each batch, which the Trainer then averages over accumulated batches and processes.)
-    """
+    `settings` are kept in checkpoints, which are written whole or not at all. The loss of an optimizer step is the
+    mean over all its labels, whatever batches and processes they fall into."""
 
     args: FineTuningArguments
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of the whole step
@@ -184,12 +179,11 @@ class FineTuner(Trainer):
     ) -> Any:
         outputs = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
         losses = self.kind.loss(outputs, inputs)
+        loss = losses.mean()
         if model.training and num_items_in_batch is not None:
             # Processes average their gradients; each must hold its share of the sum.
             processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             loss = losses.total * processes / num_items_in_batch
-        else:
-            loss = losses.mean()
         return (loss, outputs) if return_outputs else loss
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
@@ -246,10 +240,9 @@ def layerwise_groups(
     """Groups of parameters with a learning rate for each depth, those of the head first; at each depth one with weight
     decay and one without (biases and LayerNorm). A `decay` of 1 needs no layers.
 
-    The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, so that the top layer is
-    decayed once, and the embeddings with their projection n + 1 times. This is how we read the layer-wise
-    learning-rate decay of the paper (Table 7). The original's code decays everything below the head once more
-    (google-research/electra model/optimization.py, `_get_layer_lrs`); so does `off_by_one`.
+    The head has `learning_rate`, layer i of n (from 0) `learning_rate * decay^(n - i)`, and the embeddings with their
+    projection are decayed n + 1 times: so we read the paper (Table 7). The original's code decays everything below the
+    head once more (google-research/electra model/optimization.py, `_get_layer_lrs`); so does `off_by_one`.
     """
     groups = get_parameter_groups(model, weight_decay)
     if decay == 1:

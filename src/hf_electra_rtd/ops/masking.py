@@ -40,7 +40,6 @@ def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B
     `candidates_BL` is True where a token may be masked: where they are too few, fewer are chosen. Those with the
     smallest `uniforms_BL`, float32 in [0, 1), are. The result is int64 (B, K), ascending, then -1 in unused slots.
     """
-    _check_num_slots(num_slots, candidates_BL.shape[1])
     scores_BL = np.array(uniforms_BL.numpy(), order="C")
     scores_BL[~candidates_BL.numpy()] = _NO_CANDIDATE
     # Of floats that are not negative, the bits have the same order, and sort faster.
@@ -77,7 +76,6 @@ def choose_masked_groups(
     lengths and the arc: M = L + `MORE_UNIFORMS`, all in [0, 1). The result is int64 (B, K), ascending, then -1 in
     unused slots; and the place where the group of each begins.
     """
-    _check_num_slots(num_slots, candidates_BL.shape[1])
     batch_size, length = candidates_BL.shape
     places_L = np.arange(length)
     phases_B, beginnings_B = more_BM[:, length:].astype(np.float64).T
@@ -120,7 +118,7 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
     """The masked slots, from either form of labels: (B, K) with positions; or (B, L) without, as
     `DataCollatorForLanguageModeling` gives them. Without positions, K is the largest number of masked tokens in a
     sequence, at least 1, and reading it waits for the device. Raises ValueError for labels of a shape that fits
-    neither, or more slots than tokens in a sequence."""
+    neither."""
     name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
     if labels.shape != like.shape:
         raise ValueError(
@@ -133,14 +131,8 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
         # Stable, so positions stay ascending; the slots that a sequence does not need follow, with the label IGNORED.
         order_BL = masked_BL.to(torch.int8).sort(dim=1, descending=True, stable=True).indices
         return MaskedSlots(order_BL[:, :num_slots], labels.gather(1, order_BL[:, :num_slots]))
-    _check_num_slots(positions_BK.shape[1], ids_BL.shape[1])
     # Unused slots may point anywhere, also outside: point them at the start, where gathering is harmless.
     return MaskedSlots(positions_BK.masked_fill(labels.eq(IGNORED), 0), labels)
-
-
-def _check_num_slots(num_slots: int, length: int) -> None:
-    if num_slots > length:
-        raise ValueError(f"There are {num_slots} masked slots for sequences of {length} tokens: at most one a token.")
 
 
 def replace_at(ids_BL: Tensor, slots: MaskedSlots, values_BK: Tensor) -> Tensor:

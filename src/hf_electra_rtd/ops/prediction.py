@@ -174,7 +174,11 @@ class _Predict(torch.autograd.Function):
                 if sampling is not None and sampling.from_softmax:
                     sampled_N[rows] = sample_weights(softmax_RV, sampling.uniforms[rows])
                 if any(each is not None for each in sums):
-                    _add_gradients(sums, rows, _gradient(softmax_RV, labels_R).to(product_dtype), hidden_RE, weight_VE)
+                    # Of the losses with respect to the logits: softmax minus one at the label, in its memory.
+                    used_R1 = labels_R.ne(IGNORED)[:, None].to(dtype)
+                    softmax_RV *= used_R1
+                    gradient_RV = softmax_RV.scatter_add_(1, labels_R.clamp(min=0)[:, None], -used_R1)
+                    _add_gradients(sums, rows, gradient_RV.to(product_dtype), hidden_RE, weight_VE)
         ctx.save_for_backward(*sums)
         ctx.dtypes = [each.dtype for each in inputs]
         ctx.mark_non_differentiable(losses_N, predictions_N, sampled_N, log_normalizers_N)
@@ -203,13 +207,6 @@ def _soften(logits_RV: Tensor, labels_R: Tensor, dtype: torch.dtype) -> tuple[Te
     log_best_R = _at(softmax_RV, predictions_R).log()
     losses_R = of_best_R - of_label_R - log_best_R
     return softmax_RV, losses_R.where(used_R, 0.0), predictions_R, of_best_R - log_best_R
-
-
-def _gradient(softmax_RV: Tensor, labels_R: Tensor) -> Tensor:
-    """Of the losses with respect to the logits, in the memory of the softmax: softmax minus one at the label."""
-    used_R1 = labels_R.ne(IGNORED)[:, None].to(softmax_RV.dtype)
-    softmax_RV *= used_R1
-    return softmax_RV.scatter_add_(1, labels_R.clamp(min=0)[:, None], -used_R1)
 
 
 def _add_gradients(

@@ -17,6 +17,7 @@ from hf_electra_rtd.accounting import format_duration
 from hf_electra_rtd.cli import flag
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.families import max_length
+from hf_electra_rtd.files import reading
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, markdown_table, results_table, summarize
 from hf_electra_rtd.recipes import SIZES
@@ -26,12 +27,6 @@ from hf_electra_rtd.tasks import BENCHMARKS
 
 PROJECT_URL = "https://example.org/hf-electra-rtd"  # a placeholder until the project has an address
 PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
-# Families of encoders, by `model_type`, as sentences name them.
-_FAMILIES = {
-    **{"bert": "a BERT", "camembert": "a CamemBERT", "convbert": "a ConvBERT", "deberta-v2": "a DeBERTa-v2"},
-    **{"distilbert": "a DistilBERT", "electra": "an ELECTRA", "modernbert": "a ModernBERT", "roberta": "a RoBERTa"},
-    "xlm-roberta": "an XLM-RoBERTa",
-}
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
     "classification": ("text-classification", "SequenceClassification", "classifies texts"),
@@ -47,26 +42,21 @@ _GRAPHS = {
     "detector": ("token-classification", "TokenClassification", "tells which tokens of a text were replaced"),
     "generator": ("fill-mask", "MaskedLM", "fills masked tokens"),
 }
-# The Hub's id (hf.co/metrics) and the usual name of our metrics, where they are not our own name for them.
+# The Hub's ids of our metrics (hf.co/metrics), where they are not our own name for them.
 _METRICS = {
-    "matthews": ("matthews_correlation", "Matthews correlation"),
-    "pearson": ("pearsonr", "Pearson correlation"),
-    "spearman": ("spearmanr", "Spearman correlation"),
-    "macro_f1": ("f1", "Macro F1"),
-    "micro_f1": ("f1", "Micro F1"),
+    **{"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"},
+    **dict.fromkeys(("macro_f1", "micro_f1"), "f1"),
 }
 # The settings that a card shows, and those that every size of the paper has: defaults of `ElectraConfig` and of
 # google-research/electra.
-_SETTINGS = (
-    *("generator", "generator_objective", "generator_learning_rate", "clip_separately"),
-    *("objective", "sharing", "generator_hidden_size", "generator_weight", "discriminator_weight", "temperature"),
-    *("freeze_generator", "temperature_schedule", "temperature_start", "temperature_decay"),
-    *("initialization", "sequences_per_step", "max_steps", "max_seq_length", "vocab_size", "learning_rate"),
-    *("lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("bias_correction", "max_grad_norm", "mask_probability", "keep_probability", "masking", "hidden_dropout_prob"),
-    *("confusion_file", "confusion_share", "document_attention"),
-    *("attention_probs_dropout_prob", "initializer_range", "bf16", "fp16", "seed"),
-)
+_SETTINGS = """
+generator generator_objective generator_learning_rate clip_separately objective sharing generator_hidden_size
+generator_weight discriminator_weight temperature freeze_generator temperature_schedule temperature_start
+temperature_decay initialization sequences_per_step max_steps max_seq_length vocab_size learning_rate lr_scheduler_type
+warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon bias_correction max_grad_norm mask_probability
+keep_probability masking hidden_dropout_prob confusion_file confusion_share document_attention
+attention_probs_dropout_prob initializer_range bf16 fp16 seed
+"""
 _PAPER = {
     **{"objective": "rtd", "initialization": "stock", "bias_correction": False, "hidden_dropout_prob": 0.1},
     **{"attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings"},
@@ -76,14 +66,9 @@ _PAPER = {
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
 _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
-_START_OF_MAIN = ("continue_from", "backbone", "discriminator")
-# Tags of kinds, see `kind_of`; of others the kind itself.
-_KIND_TAGS = {
-    **dict.fromkeys(("bare", "detector"), ("discriminator", "replaced-token-detection")),
-    "labels": ("detector", "replaced-token-detection"),
-}
+_DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
-_FLAGS = (*_SETTINGS, "per_device_train_batch_size", "gradient_accumulation_steps", "optim", "checkpoint_fractions")
+_FLAGS = f"{_SETTINGS} per_device_train_batch_size gradient_accumulation_steps optim checkpoint_fractions"
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
@@ -101,7 +86,6 @@ class CardArguments:
     license: str | None = flag(None, "License of the weights, as the Hub names it, such as apache-2.0.")
     languages: list[str] | None = flag(None, "Codes of the languages, such as en.")  # noqa: RUF009
     corpora: list[str] | None = flag(None, "Hub ids of the corpora, such as wikimedia/wikipedia.")  # noqa: RUF009
-    authors: str = flag("", "Authors of the model, for the citation.")
 
 
 def pretraining_card(
@@ -112,14 +96,12 @@ def pretraining_card(
     own: Sequence[EvaluationRecord] = (),
     compared: Sequence[EvaluationRecord] = (),
     fraction: FractionRecord | None = None,
-    *,
     related: Mapping[str, str] | None = None,
-    branches: bool = False,
 ) -> str:
     """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `detector`, `generator` or
     `pair`; with a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and
-    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts; `branches`
-    says whether its exports are on the Hub, too."""
+    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts."""
+    branches = [f"step-{entry['step']}" for entry in record.fractions] if not fraction and part != "pair" else []
     planned = max(record.steps, record.arguments["training"].get("max_steps") or 0)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
@@ -133,18 +115,19 @@ def pretraining_card(
     started = list(loaded.values())
     size = None if started or described.get("model_config") or not is_electra else described.get("size")
     reference = size if size and SIZES[size].is_published else "small"
-    starts = _STARTS.get(part, _START_OF_MAIN)
+    starts = _STARTS.get(part, ("continue_from", "backbone", "discriminator"))
     recipe, tasks = SIZES[reference].pretraining, {run.task for run in own}
     shown = [_named(run, repo_id) for run in own]
     others = [run for run in compared if run.task in tasks]
     others = [_named(run, "the same architecture") if run.model["from_scratch"] else run for run in others]
+    tags = [part, "replaced-token-detection"] if kind in _DETECTS else [kind]
     data = _metadata(
         repo_id,
         card,
         own,
         library_name=PACKAGE if part == "pair" else "transformers",
         pipeline_tag="fill-mask" if fills else "token-classification" if kind == "labels" else None,
-        tags=[family_of(record.model, part), PACKAGE, "pretraining", *_KIND_TAGS.get(kind, (kind,))],
+        tags=[family_of(record.model, part), PACKAGE, "pretraining", *tags],
         datasets=card.corpora,
         # A path has lost its directories in the record, so that an id is told by its owner.
         base_model=next((name for flag in starts if "/" in (name := loaded.get(flag, ""))), None),
@@ -154,12 +137,11 @@ def pretraining_card(
         data,
         **{"record": record, "part": part, "kind": kind, "fills": fills, "repo_id": repo_id, "card": card},
         **{"size": size, "fraction": fraction, "step": step, "planned": planned, "started": started},
+        **{"branches": branches, "related": [other for name, other in (related or {}).items() if name != part]},
         tokens=record.tokens * step / record.steps,
         main="encoder" if kind_of(record.model) == "encoder" else "discriminator",
-        family=_FAMILIES.get(family, f"a {family}"),
+        family="an ELECTRA" if is_electra else f"a `{family}`",
         positions=max_length(SimpleNamespace(**{"model_type": "electra"} | record.model[_config_name(part)])),
-        related=[other for name, other in (related or {}).items() if name != part],
-        branches=[f"step-{entry['step']}" for entry in record.fractions] if branches else [],
         seconds=fraction.train_seconds if fraction else record.train_seconds,
         held_out=_held_out(record, step),
         changes=_changes(record) if step == record.steps else [],
@@ -305,15 +287,10 @@ def _environment() -> Any:
 
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
-    from jinja2 import UndefinedError
-
-    files = {"fine_tuned.md": EvaluationRecord.FILE, "pretraining.md": PretrainingRecord.FILE}
-    source = {**files, "export.md": ExportRecord.FILE}.get(template, "config")
-    try:
+    record = values.get("record") or values.get("run")
+    # Records hold dicts whose values are not checked when they are read.
+    with reading(f"{record.FILE if record else 'The configuration'} of {values['repo_id']}", "Restore the file."):
         body = _environment().get_template(template).render(**values)
-    except (TypeError, AttributeError, UndefinedError) as error:  # records hold dicts whose values are not checked
-        what = f"{source} holds a value that this version does not write ({error})"
-        raise ValueError(f"{values['repo_id']} cannot have a card: {what}. Restore the file.") from error
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 
@@ -337,14 +314,14 @@ def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord
             dataset_config=run.dataset["config"],
             dataset_split=run.dataset["splits"][split],
             dataset_revision=run.data.get(split, {}).get("revision"),
-            metric_type=_METRICS.get(metric, (metric,))[0],
-            metric_name=_metric_name(metric, scores),
+            metric_type=_METRICS.get(metric, metric),
+            metric_name=f"{metric} (median of {len(scores)})",
             metric_value=median(scores),
         )
         for result, run in ((result, result.runs[0]) for result in _official(runs))
-        for split, metrics in result.scores.items()
-        for metric, scores in metrics.items()
-        if split in run.dataset["splits"]
+        for split, metrics in run.metrics.items()
+        for metric in metrics
+        if split in run.dataset["splits"] and (scores := result.scores(split, metric))
     ]
     return ModelCardData(
         language=card.languages,
@@ -370,11 +347,6 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
     return list(results.values())
 
 
-def _metric_name(metric: str, scores: Sequence[float]) -> str:
-    name = _METRICS[metric][1] if metric in _METRICS else metric.replace("_", " ").capitalize()
-    return f"{name} ({'1 fine-tuning run' if len(scores) == 1 else f'median of {len(scores)} fine-tuning runs'})"
-
-
 # ---- Values of cards ----
 
 
@@ -382,7 +354,7 @@ def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
     """Held-out metrics of the objective after a step, without `eval_`; empty where there are none."""
     entries = [entry for entry in [*record.curves, {"step": record.steps, **record.metrics}] if entry["step"] == step]
     values = {key: value for entry in entries for key, value in entry.items() if value is not None}
-    prefixes = ("eval_generator", "eval_sampled", "eval_replaced", "eval_discriminator", "eval_copy", "eval_bigram")
+    prefixes = ("eval_generator", "eval_sampled", "eval_replaced", "eval_discriminator", "eval_bigram")
     return {key.removeprefix("eval_"): value for key, value in values.items() if key.startswith(prefixes)}
 
 
@@ -406,7 +378,7 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
         width, of_main = (each.get("hidden_size") or each["dim"] for each in (model["generator_config"], main))
         here["generator_hidden_size"] = width / of_main  # DistilBERT has the second name
         paper["generator_hidden_size"] = size.generator_hidden_size
-    shown = [name for name in _SETTINGS if here.get(name) is not None]
+    shown = [name for name in _SETTINGS.split() if here.get(name) is not None]
     return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in shown]
 
 
@@ -422,7 +394,7 @@ def _command(record: PretrainingRecord) -> str:
         return record.command
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
-    flags |= {name: training[name] for name in _FLAGS if name in training}
+    flags |= {name: training[name] for name in _FLAGS.split() if name in training}
     if flags.get("continue_from"):
         del flags["size"]  # it follows from the networks
     sources = record.data.get("train", {}).get("sources", [])

@@ -29,7 +29,6 @@ _PANELS = (
     ("Discriminator: replaced tokens, held out", "discriminator_precision", "discriminator_recall"),
     ("Encoder: accuracy at masked tokens", "discriminator_masked_accuracy"),
     ("Encoder: accuracy, held out", "discriminator_token_accuracy", "discriminator_replaced_accuracy"),
-    ("Encoder: probability of a copy, held out", "copy_probability_original", "copy_probability_replaced"),
     ("Learning rate", "learning_rate"),
 )
 

@@ -3,11 +3,9 @@
     hf-electra-rtd publish --run runs/small --hub_model_id ORG/electra-small --license apache-2.0 --languages en \\
         --evaluations runs/glue --dry_run
 
-lists every file that would be uploaded, with its size, and writes the model cards into runs/small/publish_preview.
-Without --dry_run it creates ORG/electra-small-discriminator and ORG/electra-small-generator, each with weights and
-card in one commit, and a branch step-N for each fraction of the run. A fine-tuning (--run runs/glue) becomes one
-repository for each task, an export (--run exports/small) one for each graph. Flags that are not given are those of the
-run's last publication; --resume repeats it.
+lists every file with its size and writes the model cards into runs/small/publish_preview. Without --dry_run it creates
+ORG/electra-small-discriminator and -generator, with a branch step-N for each fraction of the run. A fine-tuning gets a
+repository for each task, an export one for each graph. Flags that are not given are those of the last publication.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -33,15 +30,15 @@ from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Files, Published, Repository
-from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
+from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import read_evaluations
 from hf_electra_rtd.records import (
     HUB_TOKEN,
-    SECRETS,
     EvaluationRecord,
     ExportRecord,
     FractionRecord,
     PretrainingRecord,
+    public,
 )
 
 
@@ -52,26 +49,22 @@ PREVIEWS = "publish_preview"  # in the run's directory
 Flags = Mapping[str, Any]  # of a publication, as in `publish.json`: `hub_model_id`, and those that were given
 
 
-@dataclass
-class _Publication:
-    force: bool = flag(False, "Replace the model and card of a repository that another run or a person wrote to.")
+_FORCE = "Replace the model and card of a repository that another run or a person wrote to."
 
 
 @dataclass
-class PretrainingPublication(_Publication):
+class PretrainingPublication:
     """Flags of a command that publishes a pre-training."""
 
-    parts: list[str] | None = flag(  # noqa: RUF009
-        None,
-        "What to publish of a pre-training: discriminator, generator, detector, pair. Default: the first two, and the "
-        "detector where the discriminator is an encoder without a head.",
-    )
+    force: bool = flag(False, _FORCE)
+    parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")  # noqa: RUF009
 
 
 @dataclass
-class FineTunedPublication(_Publication):
+class FineTunedPublication:
     """Flags of a command that publishes a fine-tuning."""
 
+    force: bool = flag(False, _FORCE)
     base_model: str | None = flag(None, "Hub id of the model that was fine-tuned, if it was a directory.")
 
 
@@ -79,11 +72,10 @@ class FineTunedPublication(_Publication):
 class PublishArguments(PretrainingPublication, FineTunedPublication):
     """What is published, and where."""
 
-    run: str | None = flag(None, "output_dir of a pre-training, a fine-tuning, one of its tasks, or an export.")
+    run: str = field(kw_only=True, metadata={"help": "output_dir of a pre-training, a fine-tuning or an export."})
     hub_model_id: str | None = flag(None, "ORG/NAME: repositories are ORG/NAME-discriminator, ORG/NAME-mrpc, ...")
     evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")  # noqa: RUF009
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")  # noqa: RUF009
-    revisions: bool = flag(True, "Publish the exports at fractions of the run as branches step-N.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
     card_only: bool = flag(False, "Upload the cards alone, to repositories of this run.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
@@ -97,20 +89,20 @@ def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[
     """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
     tokens is `NAME-encoder`."""
     kind, traits = cards.kind_of(model), OBJECTIVE_TRAITS[model["objective"]]
-    ids, names = {}, {"discriminator": "encoder"} if kind == "encoder" else {}
+    names = {"discriminator": "encoder"} if kind == "encoder" else {}
     there = {"discriminator": True, "pair": True, "detector": traits.predicts == "replaced" and not traits.needs_noise}
     there["generator"] = exports_generator(model["objective"], model["generator"])
-    for part in parts or PARTS[: 3 if kind == "bare" else 2]:
+    wanted = parts or PARTS[: 3 if kind == "bare" else 2]
+    for part in wanted:
         if part not in PARTS:
             raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
-        if there[part]:
-            ids[part] = _repo_id(hub_model_id, names.get(part, part))
+    ids = {part: _repo_id(hub_model_id, names.get(part, part)) for part in wanted if there[part]}
     if not ids:
-        raise ValueError(f"--parts {' '.join(parts or ())}: this run has no such part. Publish another one.")
+        raise ValueError(f"--parts {' '.join(wanted)}: this run has no such part. Publish another one.")
     return ids
 
 
-def _repo_id(hub_model_id: str, name: str) -> str:
+def _repo_id(hub_model_id: str | None, name: str) -> str:
     repo_id = f"{hub_model_id}-{name}"
     if repo_id.count("/") != 1:
         raise ValueError(f"--hub_model_id {hub_model_id}: give the owner and the start of the names, ORG/NAME.")
@@ -122,56 +114,38 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
     """The repositories of a pre-training run: each part's `main`, then its branches `step-<N>`. `directory` holds what
     a run leaves. Raises a ValueError for what must not be published, and for evaluations of another model."""
     directory = Path(directory)
-    record, curves = PretrainingRecord.load(directory), directory / CURVES_FILE
+    record = PretrainingRecord.load(directory)
     ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts"))
-    exports = [(FractionRecord.load(path), path.parent) for path in FractionRecord.find(directory, 2)]
-    exports.sort(key=lambda export: export[0].step)
-    results, compared = _sort_evaluations([directory, *(path for _, path in exports)], ids.get("discriminator"), flags)
-    if not os.path.lexists(curves):
-        plot_curves(record, curves)
+    own, compared = [], list(read_evaluations(flags.get("compared") or ()).values())
+    digest = hash_model(directory / "discriminator") if flags.get("evaluations") else None
+    for result in read_evaluations(flags.get("evaluations") or ()).values():
+        model = result.model
+        if model["from_scratch"]:
+            compared.append(result)
+        elif digest == model["sha256"] or model["name_or_path"] == ids.get("discriminator"):
+            own.append(result)
+        else:
+            what = f"{result.task}, seed {result.seed}, is a result of {model['name_or_path']}"
+            raise ValueError(f"--evaluations: {what}, not of {directory}. Pass it with --compared.")
+    fractions = {path.parent: FractionRecord.load(path) for path in FractionRecord.find(directory, 2)}
+    exports = sorted(fractions.items(), key=lambda export: export[1].step)
+    curves: Files = {CURVES_FILE: directory / CURVES_FILE}
     repositories = []
     for part, repo_id in ids.items():
-        branches = exports if flags.get("revisions", True) and part != "pair" else []
         about: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
-        own = results[directory] if part == "discriminator" else []
-        text = cards.pretraining_card(record, own=own, compared=compared, branches=bool(branches), **about)
-        more: Files = {CURVES_FILE: curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
-        place = directory if part == "pair" else directory / part
-        repositories.append(_repository(repo_id, place, text, more))
-        for fraction, path in branches:
-            own = results[path] if part == "discriminator" else []
-            text = cards.pretraining_card(record, own=own, fraction=fraction, **about)
-            repositories.append(
-                _repository(repo_id, path / part, text, {CURVES_FILE: curves}, f"step-{fraction.step}")
-            )
+        results = own if part == "discriminator" else []
+        text = cards.pretraining_card(record, own=results, compared=compared, **about)
+        more = {**curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
+        repositories.append(_repository(repo_id, directory if part == "pair" else directory / part, text, more))
+        for path, fraction in exports if part != "pair" else []:
+            text = cards.pretraining_card(record, fraction=fraction, **about)
+            repositories.append(_repository(repo_id, path / part, text, curves, f"step-{fraction.step}"))
     return repositories
 
 
-def _sort_evaluations(
-    places: Sequence[Path], repo_id: str | None, flags: Flags
-) -> tuple[dict[Path, list[EvaluationRecord]], list[EvaluationRecord]]:
-    """The results of the discriminators of a run and of its exports, by their directories, the run's first; and those
-    of other models. A discriminator is known by the hash of its weights; its id on the Hub is the end of the run."""
-    own: dict[Path, list[EvaluationRecord]] = {place: [] for place in places}
-    compared = list(read_evaluations(flags.get("compared") or ()).values())
-    given = read_evaluations(flags.get("evaluations") or ())
-    hashes = [hash_model(place / "discriminator") for place in places if given]
-    for record in given.values():
-        digest = hashes[0] if record.model["name_or_path"] == repo_id else record.model["sha256"]
-        if record.model["from_scratch"]:
-            compared.append(record)
-        elif digest not in hashes:
-            what = f"{record.task}, seed {record.seed}, is a result of {record.model['name_or_path']}"
-            raise ValueError(f"--evaluations: {what}, not of {places[0]} or its fractions. Pass it with --compared.")
-        else:  # the export at the end of the run is the final discriminator, too
-            for place in [place for place, known in zip(places, hashes, strict=True) if known == digest]:
-                own[place].append(record)
-    return own, compared
-
-
 def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Repository]:
-    """The repositories of fine-tuned models or adapters: for each task the model that was kept, of the best seed.
-    `directory` is the `output_dir` of a fine-tuning, or one of its tasks or seeds."""
+    """The repositories of fine-tuned models or adapters: for each task below an `output_dir` the model that was kept,
+    of the best seed."""
     tasks: dict[Path, dict[Path, EvaluationRecord]] = defaultdict(dict)
     for path in EvaluationRecord.find(Path(directory).resolve(), 2):
         tasks[path.parent.parent][path.parent] = EvaluationRecord.load(path)
@@ -191,8 +165,7 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         if adapter:
             config = {**read_json(best / "model" / hub.ADAPTER_CONFIG), "base_model_name_or_path": base}
             more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
-        labels = records[0].arguments.get("labels") or ()
-        repositories.append(_repository(repo_id, best / "model", text, more, labels=labels))
+        repositories.append(_repository(repo_id, best / "model", text, more))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
@@ -216,77 +189,27 @@ def known_card(flags: Flags) -> CardArguments:
     return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
 
 
-def _repository(
-    repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None, labels: Iterable[str] = ()
-) -> Repository:
-    """The model in `directory` with its card. Nothing else leaves the directory. `labels` (and those in `config.json`)
-    are no paths, whatever they look like."""
+def _repository(repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None) -> Repository:
+    """The model in `directory` with its card. Nothing else leaves the directory."""
     files: Files = {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
     if not files.keys() & set(hub.WEIGHTS):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
-    config = read_json(directory / "config.json") if "config.json" in files else {}
-    with reading(directory / "config.json"):
-        labels = [*labels, *dict(config.get("id2label") or {}).values(), *dict(config.get("label2id") or {})]
     files |= {hub.CARD_FILE: card.encode(), **more}
     for name, content in files.items():
         path = content if isinstance(content, Path) else directory / name
-        if isinstance(content, Path):
-            with reading(path), path.open("rb") as file:
-                content = file.read(1 if path.suffix not in _TEXTS else -1)
-        if path.suffix in _TEXTS:
-            _refuse_private(path, content, labels)
+        is_text = path.suffix in (".json", ".txt", ".md")
+        with reading(path):
+            if isinstance(content, Path):
+                with path.open("rb") as file:
+                    content = file.read(-1 if is_text else 1)
+            text = content.decode() if is_text else ""
+            values = json.loads(text) if path.suffix == ".json" else text.splitlines()
+        # Tokens may look like paths.
+        is_clean = name in (*hub.VOCABULARIES, "tokenizer_config.json") or public(values) == values
+        if HUB_TOKEN.search(text) or not is_clean:
+            what = "it holds a path of this machine, a password or a token"
+            raise ValueError(f"{path} must not be published: {what}. Remove that, then try again.")
     return Repository(repo_id, files, revision)
-
-
-# ---- What must not leave ----
-
-_TEXTS = (".json", ".txt", ".md", ".yaml")
-# One below a directory of the root, which is the first group, or a home, `../a/b`, `C:\a` or `\\server\share`.
-_PATH = re.compile(
-    r"(?<![\w.~:/<-])(?:(/[\w.-]+)(?:/[\w.-]+)+|~/\w|\.\.[\\/]+[\w.-]+[\\/]+[\w.-]+|[A-Za-z]:(?:\\+|/)\w+"
-    r"|\\{2,}[\w.-]+\\+[\w$.-]+)"
-)
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, of which nothing may be hidden behind an equal name."""
-    if len(pairs) != len(dict(pairs)):
-        raise ValueError("a name stands twice in it")
-    return dict(pairs)
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Names and texts of JSON."""
-    if isinstance(value, dict):
-        value = [*value.keys(), *value.values()]
-    if isinstance(value, list):
-        for one in value:
-            yield from _strings(one)
-    elif isinstance(value, str):
-        yield value
-
-
-def _refuse_private(path: Path, content: bytes, labels: Iterable[str]) -> None:
-    """Refuses a text with a secret or a path of this machine that stands in none of the labels. Vocabularies are
-    pieces of the corpus, so that only tokens of the Hub count there."""
-    with reading(path):
-        text = content.decode()
-        values = json.loads(text, object_pairs_hook=_each_once) if path.suffix == ".json" else {}
-        if not isinstance(values, dict):
-            raise ValueError("it holds no JSON object")
-    if path.name in hub.VOCABULARIES:
-        found = ["a token of the Hub"] if HUB_TOKEN.search(text) else []
-    else:
-        lines = [line for string in (_strings(values) if values else [text]) for line in string.splitlines()]
-        roots = {f"/{name}" for name in (*os.listdir("/"), "home", "Users", "root")}
-        of_labels = {match[0] for label in labels for match in _PATH.finditer(str(label))}
-        paths = [match for line in lines for match in _PATH.finditer(line) if match[0] not in of_labels]
-        found = [match[0] for match in paths if match[1] is None or match[1] in roots]
-        for name, secret, _ in SECRETS:
-            found += [name.format(*match.groups()) for line in lines for match in secret.finditer(line.strip())]
-    if found:
-        told = ", ".join(dict.fromkeys(found))
-        raise ValueError(f"{path} must not be published: it holds {told}. Remove that, then try again.")
 
 
 # ---- The command ----
@@ -296,16 +219,11 @@ def main(argv: list[str]) -> int:
     """Publishes a run. Returns the exit status: 0, or 1 where something did not reach the Hub."""
     types = (PublishArguments, CardArguments)
     first, _ = parse_arguments(types, argv, description=__doc__)
-    if first.run is None:
-        raise ValueError("Pass the output_dir of the run to publish: --run OUTPUT_DIR.")
     directory = Path(first.run)
-    published_from = _publication_directory(directory)
-    known = hub.read_publication(published_from).get("flags", {})
+    known = hub.read_publication(directory).get("flags", {})
     if first.resume and not known:
         raise ValueError(f"{directory} was never published: it holds no {hub.PUBLISH_FILE}. Leave out --resume.")
     args, card = parse_arguments(types, argv, description=__doc__, defaults=known)
-    if args.hub_model_id is None:
-        raise ValueError("Pass where to publish: --hub_model_id ORG/NAME.")
     flags = {**asdict(args), **asdict(card)}
     for name in ("run", "card_only", "dry_run", "resume", "force"):  # of this call alone
         del flags[name]
@@ -315,44 +233,21 @@ def main(argv: list[str]) -> int:
     if unnamed and not args.force:
         lost = f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone"
         raise ValueError(f"{lost}. Name them, too, or remove them with --force.")
-    repositories = _repositories(directory, flags)
+    if os.path.lexists(directory / PretrainingRecord.FILE):
+        repositories = pretraining_repositories(directory, flags)
+    elif EvaluationRecord.find(directory):
+        repositories = fine_tuned_repositories(directory, flags)
+    elif not (repositories := exported_repositories(directory, flags)):
+        names = f"{PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished run"
+        raise ValueError(f"{directory} holds no {names}. Finish a pre-training with --resume_from_checkpoint latest.")
     if args.card_only:
         for each in repositories:
-            each.files, each.is_whole = {hub.CARD_FILE: each.files[hub.CARD_FILE]}, False
+            each.files = {hub.CARD_FILE: each.files[hub.CARD_FILE]}
     if args.dry_run:
         show(repositories, directory)
         return 0
-    hub.remember(published_from, **flags)
-    return report(hub.publish(repositories, published_from, args.private, args.force), directory)
-
-
-def _publication_directory(directory: Path) -> Path:
-    """Where `publish.json` lies: for a task or a seed, in the `output_dir` of a fine-tuning that was published."""
-    for path in (directory, *directory.resolve().parents[:2]):
-        if os.path.lexists(path / hub.PUBLISH_FILE) and not os.path.lexists(path / PretrainingRecord.FILE):
-            return path
-    return directory
-
-
-def _repositories(directory: Path, flags: Flags) -> list[Repository]:
-    def refuse(kind: str, *names: str) -> None:
-        for name in names:
-            if (flags[name] or None) != (getattr(PublishArguments(), name) or None):
-                raise ValueError(f"--{name} has no meaning for {kind}. Leave it out.")
-
-    if os.path.lexists(directory / PretrainingRecord.FILE):
-        refuse("a pre-training", "base_model")
-        if not flags["evaluations"]:
-            refuse("a pre-training without --evaluations", "compared")
-        return pretraining_repositories(directory, flags)
-    if EvaluationRecord.find(directory):
-        refuse("a fine-tuning", "parts", "revisions", "evaluations", "compared")
-        return fine_tuned_repositories(directory, flags)
-    if exported := exported_repositories(directory, flags):
-        refuse("an export", "parts", "revisions", "evaluations", "compared", "base_model")
-        return exported
-    names = f"{PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished run"
-    raise ValueError(f"{directory} holds no {names}. To finish a pre-training, use --resume_from_checkpoint latest.")
+    hub.remember(directory, **flags)
+    return report(hub.publish(repositories, directory, args.private, args.force), directory)
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

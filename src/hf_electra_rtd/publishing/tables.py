@@ -2,7 +2,7 @@
 
     hf-electra-rtd compare runs/glue_discriminator runs/glue_random
 
-prints one table a benchmark of what `finetune` left there (`--markdown` for a page).
+prints one table a benchmark of what `finetune` left there, as Markdown where the output is no terminal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from hf_electra_rtd.cli import run
-from hf_electra_rtd.files import read_json, write_text
+from hf_electra_rtd.files import read_json
 from hf_electra_rtd.records import EvaluationRecord
 from hf_electra_rtd.tasks import BENCHMARKS
 
 
-RESULTS_FILE = "results.json"
 _DIGITS = 8  # of hashes, in names
 _HASHES = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
 _READ = ("examples", "features", "skipped", "truncated", "fingerprint")  # of a split: what reading it gave
@@ -58,16 +57,9 @@ class TaskResult:
         figures = {"median": statistics.median(main), "mean": statistics.fmean(main), "best": max(main)}
         return {**figures, "sd": statistics.stdev(main)} if main[1:] else figures
 
-    @property
-    def scores(self) -> dict[str, dict[str, list[float]]]:
-        """The runs' finite scores by split, dev splits first, and metric."""
-        scores: dict[str, dict[str, list[float]]] = {}
-        for record in self.runs:
-            for split, metrics in record.metrics.items():
-                for name, score in metrics.items():
-                    if score is not None:
-                        scores.setdefault(split, {}).setdefault(name, []).append(score)
-        return scores
+    def scores(self, split: str, metric: str) -> list[float]:
+        """The runs' finite scores."""
+        return [score for run in self.runs if (score := run.metrics.get(split, {}).get(metric)) is not None]
 
 
 def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path, EvaluationRecord]:
@@ -209,7 +201,8 @@ def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], publi
     of_metric = {name: ", ".join(task for task in metrics if metrics[task] == name) for name in metrics.values()}
     selections = dict.fromkeys(record.selection for result in results for record in result.runs)
     caption = [f"Figures x 100: {', '.join(f'{name} ({of_metric[name]})' for name in of_metric)}."]
-    caption += [f"{each.task}: on {split}." for each in results for split in [*each.scores][:1] if split != "dev"]
+    evaluated = {each.task: next(iter(each.runs[0].metrics), "dev") for each in results}
+    caption += [f"{task}: on {split}." for task, split in evaluated.items() if split != "dev"]
     caption += [f"avg: over {', '.join(averaged)}."] if "avg" in columns else []
     caption += [f"Model of a run: {'; '.join(selections)}."]
     for each in results:
@@ -226,23 +219,12 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def print_results(records: Iterable[EvaluationRecord]) -> None:
-    """Prints the tables of `results_table`, drawn for the terminal."""
+    """Prints the tables of `results_table`: drawn in a terminal, else as Markdown."""
     from rich.console import Console
     from rich.markdown import Markdown
 
-    Console(width=None if sys.stdout.isatty() else 160).print(Markdown(results_table(records)))
-
-
-def write_results(records: Iterable[EvaluationRecord], directory: str | os.PathLike[str]) -> Path:
-    """Writes `results.json`: by benchmark, model and task the figures unrounded, and every run's scores."""
-    written: dict[str, Any] = {}
-    for result in summarize(records):
-        of_model = written.setdefault(result.benchmark, {}).setdefault(result.model, {})
-        seeds = [record.seed for record in result.runs]
-        of_model[result.task] = {**result.figures, "seeds": seeds, "scores": result.scores}
-    path = Path(directory) / RESULTS_FILE
-    write_text(path, json.dumps(written, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    return path
+    table = results_table(records)
+    Console().print(Markdown(table)) if sys.stdout.isatty() else print(table)
 
 
 # ---- The command ----
@@ -254,13 +236,8 @@ def main(argv: list[str]) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("directories", nargs="+", metavar="DIRECTORY", help="output_dir of a fine-tuning")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown")
-    arguments = parser.parse_args(argv)
-    records = read_evaluations(arguments.directories)
-    if arguments.markdown:
-        print(results_table(records.values()))
-    else:
-        print_results(records.values())
+    records = read_evaluations(parser.parse_args(argv).directories)
+    print_results(records.values())
     for line in differences(records):
         print(line)
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
-from transformers.trainer_utils import HubStrategy
 
 from hf_electra_rtd.cli import check_ranges, flag
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
@@ -36,67 +35,43 @@ _WIDE = 256  # hidden size from which a step is faster, where products in bfloat
 class RTDTrainingArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the paper, and what masking needs.
 
-    Defaults that differ from the parent's: AdamW with epsilon 1e-6, weight decay 0.01 and no bias correction (`optim`
-    `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]); decay times warm-up for `lr_scheduler_type="linear"`;
-    bfloat16 where the GPU supports it (and see `settle_products`); evaluation and checkpoints by steps; a test for NaN
-    only at each log.
+    `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; `lr_scheduler_type="linear"` is decay times
+    warm-up; bfloat16 is the default where the GPU supports it.
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.")
-    shuffle_window: int | None = flag(
-        None,
-        "Shards (prepare --shard_size) among which sequences are shuffled; the shards are drawn in a random order. By "
-        "default, and with 0, all sequences are shuffled, which reads all shards everywhere.",
-    )
+    shuffle_window: int | None = flag(None, "Shards among which sequences are shuffled. Default, and with 0: all.")
     mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
     masking: str = flag("token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).")
-    confusion_file: str | None = flag(
-        None, "Rows `wrong right right ...`: wrong words take the place of some samples for right ones."
-    )
+    confusion_file: str | None = flag(None, "Rows `wrong right right ...`: words in place of some samples.")
     confusion_share: float | None = flag(None, "Share of the masked tokens with a row to which this is done (0.5).")
-    document_attention: bool = flag(
-        False, "Tokens see only their own document where --packing full puts several into one sequence."
-    )
+    document_attention: bool = flag(False, "With --packing full: tokens see only their own document.")
     keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")
     bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
-    exact_loss_normalization: bool = flag(
-        False,
-        "Divide both losses by the counts of a whole optimizer step, over accumulated batches and processes, instead "
-        "of averaging the means of its batches: for sequences of different lengths.",
-    )
+    exact_loss_normalization: bool = flag(False, "Divide losses by the counts of a whole step, not of each batch.")
     checkpoint_fractions: list[float] | None = flag(  # noqa: RUF009  # None can be shared
-        None,
-        "Shares of the run after which generator and discriminator are exported to OUTPUT_DIR/fractions/<percent>: "
-        "0.0625 0.125 0.25 0.5 1.0.",
+        None, "Shares of the run after which both are exported to OUTPUT_DIR/fractions/<percent>: 0.0625 0.125 0.5 1."
     )
     # Paper, Table 6; google-research/electra model/optimization.py.
     learning_rate: float = flag(5e-4, "The base learning rate.")
-    generator_learning_rate: float | None = flag(
-        None, "The base learning rate of what only the generator has; shared tensors are the discriminator's."
-    )
+    generator_learning_rate: float | None = flag(None, "The base learning rate of what only the generator has.")
     warmup_steps: float = flag(10_000, "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; not for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
     max_grad_norm: float = flag(1.0, "Global gradient norm to clip at.")
-    clip_separately: bool = flag(
-        False, "Clip the gradients of generator and discriminator apart; shared tensors are the discriminator's."
-    )
+    clip_separately: bool = flag(False, "Clip generator and discriminator (and what they share) apart.")
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
+    hub_strategy: str = flag("end", "Leave it: a run is published at its end.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
-    bf16: bool | None = flag(  # type: ignore[assignment]
-        None,
-        "bfloat16 autocast. By default where a GPU supports it. On a CPU the log says where it would be faster.",
-    )
+    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU supports it.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Processes that make batches.")
     remove_unused_columns: bool = flag(False, "Leave off: sequences are not columns.")
     logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
     ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
     ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
-
-    bf16_is_open = False  # whether neither --bf16 nor --fp16 was given; no field, so no flag
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -107,11 +82,8 @@ class RTDTrainingArguments(TrainingArguments):
         if self.confusion_file is not None and self.confusion_share is None:
             self.confusion_share = 0.5
         check_hub_options(self)
-        if self.clip_separately and not self.max_grad_norm:
-            raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
         if self.generator_learning_rate is not None and self.optim not in ("adamw_torch", "adamw_torch_fused"):
             raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
-        self.bf16_is_open = self.bf16 is None and not self.fp16
         settle_by_device(self)
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) == "epoch":
@@ -145,22 +117,18 @@ def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
     if args.hub_token is not None:
         raise ValueError("--hub_token would be written into the run's files. Set HF_TOKEN, or use `hf auth login`.")
-    if not args.push_to_hub:
-        return
-    if (args.hub_model_id or "").count("/") != 1:
+    if args.push_to_hub and (args.hub_model_id or "").count("/") != 1:
         raise ValueError("--push_to_hub needs --hub_model_id ORG/NAME, the start of the repositories' names.")
-    if HubStrategy(args.hub_strategy) not in (HubStrategy.END, HubStrategy.EVERY_SAVE):
-        raise ValueError("--hub_strategy is every_save or end: the others would upload the state of the optimizer.")
-    if args.hub_revision or args.hub_always_push:
-        name = "hub_revision" if args.hub_revision else "hub_always_push"
-        raise ValueError(f"Leave --{name} out: one save at a time goes to `main`, exports at fractions to `step-N`.")
+    if args.push_to_hub and (args.hub_strategy != "end" or args.hub_revision or args.hub_always_push):
+        what = "--hub_strategy, --hub_revision and --hub_always_push"
+        raise ValueError(f"A run is published once, at its end, on `main`: leave {what} out.")
 
 
 def settle_by_device(args: TrainingArguments) -> None:
     """Sets `bf16` and `dataloader_pin_memory` by the device where they are None."""
     if args.bf16 is None:
-        may, has_gpu = not (args.use_cpu or args.fp16), torch.cuda.is_available()
-        args.bf16 = may and has_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
+        args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
     if args.bf16 and not torch.accelerator.is_available():
         args.use_cpu = True  # without which bfloat16 is refused there
     if args.dataloader_pin_memory is None:
@@ -168,10 +136,9 @@ def settle_by_device(args: TrainingArguments) -> None:
 
 
 def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
-    """On a CPU, keeps freed memory and settles which library multiplies and, where neither flag nor launcher says it,
-    whether in bfloat16: a run that is resumed goes on as the manifest of its checkpoint (`before`) says, a new one is
-    in float32, and the log says where bfloat16 would be clearly faster. Every process must call it, before its Trainer
-    is made; all do what suits the main one."""
+    """On a CPU, keeps freed memory and settles which library multiplies: in a run that is resumed, that of its
+    checkpoint, whose manifest is `before`. The log of a new one says where bfloat16 would be clearly faster. Every
+    process must call it, before its Trainer is made; all do what suits the main one."""
     if args.device.type != "cpu":
         return
     keep_freed_memory()
@@ -180,20 +147,14 @@ def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mappin
         found = [(before or {}).get("products") or products.library()]
     broadcast_object_list(found)
     products.use_library(found[0])
-    if not args.bf16_is_open or args.mixed_precision != "no":
-        return
-    if before is not None:
-        if before["precision"] == "bf16":
-            args.bf16, args.mixed_precision = True, "bf16"
-            logger.info("The run goes on in bfloat16, as its checkpoint.")
-    elif args.process_index == 0 and hidden_size >= _WIDE and (gain := products.bfloat16_gain()) > _ADVICE:
+    may_advise = before is None and args.process_index == 0 and args.mixed_precision == "no" and hidden_size >= _WIDE
+    if may_advise and (gain := products.bfloat16_gain()) > _ADVICE:
         logger.info(f"Matrix products in bfloat16 would be {gain:.1f} times as fast as in float32 here: --bf16 True.")
 
 
 def keep_freed_memory() -> None:
-    """Lets the C library keep what tensors on the CPU free for those that come next. By default glibc gives large
-    blocks back to the system, which hands them out again page by page: up to a tenth of a step. Elsewhere nothing
-    changes."""
+    """Lets glibc keep what tensors on the CPU free for those that come next. By default it gives large blocks back to
+    the system, which hands them out again page by page: up to a tenth of a step."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST)
@@ -213,10 +174,9 @@ def settle_masking(
     tokenizer: Any = None,
     confusions: TokenConfusions | None = None,
 ) -> None:
-    """Writes the mask and keep probability of a run, its confusions (those of its collator; before there is one, the
-    file alone), and the special tokens of its tokenizer, into the configuration of its pair. Raises ValueError for a
-    pair that learns from another mask probability, or cannot learn from confusions or with `document_attention`, and
-    where a tokenizer that is needed is not given."""
+    """Writes the mask and keep probability of a run, its confusions (of its collator; before there is one, the file
+    alone), and the special tokens of its tokenizer, into the configuration of its pair. Raises ValueError for a pair
+    that cannot learn by these arguments, and where a tokenizer that is needed is not given."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
         what = f"mask_probability={config.mask_probability:g}, but the run masks {args.mask_probability:g}"
         raise ValueError(f"The pair was made with {what}: its loss needs the same in both (--mask_probability).")

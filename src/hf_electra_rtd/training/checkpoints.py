@@ -31,7 +31,7 @@ from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, remove_partial, writing
+from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
@@ -61,7 +61,7 @@ _OF_MODEL = (
 )
 _OF_OPTIMIZER = (
     *("learning_rate", "generator_learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    "bias_correction",
+    *("bias_correction", "mixed_precision"),
 )
 SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
@@ -85,10 +85,9 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     for path in reversed(list_checkpoints(output_dir)):
         try:
             read_checkpoint(path)
+            return path
         except ValueError as error:
             logger.warning(f"{error} It is ignored.")
-            continue
-        return path
     return None
 
 
@@ -117,16 +116,14 @@ def has_manifest(checkpoint: Path) -> bool:
 def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
     """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
     for flag, source in sources.items():
-        place, directory = Path(os.path.realpath(source)), Path(os.path.realpath(output_dir))
-        first = place.relative_to(directory).parts[:1] if place.is_relative_to(directory) else ("elsewhere",)
-        if place.exists() and (not first or first[0] in _REPLACED or first[0].startswith(CHECKPOINT_PREFIX)):
+        place = Path(source).resolve()
+        if place.exists() and place.is_relative_to(Path(output_dir).resolve()):
             raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
 
 
 def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`loop` and `run`, as in [`writing_checkpoint`], `files`, `products`, the library
-    that multiplied, and `precision`, that of accelerate), and the state of the loop. Raises ValueError if a file is
-    missing or not as it was written."""
+    """The manifest of a checkpoint (`loop`, `run`, `files`, and `products`, the library that multiplied), and the
+    state of the loop. Raises ValueError if a file is missing or not as it was written."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
@@ -134,17 +131,13 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
         if not all(whole.values()):
             raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        found = {"loop": manifest["loop"], "products": manifest.get("products")}
-        found["precision"] = manifest.get("precision", "no")
-        found |= {"run": dict(manifest["run"]), "files": files}
+        found = {"run": dict(manifest["run"]), **{name: manifest[name] for name in ("loop", "products", "files")}}
         return found, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
 def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
-    """What a resumed run must have in common with its checkpoint: what the networks do (tensors of 'gdes' have the
-    names and shapes of others, but mean differences), what the optimizer would take from the checkpoint whatever the
-    flags say, and what decides the sequences, masks and samples of a step (nothing of a dataset that is no
-    [`SequenceStream`])."""
+    """What a resumed run must have in common with its checkpoint: what the networks do, what the optimizer would take
+    from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step."""
     described = {name: getattr(model.config, name) for name in _OF_MODEL}
     if (confusions := model.config.confusions) is not None:
         described["confusions"] = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
@@ -173,25 +166,21 @@ def check_resumable(
     checkpoint: str | os.PathLike[str], max_steps: int, loop: str, described: dict[str, Any]
 ) -> TrainerState:
     """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
-    round alike. `loop` and `described` are as in [`writing_checkpoint`].
-    Raises ValueError for one that is not whole, has no optimizer, is of another loop, stream, model or optimizer, or
-    is beyond the end of the run."""
+    round alike. `loop` and `described` are as in [`writing_checkpoint`]. Raises ValueError for one that is not whole,
+    has no optimizer, is of another loop, stream, model or optimizer, or is beyond the end of the run."""
     manifest, state = read_checkpoint(checkpoint)
-    before = manifest["run"]
+    before, step = manifest["run"], state.global_step
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
-    if manifest["loop"] != loop:
-        raise ValueError(f"{checkpoint} was written by {manifest['loop']}, so {loop} cannot resume from it.")
-    if not any(name.startswith("optimizer") for name in manifest["files"]):
-        raise ValueError(f"{checkpoint} has no optimizer (--save_only_model), so a run cannot resume from it.")
-    if (pickled := Path(checkpoint, "pytorch_model.bin")).exists():
-        raise ValueError(f"{pickled} is no checkpoint of ours.")
-    if (step := state.global_step) > max_steps:
-        raise ValueError(f"{checkpoint} is of step {step:,}, but --max_steps is {max_steps:,}. Raise --max_steps.")
-    if changed:
-        raise ValueError(
-            f"{checkpoint} cannot be resumed by another run: {'; '.join(changed)}. Give the text and the flags that "
-            "the run began with, or start a new run from its --generator and --discriminator."
-        )
+    begun = "Give the text and the flags that the run began with, or start a new run by --continue_from it"
+    for is_refused, why in (
+        (manifest["loop"] != loop, f"was written by {manifest['loop']}, so {loop} cannot resume from it"),
+        ("pytorch_model.bin" in os.listdir(checkpoint), "holds a pickle, so it is no checkpoint of ours"),
+        (not any(name.startswith("optimizer") for name in manifest["files"]), "has no optimizer (--save_only_model)"),
+        (step > max_steps, f"is of step {step:,}, but --max_steps is {max_steps:,}. Raise --max_steps"),
+        (changed, f"cannot be resumed by another run: {'; '.join(changed)}. {begun}"),
+    ):
+        if is_refused:
+            raise ValueError(f"{checkpoint} {why}.")
     products.use_library(manifest["products"])
     return state
 
@@ -236,10 +225,9 @@ def _check_optimizer(state: dict[str, Any], optimizer: Any, steps: range | list[
         for index, parameter in zip(one["params"], group["params"], strict=True):
             kept = state["state"].get(index, {})
             for name in ("exp_avg", "exp_avg_sq"):
-                if name not in kept or (kept[name].shape, kept[name].dtype) != (parameter.shape, parameter.dtype):
-                    raise ValueError(f"{name} of parameter {index} is missing, or has another shape or type")
-                if not kept[name].isfinite().all():
-                    raise ValueError(f"{name} of parameter {index} is not finite")
+                is_like = name in kept and (kept[name].shape, kept[name].dtype) == (parameter.shape, parameter.dtype)
+                if not is_like or not kept[name].isfinite().all():
+                    raise ValueError(f"{name} of parameter {index} is missing, not finite or of another shape or type")
             if float(kept["step"]) not in expected:
                 raise ValueError(f"parameter {index} is of step {kept['step']:g}")
 
@@ -278,8 +266,7 @@ def writing_checkpoint(
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
             files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
             library = products.library() if accelerator.device.type == "cpu" else None
-            how = {"products": library, "precision": accelerator.mixed_precision}
-            manifest = {"loop": loop, "run": described, "files": files, **how}
+            manifest = {"loop": loop, "run": described, "files": files, "products": library}
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
         # Later ones go first: they were damaged, so that this run fell back to one before them.
@@ -289,12 +276,6 @@ def writing_checkpoint(
         for path in there[:-keep]:
             remove_directory(path)
     accelerator.wait_for_everyone()
-
-
-def remove_unfinished(output_dir: str | os.PathLike[str]) -> None:
-    """Removes what killed processes left half-written or half-removed. Call it while holding the directory's lock."""
-    remove_partial(output_dir)
-    remove_partial(Path(output_dir) / FRACTIONS_DIRECTORY)
 
 
 def fraction_directory(output_dir: str, fraction: float) -> Path:
@@ -315,9 +296,8 @@ def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -
 def save_outputs(
     model: ElectraForRTDPretraining, tokenizer: Any, record: PretrainingRecord, output_dir: str | os.PathLike[str]
 ) -> None:
-    """Writes what a run leaves: model, generator, discriminator, picture of the curves, and the record last, so that a
-    directory with a record is complete. For one process. Raises OSError if anything could not be written; models are
-    as before unless all of them could be."""
+    """Writes what a run leaves, the record last, so that a directory with a record is complete. For one process.
+    Raises OSError if anything could not be written; models are as before unless all of them could be."""
     directory = Path(output_dir)
     outputs = directory / OUTPUTS
     with writing(outputs, ".") as partial:
@@ -343,9 +323,8 @@ def save_outputs(
 
 
 def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Accelerator) -> None:
-    """Lets FSDP2 shard tied tensors; call it before `accelerator.prepare`. `accelerate` would shard the input and the
-    output embeddings in groups of their own, and torch refuses a tensor in two groups; here three modules share the
-    word table. Without names for these embeddings they stay in one group. Raises ValueError for shared layers."""
+    """Lets FSDP2 shard tied tensors; call it before `accelerator.prepare`, which would shard the input and the output
+    embeddings in groups of their own, where torch refuses a tensor in two. Raises ValueError for shared layers."""
     if accelerator.distributed_type == DistributedType.FSDP:
         if pair.config.sharing == "all":
             what = "sharing='all' makes each layer part of two networks, and torch shards a layer once."

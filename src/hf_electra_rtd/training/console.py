@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
-import shutil
 import sys
 import unicodedata
 from collections import Counter
@@ -53,13 +51,6 @@ _VERDICTS = {
     (False, False): ("", "dim"),
 }
 SCORES = 'x 2 = twice the average probability of "replaced" ({:.2f} here). A token above 0.5 counts as replaced.'
-_CLOSE = 0.02  # a difference between areas under the ROC curve that says little
-
-
-def format_flops(flops: Mapping[str, float | None]) -> str:
-    """Both conventions of `hf_electra_rtd.accounting`."""
-    paper = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
-    return f"{flops['model']:.3g} (matrix products), {paper} (as the paper counts)"
 
 
 # ---- Logs ----
@@ -82,10 +73,6 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
     return described
 
 
-def _metrics_of_networks(metrics: Mapping[str, Any], prefix: str = "") -> list[str]:
-    return [f"{name}: {text}" for name, text in describe_metrics(metrics, prefix).items()]
-
-
 def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     """The line for a log of training steps or of an evaluation; None for other logs. The time left is that of
     training steps, as many as are left, at the speed of those that were trained."""
@@ -93,11 +80,12 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     parts = [f"step {step:,}/{max_steps:,} ({step / max_steps:.0%})"]
     for title, prefix in (("HELD-OUT", "eval_"), ("OLD TEXT", OLD)):
         if f"{prefix}discriminator_loss" in logs:
-            return "  ".join([*parts, title, *_metrics_of_networks(logs, prefix)])
+            described = describe_metrics(logs, prefix).items()
+            return "  ".join([*parts, title, *(f"{name}: {text}" for name, text in described)])
     if "discriminator_loss" not in logs:
         return None
-    brief = {name: value for name, value in logs.items() if name in _BRIEF}
-    parts += [f"loss {logs['loss']:.3f}", *_metrics_of_networks(brief)]
+    brief = describe_metrics({name: value for name, value in logs.items() if name in _BRIEF})
+    parts += [f"loss {logs['loss']:.3f}", *(f"{name}: {text}" for name, text in brief.items())]
     if "sampled_accuracy" in logs:
         parts.append(f"samples right {logs['sampled_accuracy']:.1%}, tokens replaced {logs['replaced_share']:.1%}")
     parts += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"lr {logs['learning_rate']:.2e}"]
@@ -192,30 +180,15 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
 def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
     """`23 of 41 replaced tokens found, 3 false alarms`."""
     counts = Counter(token.verdict[0] for token in tokens)
-    alarms = counts["false alarm"]
-    described = f"{counts['found']:,} of {counts['found'] + counts['missed']:,} replaced tokens found"
-    return f"{described}, {alarms:,} false alarm{'' if alarms == 1 else 's'}"
+    replaced, alarms = counts["found"] + counts["missed"], counts["false alarm"]
+    told = f"{alarms:,} false alarm" + ("" if alarms == 1 else "s")
+    return f"{counts['found']:,} of {replaced:,} replaced tokens found, {told}"
 
 
 def average_probability(tokens: Iterable[ScoredToken]) -> float:
     """The mean over the tokens where the discriminator is asked; 1 where there is none."""
     asked = [token.probability for token in tokens if not math.isnan(token.probability)]
     return sum(asked) / max(1, len(asked)) or 1.0
-
-
-def compare_with_bigram(metrics: Mapping[str, Any]) -> str:
-    """What the held-out areas under the ROC curve say of the discriminator."""
-    auc, bigram = metrics["eval_discriminator_auc"], metrics.get("eval_bigram_auc")
-    counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
-    if auc < NEAR_CHANCE:
-        says = "does not read context yet"
-    elif bigram is None:
-        says = "reads context"
-    elif abs(auc - bigram) <= _CLOSE:
-        says = "reads context as well as pairs of words do"
-    else:
-        says = "reads more than pairs of words" if auc > bigram else "reads some context, less than pairs of words"
-    return f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance)."
 
 
 def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stage: str = "original") -> list[str]:
@@ -251,8 +224,6 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
         # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
         if not text or (continuing_prefix(tokenizer) and any(closed)):
             shown = shown.strip()
-        elif shown_tokens(tokenizer, [before, *read])[1].startswith("##") and text.plain.endswith("]"):
-            shown = f" {join(read)}"
         worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability > 0.5))
         verdict, style = worst.verdict
         text.append(shown, style if verdict else "")
@@ -285,38 +256,28 @@ def print_summary(
         tokens = [token for sequence in sequences for token in sequence]
         average = average_probability(tokens)
         console.print(f"\nHeld-out text, {count} sequences: {describe_verdicts(tokens)}.", style="bold")
-        if not math.isnan(record.metrics["eval_discriminator_auc"] or math.nan):
-            console.print(compare_with_bigram(record.metrics))
+        auc, bigram = record.metrics["eval_discriminator_auc"] or math.nan, record.metrics.get("eval_bigram_auc")
+        if not math.isnan(auc):
+            says = "does not read context yet" if auc < NEAR_CHANCE else "reads context"
+            counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
+            console.print(f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance).")
         sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)
         for sentence in list(filter(None, sentences))[:_SENTENCES]:
             console.print(Padding(mark_sentence(sentence, average, collator.tokenizer), (0, 0, 0, 2), expand=False))
         console.print(f"({SCORES.format(average)})\n")
         metrics.pop("bigram", None)  # it stands above
     names = list(config.towers)[::-1]
-    counts = ", ".join(f"{name} {record.parameters[name]:,}" for name in names)
     speed = record.tokens / max(record.train_seconds, 1e-9)
     rows = {
         "tokens": f"{record.tokens:,} in {record.sequences:,} sequences, {record.steps:,} steps",
         "training time": f"{format_duration(record.train_seconds)} ({speed:,.0f} tokens/s)",
-        "parameters": f"{counts}, together {record.parameters['total']:,}",
-        "FLOPs": format_flops(record.flops),
         **{f"{name}, held out": text for name, text in metrics.items()},
-        **{
-            f"{text} text, {when}": "; ".join(_metrics_of_networks(values))
-            for text, times in record.before_and_after.items()
-            for when, values in times.items()
-            if (text, when) != ("new", "after")  # which stands above
-        },
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
-    output_dir = str(Path(output_dir))
     towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
     run = shlex.quote(output_dir)
     held = f"{output_dir} holds {towers} for stock transformers, and the joint model for more training. Next:"
     console.print(held, markup=False, soft_wrap=True)
-    program = "hf-electra-rtd"
-    if shutil.which(program) is None:  # no PATH leads to the environment that runs
-        program = shlex.quote(os.path.relpath(Path(sys.executable).with_name(program)))
     shows = "score --model" if config.traits.needs_noise else "detect --model"
     as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
     commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []
@@ -324,4 +285,4 @@ def print_summary(
     commands.append(f"finetune --model_name_or_path {run} {tuned}")
     if not record.arguments["training"].get("push_to_hub"):
         commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
-    console.print(*(f"  {program} {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)
+    console.print(*(f"  hf-electra-rtd {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)

@@ -83,12 +83,9 @@ class SavedPair:
 
 
 def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedPair:
-    """The pair that `--continue_from` names, as the other options of `ElectraRTDConfig` change it. Only configurations
-    are read. With `new_generator`, no other is looked for.
-
-    Raises ValueError for a place without towers, for towers that do not fit each other or the options, and for a
-    discriminator whose generator cannot be found.
-    """
+    """The pair that `--continue_from` names, as the options of `ElectraRTDConfig` change it, from configurations
+    alone. With `new_generator`, no other is looked for. Raises ValueError for a place without towers, and for towers
+    that do not fit each other or the options."""
     directory, wanted = Path(name), exports_generator(**options) and not new_generator
     if directory.is_dir() and not (directory / CONFIG_FILE).is_file():
         towers = {each: str(directory / each) for each in ("generator", "discriminator")[not wanted :]}
@@ -110,11 +107,9 @@ def find_pair(name: str, options: dict[str, Any], new_generator: bool) -> SavedP
         return SavedPair(name, config, {})
     else:
         towers = {"discriminator": name}
-    main = read_config(towers["discriminator"])
+    main, objective = read_config(towers["discriminator"]), options.get("objective", ElectraRTDConfig.objective)
     for architecture in main.get("architectures") or ():
-        _check_objective(
-            name, main.get("model_type", "electra"), architecture, options.get("objective", ElectraRTDConfig.objective)
-        )
+        _check_objective(name, main.get("model_type", "electra"), architecture, objective)
     if wanted and "generator" not in towers:
         towers["generator"] = _beside(name)
     configs: dict[str, Any] = {f"{each}_config": read_config(place) for each, place in towers.items()}
@@ -126,17 +121,13 @@ def _beside(name: str) -> str:
     place, slash, last = name.rstrip("/").rpartition("/")
     generator = place + slash + last.replace("discriminator", "generator").replace("detector", "generator")
     if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
-        raise ValueError(
-            f"--continue_from {name} is one network, and there is no generator beside it, named as it is with "
-            f"'generator' for 'discriminator'. Name {_KINDS} with one; or add --new_generator."
-        )
+        what = f"--continue_from {name} is one network, and there is no generator beside it"
+        raise ValueError(f"{what}. Name {_KINDS} with one; or add --new_generator.")
     return generator
 
 
 def _check_objective(name: str, family: str, architecture: str, objective: str) -> None:
     wanted: Any = OBJECTIVES[objective].tower_class(family)
     if wanted is not None and architecture != (needed := wanted.__name__):
-        raise ValueError(
-            f"--continue_from {name}: in the discriminator's place is {architecture}, and the objective "
-            f"{objective!r} goes on with {needed}. Name the run, or the directory of such a tower."
-        )
+        what = f"in the discriminator's place is {architecture}, and the objective {objective!r} goes on with {needed}"
+        raise ValueError(f"--continue_from {name}: {what}. Name the run, or the directory of such a tower.")

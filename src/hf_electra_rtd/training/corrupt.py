@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,20 +41,19 @@ _SAMPLING = ("disallow_correct", "temperature", "temperature_schedule", "tempera
 
 def main(argv: list[str]) -> None:
     """The command `corrupt`."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        remedy = "Run it without a launcher; for a run of n processes, multiply --gradient_accumulation_steps by n."
-        raise ValueError(f"corrupt works in one process. {remedy}")
     with pretrain.start(argv, __doc__, {"output_dir": "runs/corrupted", "freeze_generator": True}) as run:
         args, config = run.args, run.model.config
         if not (config.has_generator_network and config.freeze_generator):
             raise ValueError("Only a frozen generator can draw its samples before the run: --freeze_generator True.")
         if run.arguments.dry_run or run.checkpoint or args.world_size > 1:
-            raise ValueError("corrupt runs in one process, from the start: leave --dry_run and --resume_from_* out.")
+            remedy = "Leave --dry_run, --resume_from_* and the launcher out"
+            alike = "for n processes, multiply --gradient_accumulation_steps by n"
+            raise ValueError(f"corrupt runs in one process, from the start. {remedy} ({alike}).")
         how = {"sha256": hash_weights(run.model.generator), "precision": args.mixed_precision}
         how |= {name: getattr(config, name) for name in _SAMPLING}
-        batch_sizes = {"train": args.train_batch_size, "held_out": args.eval_batch_size}
+        streams = {"train": (run.stream, args.train_batch_size), "held_out": (run.held_out, args.eval_batch_size)}
         wanted = []
-        for name, stream in {"train": run.stream, "held_out": run.held_out}.items():
+        for name, (stream, batch_size) in streams.items():
             path = run.directory / NAMES[name]
             if stream is None:
                 continue
@@ -73,7 +71,7 @@ def main(argv: list[str]) -> None:
                     raise ValueError(f"{path} has the samples of another run. {remedy}")
                 logger.info(f"{path} is done.")
                 continue
-            wanted.append((path, stream, batch_sizes[name], header))
+            wanted.append((path, stream, batch_size, header))
         keep_tokenizer(run.tokenizer, run.directory / TOKENIZER_DIRECTORY)
         for path, stream, batch_size, header in wanted:
             num_slots = min(num_masked(args.mask_probability, args.max_seq_length), args.max_seq_length)

@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 OLD = "eval_old_"  # begins the names of metrics of the text before, in a run that goes on on other text
 NEAR_CHANCE = 0.6  # an area under the ROC curve that replacements give away without their context
 _LEAST_RISE = 0.01
+_OF_TIME = ("runtime", "_per_second")
 
 
 # ---- Along the run ----
@@ -88,11 +89,9 @@ class Stopwatch:
     def paused(self) -> Iterator[None]:
         running = self._started is not None
         self.stop()
-        try:
-            yield
-        finally:
-            if running:
-                self.start()
+        yield
+        if running:
+            self.start()
 
 
 # ---- Held-out sequences ----
@@ -107,16 +106,6 @@ def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -
     if is_counted and isinstance(sequences, Blocks):
         vocab_size, masked_only = model.config.discriminator_config.vocab_size, model.objective.masked_only
         model.yardsticks = (CountedBigram(sequences, vocab_size, masked_only),)
-
-
-@contextmanager
-def without_yardsticks(model: ElectraForRTDPretraining) -> Iterator[None]:
-    """Inside, held-out sequences are measured without them."""
-    yardsticks, model.yardsticks = model.yardsticks, ()
-    try:
-        yield
-    finally:
-        model.yardsticks = yardsticks
 
 
 @torch.no_grad()
@@ -137,10 +126,8 @@ def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarr
 
 
 @torch.no_grad()
-def evaluate_held_out(
-    model: nn.Module, loader: DataLoader, accelerator: Accelerator, prefix: str = "eval_"
-) -> dict[str, float]:
-    """The [`held_out_metrics`] with the prefix, over all processes; for a loop without the Trainer. Model and loader
+def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
+    """The [`held_out_metrics`], named `eval_...`, over all processes; for a loop without the Trainer. Model and loader
     are as `accelerator` prepared them."""
     unwrapped: Any = accelerator.unwrap_model(model)
     training = model.training
@@ -151,7 +138,7 @@ def evaluate_held_out(
         parts.append([tensor.cpu().numpy() for tensor in tensors])
     model.train(training)
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return {f"{prefix}{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
+    return {f"eval_{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
 
 
 def evaluation_at(step: int, log_history: Sequence[dict[str, Any]], prefix: str = "eval_") -> dict[str, Any]:
@@ -165,13 +152,10 @@ def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[s
     last; without a text that was not evaluated before the first."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for text, prefix in (("new", "eval_"), ("old", OLD)):
-        for when, at in (("before", 0), ("after", step)):
-            metrics = evaluation_at(at, log_history, prefix)
-            if metrics and (when == "before" or text in found):
-                whole = {name.removeprefix(prefix): value for name, value in metrics.items()}
-                found.setdefault(text, {})[when] = {
-                    name: value for name, value in whole.items() if not name.endswith(("runtime", "_per_second"))
-                }
+        for when, at in (("before", 0), ("after", step)) if evaluation_at(0, log_history, prefix) else ():
+            metrics = evaluation_at(at, log_history, prefix).items()
+            kept = {name.removeprefix(prefix): value for name, value in metrics if not name.endswith(_OF_TIME)}
+            found.setdefault(text, {})[when] = kept
     return found
 
 
@@ -182,10 +166,8 @@ class DivergedError(FloatingPointError):
     """The loss or a weight is no longer a finite number."""
 
     def __init__(self, step: int, what: str) -> None:
-        super().__init__(
-            f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. Start again with a "
-            "lower --learning_rate or more --warmup_steps."
-        )
+        remedy = "Start again with a lower --learning_rate or more --warmup_steps."
+        super().__init__(f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. {remedy}")
 
 
 def check_loss(step: int, loss: float) -> None:
@@ -202,17 +184,9 @@ def check_weights(step: int, model: nn.Module) -> None:
         raise DivergedError(step, "a weight")
 
 
-def has_collapsed(metrics: Mapping[str, float]) -> bool:
-    """Whether the discriminator gives every token the same answer (recall below 1 % or above 99 %) and does not rank
-    replaced tokens higher either (area under the ROC curve below 0.55). False where there is none."""
-    recall, auc = (metrics.get(f"discriminator_{name}", 0.5) for name in ("recall", "auc"))
-    return not 0.01 <= recall <= 0.99 and auc < 0.55
-
-
 def warn_if_flat(state: TrainerState) -> None:
-    """Logs one warning in a run, resumed or not: at the first evaluation after a third of the steps where the area
-    under the ROC curve is near chance, below the bigram's, and has not risen over the last third of the evaluations.
-    Call it after each evaluation was logged."""
+    """Warns once in a run, resumed or not, after a third of the steps: where the AUC is near chance, below the
+    bigram's, and has not risen over the last third of the evaluations. Call it after each evaluation was logged."""
     logs = {log["step"]: log for log in state.log_history if "eval_bigram_auc" in log}
     aucs: list[float] = []
     for step, log in logs.items():
@@ -220,13 +194,10 @@ def warn_if_flat(state: TrainerState) -> None:
         is_flat = len(aucs) > 1 and auc < min(bigram, NEAR_CHANCE) and auc - min(before) < _LEAST_RISE
         if is_flat and step >= state.max_steps / 3:
             if step == state.global_step:
-                what = f"Its held-out AUC is {auc:.3f}, near chance, and flat; a counted bigram has {bigram:.3f}."
-                remedy = (
-                    "Try --initialization neighbours (if it began with stock), smaller batches or more --max_steps"
-                )
-                patience = "after a stock start it often rises only after thousands of steps"
                 logger.warning(
-                    f"Step {step:,}: the discriminator does not read context yet. {what} {remedy}; {patience}."
+                    f"Step {step:,}: the discriminator does not read context yet. Its held-out AUC is {auc:.3f}, near "
+                    f"chance, and flat; a counted bigram has {bigram:.3f}. After a stock start it often rises only "
+                    "after thousands of steps: try --initialization neighbours, smaller batches or more --max_steps."
                 )
             return
         aucs.append(auc)
@@ -311,7 +282,7 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
 
 def count_flops(
     model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int
-) -> dict[str, float | None]:
+) -> dict[str, float | int | None]:
     """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.accounting`."""
     length, masked = args.max_seq_length, num_masked(args.mask_probability, args.max_seq_length)
     return {
@@ -320,8 +291,10 @@ def count_flops(
     }
 
 
-def _describe(sequences: Any) -> dict[str, Any]:
-    sequences = sequences.sequences if isinstance(sequences, SequenceStream) else sequences
-    if isinstance(sequences, Blocks):
-        return records.public(asdict(sequences.header))
-    return {"num_sequences": len(sequences)}
+def _describe(stream: Any) -> dict[str, Any]:
+    sequences = getattr(stream, "sequences", stream)
+    return (
+        records.public(asdict(sequences.header))
+        if isinstance(sequences, Blocks)
+        else {"num_sequences": len(sequences)}
+    )

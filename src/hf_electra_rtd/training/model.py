@@ -67,6 +67,11 @@ _EXCLUDED = {
     "generator": FRACTIONS,
     "corrupted": ("two_stage_from", "continue_from", "generator", "generator_type", "generator_weight"),
 }
+# A flag that says more of another.
+_NEEDED = {
+    **dict.fromkeys(("new_generator", "extend_vocabulary"), "continue_from"),
+    **dict.fromkeys(("from_scratch", "generator_backbone"), "backbone"),
+}
 
 
 @dataclass
@@ -75,67 +80,35 @@ class ModelArguments:
 
     size: str = flag("tiny", "Architecture and recipe: tiny, small, small++, base or large.")
     model_config: str | None = flag(None, "A config.json of the pair, or its directory: an architecture of your own.")
-    generator: str | None = flag(
-        None, "Directory or Hub id of a pre-trained generator to start from; a frozen one may be any masked LM."
-    )
-    corrupted: str | None = flag(
-        None, "Directory that `hf-electra-rtd corrupt` wrote: samples of a frozen generator, which need no network."
-    )
-    discriminator: str | None = flag(None, "Directory or Hub id of a pre-trained discriminator to start from.")
-    backbone: str | None = flag(
-        None,
-        "An encoder of any family in place of a --size: a config.json for new networks, or a directory or Hub id "
-        "with weights to go on from (docs/backbones.md).",
-    )
-    generator_backbone: str | None = flag(
-        None, "With --backbone: the generator's, likewise. Default: a smaller one of the same family."
-    )
+    generator: str | None = flag(None, "Directory or Hub id of a trained generator; frozen, it may be any masked LM.")
+    corrupted: str | None = flag(None, "Output of `hf-electra-rtd corrupt`: samples in place of a frozen generator.")
+    discriminator: str | None = flag(None, "Directory or Hub id of a trained discriminator.")
+    backbone: str | None = flag(None, "Encoder of any family: a config.json, or weights (docs/backbones.md).")
+    generator_backbone: str | None = flag(None, "With --backbone: the generator's. Default: a smaller one.")
     from_scratch: bool = flag(False, "With --backbone: take configurations alone, and make new networks.")
-    two_stage_from: str | None = flag(
-        None, "output_dir of a first stage (--objective mlm): the frozen generator, and the discriminator's start."
-    )
-    continue_from: str | None = flag(
-        None,
-        "A finished run or a saved pair, or a discriminator beside its generator (directory or Hub id): goes on with "
-        "both on other text, with a recipe for it.",
-    )
+    two_stage_from: str | None = flag(None, "Run of --objective mlm: the frozen generator of a second stage.")
+    continue_from: str | None = flag(None, "Run, pair, or discriminator beside its generator to go on with.")
     new_generator: bool | None = flag(None, "With --continue_from: a new generator, of a quarter of the width.")
     extend_vocabulary: int | None = flag(None, "With --continue_from: so many new words of the training text.")
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config or --continue_from.
     objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")
     sharing: str | None = flag(None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.")
     generator_type: str | None = flag(None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES)}. Default: masked_lm.")
-    generator_objective: str | None = flag(
-        None, f"What the generator learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle."
-    )
+    generator_objective: str | None = flag(None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.")
     generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.")
-    discriminator_weight: float | None = flag(
-        None, "Weight of the discriminator's loss. Default: 50 for replaced-token detection, 1 for predicting tokens."
-    )
+    discriminator_weight: float | None = flag(None, "The discriminator's. Default: 50, or 1 for predicting tokens.")
     temperature: float | None = flag(None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.")
-    temperature_schedule: str | None = flag(
-        None, f"How the temperature falls to --temperature in the run: {', '.join(TEMPERATURES)}. Default: constant."
-    )
+    temperature_schedule: str | None = flag(None, f"How it falls: {', '.join(TEMPERATURES)}. Default: constant.")
     temperature_start: float | None = flag(None, "Temperature where a schedule begins. Default: 2.")
-    temperature_decay: float | None = flag(
-        None, "Share of the run in which an exponential schedule falls to 1/e of the way. Default: 0.1."
-    )
+    temperature_decay: float | None = flag(None, "Share of the run in which exponential falls to 1/e. Default: 0.1.")
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
-    generator_layers: float | None = flag(
-        None,
-        "Generator's depth as a fraction of the discriminator's. Default: 1; with --backbone 0.5, but for ELECTRA.",
-    )
-    initialization: str | None = flag(
-        None,
-        "How new networks begin: stock or neighbours (docs/training.md). Default: neighbours for tiny.",
-    )
-    attn_implementation: str | None = flag(
-        None, "Attention of both networks, as in transformers. Default: sdpa, and our own on a CPU with dropout."
-    )
+    generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.")
+    initialization: str | None = flag(None, "How new ones begin: stock or neighbours (default for tiny).")
+    attn_implementation: str | None = flag(None, "Attention of both, as in transformers. Default: sdpa.")
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -143,40 +116,21 @@ class ModelArguments:
         for name in self.given(_EXCLUDED):
             for other in self.given(_EXCLUDED[name]):
                 raise ValueError(f"--{name} decides which networks there are. Leave --{other} out.")
-        if self.generator_type == "offline" and self.corrupted is None:
-            raise ValueError("--generator_type offline needs samples. Name their directory (--corrupted).")
-        for name in self.given(("new_generator", "extend_vocabulary")) if self.continue_from is None else ():
-            raise ValueError(f"--{name} is for --continue_from, which is not given.")
-        if self.backbone is None and (self.from_scratch or self.generator_backbone is not None):
-            name = "from_scratch" if self.from_scratch else "generator_backbone"
-            raise ValueError(f"--{name} is for --backbone, which is not given.")
+        for name, other in _NEEDED.items():
+            if getattr(self, name) and getattr(self, other) is None:
+                raise ValueError(f"--{name} is for --{other}, which is not given.")
         if self.continue_from is not None and not self.new_generator:
             for name in self.given(FRACTIONS):
                 raise ValueError(f"--{name} is for new networks. Leave it out, or add --new_generator.")
         # Refuses options that contradict each other before any work is lost.
-        if self.two_stage_from is not None:
-            ElectraRTDConfig(**self.options)
-        elif self.continue_from is not None:
+        if self.continue_from is not None:
             _ = self.continued
         elif self.backbone is not None:
             _ = self.backbone_pair
-        elif self.given(("generator", "discriminator")):
+        elif self.given(("two_stage_from", "generator", "discriminator")):
             ElectraRTDConfig(**self.options)
         elif self.model_config is None:
             ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.options)
-        if self.freeze_generator:
-            self.refuse_untrained()
-        self._settle_initialization()
-
-    def refuse_untrained(self) -> None:
-        """Raises ValueError where a generator would be frozen that is new."""
-        trained = self.given(("two_stage_from", "generator", "continue_from"))
-        trained |= {} if self.backbone is None else dict.fromkeys(self.trained_towers - {"discriminator"})
-        if self.new_generator or not trained:
-            remedy = "Name a trained one (--generator)."
-            raise ValueError(f"--freeze_generator would freeze an untrained generator. {remedy}")
-
-    def _settle_initialization(self) -> None:
         loaded = list(self.given(("two_stage_from", "continue_from", "corrupted", "generator", "discriminator")))
         loaded += self.loaded_backbones
         if self.initialization is None:
@@ -285,9 +239,8 @@ def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 def build_model(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> ElectraForRTDPretraining:
-    """The pair: new from a size or a configuration, from one or two pre-trained networks, or from a first stage.
-    Raises ValueError for networks that do not fit the tokenizer, the sequence length or each other, and for an
-    attention that is unknown or not installed."""
+    """The pair that the flags describe. Raises ValueError for networks that do not fit the tokenizer, the sequence
+    length or each other, and for an attention that is unknown or not installed."""
     if arguments.two_stage_from is not None:
         model = _second_stage(Path(arguments.two_stage_from), arguments.options)
     elif arguments.continued is not None:
@@ -298,8 +251,9 @@ def build_model(
         model = ElectraForRTDPretraining(_new_config(arguments, tokenizer, max_seq_length))
     else:
         model = _from_pretrained(arguments, tokenizer, max_seq_length)
-    if model.config.freeze_generator:
-        arguments.refuse_untrained()
+    is_trained = "generator" in arguments.trained_towers or arguments.given(("two_stage_from", "continue_from"))
+    if model.config.freeze_generator and (arguments.new_generator or not is_trained):
+        raise ValueError("--freeze_generator would freeze an untrained generator. Name a trained one (--generator).")
     if model.proposals.needs_samples and arguments.corrupted is None:
         remedy = "Name their directory (--corrupted), or --generator_type masked_lm (to go on, with --new_generator)"
         raise ValueError(f"The pair was trained on samples from files, and has no generator. {remedy}.")
@@ -308,20 +262,19 @@ def build_model(
             remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
             raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
         if (positions := max_length(config)) < max_seq_length:
-            most = f"Take at most {positions}."
             what = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}"
-            raise ValueError(f"{what}. {most}")
+            raise ValueError(f"{what}. Take at most {positions}.")
     for name, source in arguments.given(("generator", "discriminator", *arguments.loaded_backbones)).items():
         refuse_other_tokens(source, tokenizer, f"The {name} {source}")
-    if arguments.attn_implementation is not None:
-        known = getattr(model.generator, "attentions", (arguments.attn_implementation,))
-        if arguments.attn_implementation not in known:
+    if (attention := arguments.attn_implementation) is not None:
+        known = getattr(model.generator, "attentions", (attention,))
+        if attention not in known:
             what = f"does not go with --generator_type {model.config.generator}: take {' or '.join(known)}"
-            raise ValueError(f"--attn_implementation {arguments.attn_implementation} {what}.")
+            raise ValueError(f"--attn_implementation {attention} {what}.")
         try:
-            model.set_attn_implementation(arguments.attn_implementation)
+            model.set_attn_implementation(attention)
         except ImportError as error:
-            raise ValueError(f"--attn_implementation {arguments.attn_implementation}: {error}") from error
+            raise ValueError(f"--attn_implementation {attention}: {error}") from error
     return model
 
 
@@ -372,15 +325,22 @@ def _from_backbone(
             generator = _without_empty_rows(load_encoder(place, fills), place, tokenizer)
         else:
             fit_vocabulary(fills, tokenizer)
-            generator_class: Any = masked_lm_class(fills.model_type)
-            generator = generator_class(fills)
-            _start_from(generator, discriminator, sharing)
+            generator = _new_generator(fills, discriminator, sharing)
     if generator is not None and trained == {"generator"}:
         _start_from(discriminator, generator, sharing)
-    options = {"generator_type" if name == "generator" else name: value for name, value in arguments.options.items()}
-    if generator is None:
-        options["generator_config"] = fills
-    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **options)
+    return _join(generator, discriminator, arguments.options | ({} if generator else {"generator_config": fills}))
+
+
+def _join(generator: Any, discriminator: Any, options: dict[str, Any]) -> ElectraForRTDPretraining:
+    named = {"generator_type" if name == "generator" else name: value for name, value in options.items()}
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **named)
+
+
+def _new_generator(config: Any, discriminator: Any, sharing: str) -> Any:
+    generator_class: Any = masked_lm_class(config.model_type)
+    generator = generator_class(config)
+    _start_from(generator, discriminator, sharing)
+    return generator
 
 
 @torch.no_grad()
@@ -450,15 +410,11 @@ def _from_pretrained(
         discriminator = load_main_tower(objective, discriminator)
         is_same = sharing == "all" and not arguments.given(FRACTIONS)
         config = discriminator.config if is_same else _smaller(discriminator.config, arguments)
-        generator_class: Any = masked_lm_class(config.model_type)
-        generator = generator_class(config)
-        _start_from(generator, discriminator, sharing)
+        generator = _new_generator(config, discriminator, sharing)
     elif generator is None and needs_generator_network(**options):  # of two encoders, which is always new
         discriminator = load_main_tower(objective, discriminator)
         options["generator_config"] = _smaller(discriminator.config, arguments)
-    join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
-    kind = {"generator_type": options.pop("generator")} if "generator" in options else {}
-    return join(generator, discriminator, **kind, **options)
+    return _join(generator, discriminator, options)
 
 
 def _smaller(config: Any, arguments: ModelArguments) -> Any:

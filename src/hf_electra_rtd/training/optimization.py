@@ -29,13 +29,10 @@ class ElectraAdamW(torch.optim.AdamW):
         p <- p - lr (m / (sqrt(v) + eps) + weight_decay p)
 
     Source: `AdamWeightDecayOptimizer` of google-research/electra. Next to a corrected Adam, step t is larger by
-    (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 times at its peak, step 12, still 3.2 times at step 100 and 1.6 at step 500.
-    A warm-up of 10,000 steps makes up for this. After a short one the discriminator can get stuck for good in the
-    first hundred steps: short runs want a lower learning rate or `bias_correction=True`, which gives
-    `torch.optim.AdamW`. This class takes the options of that one; `fused` is the default.
-
-    After infinitely many steps there is nothing left to correct: without bias correction, the `step` in the state of
-    each parameter is infinite from the start, and torch's own kernels do the rest.
+    (1 - beta1^t) / sqrt(1 - beta2^t): 6.6 times at its peak, step 12, still 3.2 times at step 100. A warm-up of 10,000
+    steps makes up for this; short runs want a lower learning rate or `bias_correction=True`, which gives
+    `torch.optim.AdamW`, whose options this class takes. Without it, the `step` in the state of each parameter is
+    infinite from the start, where nothing is left to correct, and torch's own kernels do the rest.
     """
 
     def __init__(
@@ -69,9 +66,8 @@ class ElectraAdamW(torch.optim.AdamW):
 def get_parameter_groups(
     model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None
 ) -> list[dict[str, Any]]:
-    """Two groups: everything else with weight decay, biases and LayerNorm without, as in google-research/electra
-    (`exclude_from_weight_decay`). A tied tensor appears once; frozen parameters not at all. With
-    `generator_learning_rate`, two more like them follow: what only the generator of a pair has, at that rate."""
+    """Two groups: with weight decay, and biases and LayerNorm without, as in google-research/electra. Frozen
+    parameters are left out. With `generator_learning_rate`, two more follow: what only a pair's generator has."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
     own = set() if generator_learning_rate is None else set(map(id, split_parameters(model)["generator"]))

@@ -16,38 +16,34 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from itertools import count
 from pathlib import Path
 from platform import node
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
-from transformers import PreTrainedTokenizerBase, TrainerState, set_seed
+from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import flag, parse_arguments, parse_size
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD, check_documents
+from hf_electra_rtd.data.blocks import SequenceStream
+from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.corruption import attach
-from hf_electra_rtd.data.packing import check_mixed
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
-from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory
+from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory, remove_partial
 from hf_electra_rtd.initialization import begin_on_neighbours
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
@@ -59,7 +55,6 @@ from hf_electra_rtd.records import PretrainingRecord, count_cores, public_comman
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
     RTDTrainingArguments,
-    fraction_steps,
     read_token_confusions,
     settle_masking,
     settle_products,
@@ -86,11 +81,7 @@ class RunArguments:
         None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
     )
     cache_size: str = flag("32GB", "Most bytes of remote shards in --cache_dir.")
-    cache_dir: str | None = flag(
-        None,
-        "Local directory for copies of remote shards; all runs of a node can share it. By default beside the "
-        "Hub's cache.",
-    )
+    cache_dir: str | None = flag(None, "Local directory for copies of remote shards; runs of a node can share it.")
 
     def __post_init__(self) -> None:
         size = parse_size("cache_size", self.cache_size)
@@ -131,20 +122,19 @@ def main(
     defaults: Mapping[str, Any] | None = None,
     default_text: Sequence[str] = (),
 ) -> int:
-    """Pre-trains from flags to the published models, and returns the exit status: 0; 1 where the run is complete but
-    could not be published; 130 or 143 after Ctrl-C or SIGTERM. `description` is that of `--help`, `defaults` those of
-    flags; `default_text` is used where no flag names text."""
+    """Pre-trains from flags to the published models. Returns the exit status: 0; 1 where a complete run could not be
+    published; 130 or 143 after Ctrl-C or SIGTERM. `default_text` is used where no flag names text."""
     with start(argv, description, defaults or {}, default_text) as run:
         if run.arguments.dry_run:
             dry_run(run)
             return 0
+        if run.replaces_another and run.args.push_to_hub and run.args.process_index == 0:
+            (run.directory / PUBLISH_FILE).unlink(missing_ok=True)  # the Hub must not take this run for the other
         with StopSignal() as stop:
-            with _publication_of_its_own(run):
-                data = (run.stream, run.held_out, run.tokenizer, run.collator)
-                trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
-                trainer.old_held_out = run.old_held_out
-                prepare_output_dir(run)
-            trainer.record_facts = run.record_facts
+            data = (run.stream, run.held_out, run.tokenizer, run.collator)
+            trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
+            trainer.old_held_out, trainer.record_facts = run.old_held_out, run.record_facts
+            prepare_output_dir(run)
             trainer.train(resume_from_checkpoint=run.checkpoint)
         if stop.stopped:
             if trainer.is_world_process_zero():
@@ -168,8 +158,7 @@ def start(
     argv: Sequence[str], description: str | None, defaults: Mapping[str, Any], default_text: Sequence[str] = ()
 ) -> Iterator[Run]:
     """Everything before the loop: flags, checkpoint, tokenizer, sequences, model. Locks the output directory inside
-    the `with`, and writes nothing there but the prepared text. Raises ValueError and OSError for what cannot be used,
-    and SystemExit after `--help` and where `--resume_from_checkpoint auto` finds a finished run."""
+    the `with`. Raises ValueError and OSError for what cannot be used, and SystemExit where there is nothing to do."""
     started = utc_now()
     run_args, model_args, data_args, card, publication, args = parse_arguments(
         (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments),
@@ -180,18 +169,7 @@ def start(
         more_defaults=recipe_defaults,
     )
     check_launcher(args)
-    if run_args.old_held_out_files and model_args.continue_from is None:
-        raise ValueError("--old_held_out_files is for --continue_from, which is not given.")
-    old = data_args.parse(run_args.old_held_out_files or [])
-    if model_args.extend_vocabulary is not None and any(source.is_prepared for source in old):
-        raise ValueError("--old_held_out_files: blocks hold ids of words before --extend_vocabulary. Name text.")
-    check_balance(args, **model_args.options)
-    if args.document_attention:
-        check_mixed(data_args.packing)
     data_args.set_default_text(default_text)
-    is_prepared = bool(old) and any(source.is_prepared for source in data_args.sources())
-    if old and not data_args.held_out_files and (is_prepared or not data_args.held_out_share):
-        raise ValueError("--old_held_out_files is evaluated beside held-out text. Name some (--held_out_files).")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # It warns at every checkpoint that tied tensors are stored once; loading checks them.
@@ -204,7 +182,8 @@ def start(
     with ExitStack() as until_the_end:
         checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
         before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]
-        with in_turn(args):
+        # First the process that prepares for all, then one of each node, which fetches for its caches.
+        with args.main_process_first(local=False), args.main_process_first(local=True):
             blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
             of_towers = None if data_args.tokenizer else model_args.tokenizer_source
             tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
@@ -214,9 +193,8 @@ def start(
             known: Any = args if saved is None or saved.towers else saved.config  # of single towers it is not known
             model.config.mask_probability = known.mask_probability
             settle_masking(model.config, args, tokenizer)
-            if model_args.extend_vocabulary is not None:
-                extending = (model_args.extend_vocabulary, data_args, args, blocks, checkpoint)
-                extended = get_extended_tokenizer(tokenizer, *extending)
+            if (count := model_args.extend_vocabulary) is not None:
+                extended = get_extended_tokenizer(tokenizer, count, data_args, args, blocks, checkpoint)
                 model.append_tokens(old_pieces(tokenizer, extended))
                 tokenizer = extended
             confusions = read_token_confusions(args, tokenizer)  # the new words can have rows
@@ -225,8 +203,13 @@ def start(
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
-            old_held_out = _get_old_sequences(run_args, data_args, args, blocks, tokenizer)
-            if old_held_out is not None:
+            old_held_out = None
+            if old := run_args.old_held_out_files:
+                if held_out is None:
+                    raise ValueError("--old_held_out_files is evaluated beside --held_out_files. Name some.")
+                only = replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0)
+                options = {"called": "Held-out old text", **run_args.cache}
+                old_held_out, _ = get_sequences(only, args, blocks / "old_held_out", tokenizer, **options)
                 check_held_out(train, old_held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
@@ -234,35 +217,17 @@ def start(
         if checkpoint is None and model_args.initialization == "neighbours":
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
         collator = make_collator(tokenizer, args, model.config, confusions)
-        for file in filter(None, (train, held_out, old_held_out)):
-            collator.check_words(file.header.word_segmenter is not None)
-            if args.document_attention:
-                check_documents(file)
         if model_args.corrupted is not None:
             streams = {"train": stream, "held_out": held_out_positions}
             attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = model_args.loaded_backbones  # of a config.json nothing is
-        if run_args.old_held_out_files:
-            arguments["data"]["old_held_out_files"] = run_args.old_held_out_files
-        yield Run(
-            words,
-            *(run_args, args, card, publication, checkpoint, tokenizer),
-            model=model,
-            stream=stream,
-            held_out=held_out_positions,
-            old_held_out=None if old_held_out is None else held_out_stream(old_held_out),
-            collator=collator,
-            record_facts={"command": public_command(words), "started": started, "arguments": arguments},
-        )
-
-
-@contextmanager
-def in_turn(args: RTDTrainingArguments) -> Iterator[None]:
-    """Lets the first process of the run go first, which prepares for all; then the first of each node, which fetches
-    what lies in the node's caches; then the others."""
-    with args.main_process_first(local=False), args.main_process_first(local=True):
-        yield
+        if old:
+            arguments["data"]["old_held_out_files"] = old
+        facts = {"command": public_command(words), "started": started, "arguments": arguments}
+        old_stream = None if old_held_out is None else held_out_stream(old_held_out)
+        data = (stream, held_out_positions, old_stream, collator)
+        yield Run(words, run_args, args, card, publication, checkpoint, tokenizer, *data, model, facts)
 
 
 def check_launcher(args: RTDTrainingArguments) -> None:
@@ -279,17 +244,6 @@ def check_launcher(args: RTDTrainingArguments) -> None:
         raise ValueError(f"--max_restarts: processes that are started again would wait for those before. {remedy}")
 
 
-def _get_old_sequences(
-    run_args: RunArguments, data: DataArguments, args: RTDTrainingArguments, blocks: Path, tokenizer: Any
-) -> Blocks | None:
-    """What `--old_held_out_files` names, prepared as the held-out part, in a directory of its own."""
-    if not run_args.old_held_out_files:
-        return None
-    only: dict[str, Any] = {"train_files": run_args.old_held_out_files, "train_datasets": [], "held_out_files": None}
-    data, place = replace(data, **only, held_out_share=0.0), blocks / "old_held_out"
-    return get_sequences(data, args, place, tokenizer, called="Held-out old text", **run_args.cache)[0]
-
-
 def _settle_directory(
     run_args: RunArguments, model_args: ModelArguments, args: RTDTrainingArguments, until_the_end: ExitStack
 ) -> str | None:
@@ -297,32 +251,30 @@ def _settle_directory(
     the same checkpoint or end alike. Raises ValueError where a process has another directory of that name."""
     output_dir = str(args.output_dir)
     found: list[Any] = [None, ""]  # the checkpoint or the error, and the name of a directory that all must see
-    until_seen = ExitStack()
-    if args.process_index == 0:
-        try:
-            checkpoints.check_sources(output_dir, model_args.given(SOURCES))
-            choice = (output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
-            if not checkpoints.holds_run(output_dir):
-                find_checkpoint(*choice)  # a mistake leaves no directory
-            if not run_args.dry_run:
-                with naming(output_dir):
-                    until_the_end.callback(lock_directory(output_dir).release)
-                checkpoints.remove_unfinished(output_dir)
-            found[0] = find_checkpoint(*choice)
-            if args.world_size > 1:
-                with naming(output_dir):
+    with ExitStack() as until_seen:
+        if args.process_index == 0:
+            try:
+                checkpoints.check_sources(output_dir, model_args.given(SOURCES))
+                choice = (output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
+                if not checkpoints.holds_run(output_dir):
+                    find_checkpoint(*choice)  # a mistake leaves no directory
+                if not run_args.dry_run:
+                    with naming(output_dir):
+                        until_the_end.callback(lock_directory(output_dir).release)
+                    for place in (output_dir, Path(output_dir) / checkpoints.FRACTIONS_DIRECTORY):
+                        remove_partial(place)  # what killed processes left half-written or half-removed
+                found[0] = find_checkpoint(*choice)
+                if args.world_size > 1:
                     os.makedirs(output_dir, exist_ok=True)
-                    token = mkdtemp(dir=output_dir, prefix=f".shared{PARTIAL}")
-                until_seen.callback(os.rmdir, token)
-                found[1] = os.path.basename(token)
-        except (ValueError, OSError, SystemExit) as error:
-            found[0] = error
-    with until_seen:
+                    shared = TemporaryDirectory(dir=output_dir, prefix=f".shared{PARTIAL}")
+                    found[1] = os.path.basename(until_seen.enter_context(shared))
+            except (ValueError, OSError, SystemExit) as error:
+                found[0] = error
         broadcast_object_list(found)
         if isinstance(found[0], BaseException):
             raise found[0]
-        is_there = not found[1] or os.path.exists(os.path.join(output_dir, found[1]))
-        without: list[str] = gather_object([] if is_there else [node()])
+        is_there = os.path.exists(os.path.join(output_dir, found[1]))
+        without: list[str] = gather_object([] if is_there or args.world_size == 1 else [node()])
     if without:
         what = f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}"
         raise ValueError(f"{what}. Name one that all nodes share: prepared text and checkpoints lie there.")
@@ -330,10 +282,9 @@ def _settle_directory(
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
-    """The checkpoint to resume from, None for a new run, which may replace another (`overwrite`). `resume` is the
-    directory of a checkpoint, `latest`, `auto` (the latest, a new run where there is none) or None. Raises ValueError
-    if the checkpoint is incomplete or older than others there, or something lies there that this run would replace,
-    and SystemExit for `auto` if a finished run without checkpoints lies there."""
+    """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one); None for a new
+    run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is incomplete or older than
+    others there, or another run lies there, and SystemExit for `auto` if that is finished and has no checkpoints."""
     is_run, there = checkpoints.holds_run(output_dir), checkpoints.list_checkpoints(output_dir)
     choose = "or choose another --output_dir."
     if resume in ("latest", "auto"):
@@ -359,42 +310,23 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     return None if resume == "auto" else resume
 
 
-@contextmanager
-def _publication_of_its_own(run: Run) -> Iterator[None]:
-    """The Hub must not take a run that replaces another for it: the other's key is away while the Hub is asked, and
-    back if this run cannot start."""
-    path = run.directory / PUBLISH_FILE
-    is_replaced = run.args.process_index == 0 and run.replaces_another and path.exists()
-    key = path.read_bytes() if is_replaced else None
-    if key is not None:
-        path.unlink()
-    try:
-        yield
-    except BaseException:
-        if key is not None:
-            path.write_bytes(key)
-        raise
-
-
 def prepare_output_dir(run: Run) -> None:
-    """The last act before the loop, when everything else is checked: refuses a run that would fill the disk, renames
-    halves of checkpoints and, with `--overwrite_output_dir`, removes the run before. For every process."""
+    """The last act before the loop, when everything else is checked: renames halves of checkpoints and, with
+    `--overwrite_output_dir`, removes the run before. For every process."""
     if run.args.process_index != 0:
         return
-    check_disk(run.model, run.args)
-    for path in checkpoints.list_checkpoints(run.directory):
+    there = checkpoints.list_checkpoints(run.directory)
+    for path in there:
         if not checkpoints.has_manifest(path):  # nobody knows whose it is
-            aside = next(aside for n in count(1) if not (aside := path.with_name(f"{path.name}.damaged-{n}")).exists())
-            logger.warning(f"{path} is not a whole checkpoint. It is now {aside.name}.")
-            path.rename(aside)
-    old = []
-    if run.replaces_another:
-        (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
-        # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
-        old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
-        old += [path.name for path in checkpoints.list_checkpoints(run.directory)]
-        old += [checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
-    for path in (run.directory / name for name in old):
+            logger.warning(f"{path} is not a whole checkpoint. It is now {path.name}.damaged.")
+            path.rename(f"{path}.damaged")
+    if not run.replaces_another:
+        return
+    (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
+    # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
+    old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
+    old += [checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
+    for path in (*there, *(run.directory / name for name in old)):
         if path.is_dir():
             remove_directory(path)
         else:
@@ -405,12 +337,10 @@ def prepare_output_dir(run: Run) -> None:
 
 
 def dry_run(run: Run, screen: Console | None = None) -> None:
-    """Prints what a run would do: networks, first sequences, length, FLOPs, memory, disk, time. Only the main process
-    prints. A few steps are timed with a learning rate of zero, so that every weight stays the same to the bit. Raises
-    ValueError if the disk has not enough room, or a batch does not fit in the memory of a GPU."""
+    """Prints what a run would do. A few steps are timed with a learning rate of zero, so that every weight stays the
+    same to the bit. Raises ValueError if a batch does not fit in the memory of a GPU."""
     model, stream, args, device = run.model, run.stream, run.args, run.args.device
     screen = screen or Console(highlight=False, quiet=args.process_index != 0)
-    needed, free = check_disk(model, args)
     model.to(device)  # type: ignore[arg-type]
 
     towers, counts = model.config.towers, count_parameters(model)
@@ -427,68 +357,38 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds = _time_steps(run)
     except torch.OutOfMemoryError:
-        raise ValueError(
-            f"A batch of {args.train_batch_size} sequences does not fit in the memory of {device}. Lower "
-            "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
-        ) from None
+        remedy = "Lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
+        raise ValueError(f"{args.train_batch_size} sequences do not fit in the memory of {device}. {remedy}") from None
 
     steps, total = args.max_steps, args.max_steps * args.sequences_per_step
-    tokens, exports = meters.count_tokens(stream, args, total), fraction_steps(args.checkpoint_fractions, steps)
+    tokens = meters.count_tokens(stream, args, total)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
     if device.type == "cuda":
         memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
     duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
+    flops = meters.count_flops(model, args, total)
+    paper = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
     facts = {
         "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
         "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
         "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",
-        "FLOPs": console.format_flops(meters.count_flops(model, args, total)),
+        "FLOPs": f"{flops['model']:.3g} (matrix products), {paper} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {tokens / steps / seconds:,.0f} tokens/s",
         "memory": memory,
-        "disk": f"about {format_bytes(needed)} of {format_bytes(free)} free",
-        "exports": f"after steps {', '.join(f'{step:,}' for step in exports)}" if exports else "none",
+        "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
     }
     console.print_rows("The run", facts.items(), screen)
     screen.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
 
 
 def describe_batch(args: RTDTrainingArguments, size: str) -> str:
-    """How the sequences of an optimizer step come together, and what makes them as many as in the recipe of `size`."""
-    processes, parts, batch = args.world_size, args.gradient_accumulation_steps, args.sequences_per_step
-    on_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", processes))  # launchers set it
-    factors = {"node(s)": processes // on_a_node, "process(es)": on_a_node, "sequence(s)": args.train_batch_size}
-    product = " x ".join(f"{count:,} {what}" for what, count in {**factors, "accumulated": parts}.items())
-    told = f"{product} = {batch:,}, {batch * args.max_seq_length:,} tokens a step"
-    recipe = SIZES[size].pretraining["per_device_train_batch_size"]
-    if batch == recipe:
-        return f"{told}, as the recipe of {size}"
-    remedy = f"which {processes:,} processes cannot make"
-    if recipe % processes == 0:
-        parts = math.gcd(parts, recipe // processes)
-        remedy = f"which --per_device_train_batch_size {recipe // processes // parts} makes"
-        remedy += "" if parts == args.gradient_accumulation_steps else f" with --gradient_accumulation_steps {parts}"
-    return f"{told}; the recipe of {size} has {recipe:,}, {remedy}"
-
-
-def check_disk(model: ElectraForRTDPretraining, args: RTDTrainingArguments) -> tuple[int, int]:
-    """The bytes that a run needs, about, beside the checkpoints that are there, and the bytes free. Raises ValueError
-    if there is not enough room."""
-    output_dir, state, saves = Path(str(args.output_dir)).absolute(), TrainerState(), 0
-    if args.save_strategy != "no":
-        state.compute_steps(args, args.max_steps)
-        saves = math.ceil(args.max_steps / state.save_steps)
-        if args.save_total_limit is not None:  # the oldest is deleted after the newest is written
-            saves = min(saves, args.save_total_limit + 1)
-    models = 2 + len(fraction_steps(args.checkpoint_fractions, args.max_steps))  # the pair, its networks, fractions
-    there = [file for path in checkpoints.list_checkpoints(output_dir) for file in path.rglob("*")]
-    needed = count_parameters(model)["total"] * _FLOAT * (3 * saves + models)
-    needed = max(0, needed - sum(file.stat().st_size for file in there))
-    free = shutil.disk_usage(next(path for path in (output_dir, *output_dir.parents) if path.exists())).free
-    if free < needed:
-        lack = f"The run needs {format_bytes(needed)} in {args.output_dir}, but {format_bytes(free)} are free."
-        raise ValueError(f"{lack} Choose another --output_dir, or keep fewer checkpoints (--save_total_limit).")
-    return needed, free
+    """How the sequences of an optimizer step come together, beside the recipe of `size`."""
+    batch, on_a_node = args.sequences_per_step, int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    machines = f"{args.world_size // on_a_node:,} node(s) x {on_a_node:,} process(es)"
+    each = f"{args.train_batch_size:,} sequence(s) x {args.gradient_accumulation_steps:,} accumulated"
+    recipe = f"{SIZES[size].pretraining['per_device_train_batch_size']:,} in the recipe of {size}"
+    return f"{machines} x {each} = {batch:,} ({recipe}), {batch * args.max_seq_length:,} tokens a step"
 
 
 def _time_steps(run: Run) -> float:

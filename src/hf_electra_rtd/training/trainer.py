@@ -6,10 +6,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import asdict
@@ -26,7 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
-from transformers.trainer_utils import HubStrategy, SchedulerType
+from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
@@ -34,14 +32,14 @@ from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import INTERRUPTED
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
-from hf_electra_rtd.data.collator import DataCollatorForRTD, check_documents, falling_temperature
+from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Background, Published, check, publish, remember
+from hf_electra_rtd.publishing.hub import Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
@@ -64,11 +62,8 @@ SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have 
 
 
 def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
-    """A stream of exactly the run's length; sets `args.max_steps` where only `num_train_epochs` is given.
-
-    Raises:
-        ValueError: if the sequences do not fill one optimizer step, or a stream has another length.
-    """
+    """A stream of exactly the run's length; sets `args.max_steps` where only `num_train_epochs` is given. Raises
+    ValueError if the sequences do not fill one optimizer step, or a stream has another length."""
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
         if len(sequences) != args.max_steps * batch:
@@ -93,14 +88,13 @@ def held_out_stream(sequences: Any) -> SequenceStream:
 def make_collator(
     tokenizer: PreTrainedTokenizerBase,
     args: RTDTrainingArguments,
-    config: ElectraRTDConfig | None = None,
+    config: ElectraRTDConfig,
     confusions: TokenConfusions | None = None,
 ) -> DataCollatorForRTD:
-    """The collator of a run, with its masking and its seed, and with the schedule of a model's `config`. Call it after
+    """The collator of a run, with its masking, its seed, and the schedule of a model's `config`. Call it after
     `fit_stream`, which settles the length of the run. `confusions`: those of `args`, where they are read already."""
-    masking = (args.mask_probability, args.keep_probability, args.masking)
-    length, temperature = args.max_seq_length, None
-    if config is not None and config.temperature_schedule != "constant" and args.max_steps > 0:
+    temperature = None
+    if config.temperature_schedule != "constant" and args.max_steps > 0:
         temperature = partial(
             falling_temperature,
             num_positions=args.max_steps * args.sequences_per_step,
@@ -112,9 +106,8 @@ def make_collator(
     if (confusions := confusions or read_token_confusions(args, tokenizer)) is not None:
         share = f"in place of {confusions.share:.0%} of their samples"
         logger.info(f"{args.confusion_file}: {confusions.num_tokens:,} tokens have wrong ones, {share}.")
-    options: dict[str, Any] = {"temperature": temperature, "confusions": confusions}
-    options["document_attention"] = args.document_attention
-    return DataCollatorForRTD(tokenizer, *masking, seed=args.stream_seed, max_seq_length=length, **options)
+    given = (args.mask_probability, args.keep_probability, args.masking, args.stream_seed, args.max_seq_length)
+    return DataCollatorForRTD(tokenizer, *given, temperature, confusions, args.document_attention)
 
 
 # ---- The trainer ----
@@ -124,9 +117,8 @@ class RTDTrainer(Trainer):
     """Trains an [`ElectraForRTDPretraining`].
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
-    with a card: at the end of `train`, and with `hub_strategy="every_save"` also at each checkpoint, in the
-    background. A failing Hub stops no training; see `published`. A `compute_metrics` replaces our held-out metrics;
-    its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions), as the objective has them.
+    with a card, at the end of `train`. A failing Hub stops no training; see `published`. A `compute_metrics` replaces
+    our held-out metrics; its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions).
 
     Args:
         train_dataset: [`Blocks`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
@@ -156,21 +148,16 @@ class RTDTrainer(Trainer):
         **kwargs: Any,
     ) -> None:
         if args.n_gpu > 1:
-            raise ValueError(
-                f"One process drives {args.n_gpu} GPUs. Use `accelerate launch`, or CUDA_VISIBLE_DEVICES=0."
-            )
+            raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         check_balance(args, **vars(model.config))
-        given = *(kwargs.get("optimizers") or ()), kwargs.get("optimizer_cls_and_kwargs")
-        if args.generator_learning_rate is not None and (given[0] or given[-1]) is not None:
-            raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
+        is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
+        if is_ours or data_collator is None:
+            train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
+            eval_dataset = None if eval_dataset is None else held_out_stream(eval_dataset)
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
-            train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
             data_collator = make_collator(processing_class, args, model.config)
-        if isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None:
-            train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
-            eval_dataset = None if eval_dataset is None else held_out_stream(eval_dataset)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
@@ -178,29 +165,20 @@ class RTDTrainer(Trainer):
             args.eval_strategy = "no"
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
         confusions = getattr(data_collator, "confusions", None)
-        described = {} if confusions is None else confusions.described
-        file, documents = args.confusion_file, getattr(data_collator, "document_attention", False)
-        for name, asked, found in (
-            ("confusion_file", None if file is None else Path(file).name, described.get("file")),
-            ("confusion_share", args.confusion_share, described.get("share")),
-            ("document_attention", args.document_attention, documents),
-        ):
-            if asked != found:
-                what = f"{name} is {asked}, and that of the data_collator is {found}"
-                raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args).")
+        asked = (args.confusion_share, args.document_attention)
+        if asked != (getattr(confusions, "share", None), getattr(data_collator, "document_attention", False)):
+            what = "confusion_share and document_attention are not those of the data_collator"
+            raise ValueError(f"{what}: take that of training.trainer.make_collator.")
         settle_masking(model.config, args, tokenizer, confusions)
-        for dataset in filter(None, (train_dataset, eval_dataset)) if args.document_attention else ():
-            check_documents(getattr(dataset, "sequences", dataset))
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
-        self._background, self._private = Background(), args.hub_private_repo is not False
+        self._private = args.hub_private_repo is not False
         self._saved: PretrainingRecord | None = None
         self._staging: Path | None = None  # where the checkpoint that is being written lies
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
-        self._collapsed = False
         self._directory = str(args.output_dir)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
@@ -300,8 +278,9 @@ class RTDTrainer(Trainer):
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
-                with meters.without_yardsticks(self.model):  # they are of the new text
-                    super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
+                yardsticks, self.model.yardsticks = self.model.yardsticks, ()  # which are of the new text
+                super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
+                self.model.yardsticks = yardsticks
             return metrics
 
     def prediction_step(self, model: Any, inputs: Any, prediction_loss_only: bool, *more: Any, **kwargs: Any) -> Any:
@@ -320,7 +299,6 @@ class RTDTrainer(Trainer):
                 measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
                 logs |= {name: norm.item() for name, norm in self._norms.items()}
                 logs |= {**measured, "train_seconds": self.stopwatch.seconds}
-                self._warn_of_collapse(measured)
         stream = self.train_dataset
         if isinstance(stream, SequenceStream) and self.state.max_steps > 0:
             # The Trainer's epoch is the whole stream; what people mean is passes over the sequences.
@@ -329,15 +307,6 @@ class RTDTrainer(Trainer):
         super().log(logs, start_time)
         if self.is_in_train and "eval_bigram_auc" in logs:
             meters.warn_if_flat(self.state)
-
-    def _warn_of_collapse(self, measured: dict[str, float]) -> None:
-        """Once until it recovers; every discriminator gives one answer to everything at the beginning."""
-        step, max_steps, before = self.state.global_step, self.state.max_steps, self._collapsed
-        is_late = step > max(self.args.get_warmup_steps(max_steps), max_steps // 10)
-        self._collapsed = is_late and meters.has_collapsed(measured)
-        if self._collapsed and not before:
-            remedy = "Try a smaller generator (--generator_hidden_size), a lower learning rate or a longer warm-up."
-            logger.warning(f"Step {step:,}: the discriminator has collapsed to the majority class. {remedy}")
 
     # ---- Checkpoints ----
 
@@ -401,9 +370,8 @@ class RTDTrainer(Trainer):
         return meters.make_record(*run, **{"old_held_out": self.old_held_out, **self.record_facts})
 
     def save_run(self) -> PretrainingRecord:
-        """Writes the model, generator, discriminator, picture of the curves and record into `output_dir`, after an
-        evaluation where the log has none of the last step. Every process must call it; once for each step is enough.
-        """
+        """Writes networks, picture of the curves and record into `output_dir`, after an evaluation where the log has
+        none of the last step. Every process must call it; once for each step is enough."""
         step = self.state.global_step
         if self._saved is not None and self._saved.steps == step:
             return self._saved
@@ -430,42 +398,21 @@ class RTDTrainer(Trainer):
         if self.args.hub_model_id is None:
             raise ValueError("push_to_hub needs hub_model_id in RTDTrainingArguments: ORG/NAME.")
         self.save_run()
-        if self.is_world_process_zero():
-            self._background.wait()
-            self.published = self._publish(Path(self._directory))
-        return self.published
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        step = self.state.global_step
-        if self.args.hub_strategy != HubStrategy.EVERY_SAVE or step >= self.state.max_steps:  # the end comes next
-            return
-        whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
-        if not self.is_world_process_zero() or self._background.busy:
-            return
-        # Named so that the next run in this directory clears it away, should this process be killed.
-        snapshot = Path(tempfile.mkdtemp(prefix=f".step-{step}.partial-", dir=self._directory))
-        try:
-            checkpoints.save_outputs(whole, self.processing_class, self.make_record(), snapshot)
-            self._background.start(lambda: self._publish(snapshot, is_snapshot=True))
-        except OSError as error:
-            logger.error(f"Step {step:,} was not published: {error}")
-            shutil.rmtree(snapshot, ignore_errors=True)
-
-    def _publish(self, directory: Path, is_snapshot: bool = False) -> list[Published]:
-        repo_id, parts, force = str(self.args.hub_model_id), self.publication.parts, self.publication.force
+        if not self.is_world_process_zero():
+            return []
+        repo_id, parts, force = self.args.hub_model_id, self.publication.parts, self.publication.force
         given = {"hub_model_id": repo_id, "parts": parts, "private": self._private, **asdict(self.card)}
         try:
             flags = remember(self._directory, **given)["flags"]  # what an earlier publication showed stays
-            if is_snapshot:
-                flags |= {"evaluations": [], "revisions": False}  # they are of other weights
-            repositories = publishing.pretraining_repositories(directory, flags)
-            return publish(repositories, self._directory, self._private, force)
+            repositories = publishing.pretraining_repositories(Path(self._directory), flags)
+            self.published = publish(repositories, self._directory, self._private, force)
         except (OSError, ValueError) as error:
-            logger.error(f"{directory} was not published: {error}")
-            return [Published(repo_id, error=str(error))]
-        finally:
-            if is_snapshot:
-                shutil.rmtree(directory, ignore_errors=True)
+            logger.error(f"{self._directory} was not published: {error}")
+            self.published = [Published(repo_id, error=str(error))]
+        return self.published
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Nothing: a run is published at its end."""
 
 
 # ---- Signals ----

@@ -121,7 +121,7 @@ def test_the_head_of_a_masked_language_model_goes_on(kind, tmp_path, source_clas
 
 
 def write_pairs(path, number, seed):
-    """Sentences in which a `garden` should be a `horse`, and a `street` behind `old` a `door`."""
+    """Sentences in which a `garden` should be a `horse`."""
     draw, lines = random.Random(seed), ["text\tright"]
     for _ in range(number):
         words = draw.choices([word for word in WORDS if word not in ("garden", "street")], k=draw.randint(3, 8))
@@ -157,10 +157,9 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     assert right[2]["skipped"] == "it is empty"
     (answer,) = Classifier(str(run), use_cpu=True).predict(["night garden mill"])
     assert answer == {"corrected": {"text": "night horse mill", "source": "night garden mill"}}
-    with pytest.raises(ValueError, match="--error_rate and --replaced_rate are for a pair"):
+    with pytest.raises(ValueError, match="and --error_rate are for a pair"):
         Corrector.from_pretrained(str(run), error_rate=0.1)
-    with pytest.raises(ValueError, match="--lora is not for correction"):
-        run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "lora", lora=True, **flags)
-    hub = {"push_to_hub": True, "hub_model_id": "ORG/NAME"}
-    with pytest.raises(ValueError, match="--push_to_hub is not for correction"):
-        run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "hub", **hub, **flags)
+    for flag, message in (({"lora": True}, "--lora is not for correction"), ({"push_to_hub": True}, "no stock class")):
+        options = {**flags, **flag, "hub_model_id": "ORG/NAME"}
+        with pytest.raises(ValueError, match=message):
+            run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "refused", **options)

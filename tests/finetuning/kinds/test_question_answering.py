@@ -122,19 +122,14 @@ def test_an_answer_is_labeled_in_the_windows_that_hold_it_whole(first, last, exp
     assert features["example"] == [0, 0]
 
 
-@pytest.mark.parametrize(
-    ("context", "text", "token"), [("mill (doors) garden", "door", 5), ("mill xyzzy night", "zz", 4)]
-)
-def test_an_answer_inside_a_word_is_learned_as_the_word(context, text, token):
-    labels = make().encode(questions(row(context, text)), training=True)["labels"][0]
-    assert labels == [4 + token - 3, 4 + token - 3]
+def test_an_answer_inside_a_word_is_learned_as_the_word():
+    for context, text, token in (("mill (doors) garden", "door", 6), ("mill xyzzy night", "zz", 5)):
+        assert make().encode(questions(row(context, text)), training=True)["labels"][0] == [token, token]
 
 
-@pytest.mark.parametrize(("language", "longest"), [("en", 30), ("zh", 100)])
-def test_answers_have_a_greatest_length(language, longest):
-    kind = make(language=language, max_seq_length=140)
-    for tokens, found in ((longest, True), (longest + 1, False)):
-        example = row(" ".join(["mill"] * 120), " ".join(["mill"] * tokens), 0)
+def test_answers_have_a_greatest_length():
+    for language, tokens, found in (("en", 30, True), ("en", 31, False), ("zh", 100, True), ("zh", 101, False)):
+        kind, example = make(language=language, max_seq_length=140), row("mill " * 120, " ".join(["mill"] * tokens), 0)
         features = kind.encode(questions(example), training=True)
         text = kind.decode(gold_outputs(features), features, questions(example))[0]["text"]
         assert (text == example["label"][0]) is found
@@ -152,10 +147,10 @@ def test_a_question_that_is_too_long_is_truncated_and_marked():
 
 
 def test_lengths_that_leave_no_room_are_refused():
-    make(doc_stride=8)
-    for options in ({"doc_stride": 9}, {"max_query_length": 64, "doc_stride": 0}):
-        with pytest.raises(ValueError, match=r"--max_seq_length 16 leaves [90] tokens for the context"):
-            make(**options)
+    with pytest.raises(ValueError, match=r"--max_seq_length 16 leaves 9 tokens for the context"):
+        make(doc_stride=9)
+    with pytest.raises(ValueError, match="--max_seq_length 3 leaves no room for text"):
+        make(max_seq_length=3)
 
 
 def test_training_leaves_out_what_cannot_be_learned_and_prediction_what_cannot_be_read():

@@ -28,5 +28,4 @@ KINDS: Mapping[str, type[Kind]] = {
 
 def make_kind(task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> Kind:
     """What encodes, decodes and scores a task. The lengths are those of `Kind`."""
-    kind = LabelWordsKind if task.label_words else KINDS[task.kind]
-    return kind(task, tokenizer, *args, **lengths)
+    return (LabelWordsKind if task.label_words else KINDS[task.kind])(task, tokenizer, *args, **lengths)

@@ -30,10 +30,8 @@ Feature = dict[str, Any]
 
 class Kind(ABC):
     """A kind of task, for one task and tokenizer. A new kind is a module with a subclass, and an entry in `KINDS`.
-
     Lengths are in tokens: of a feature with its special tokens; of what two windows of a context share; and of a
-    question. Lengths that leave no room for text are a `ValueError`.
-    """
+    question. Lengths that leave no room for text are a `ValueError`."""
 
     auto_class: ClassVar[Any]  # `AutoModelFor...`, the class of the model
     problem_type: ClassVar[Any] = None  # of the model's configuration, for stock pipelines

@@ -18,13 +18,10 @@ from hf_electra_rtd.ops import IGNORED, LossSum
 
 
 class ClassificationKind(Kind):
-    """One of several labels for a text or a pair of texts.
-
-    A feature is `[CLS] text [SEP]` or `[CLS] text [SEP] text [SEP]`; `[SEP]` in a text is text. What is too long is
-    truncated at its end, of a pair always the longer text, the second where both are as long (google-research/electra
+    """One of several labels for a text or a pair of texts; `[SEP]` in a text is text. What is too long is truncated at
+    its end, of a pair always the longer text, the second where both are as long (google-research/electra
     finetune/classification/classification_tasks.py, `_truncate_seq_pair`). Training leaves out examples without a
-    label or with an empty text.
-    """
+    label or with an empty text."""
 
     auto_class = AutoModelForSequenceClassification
 
@@ -58,7 +55,6 @@ class ClassificationKind(Kind):
         return features
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """The label with the largest logit, or the number as it comes."""
         return [self._prediction(logits) for logits in outputs]
 
     def _target(self, label: Any) -> Any:
@@ -96,7 +92,6 @@ class RegressionKind(ClassificationKind):
     columns: ClassVar = {"labels": Value("float64")}
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """As any; labels in the unit, from float64."""
         mean, deviation = self.unit
         if "labels" in features[0]:
             features = [{**feature, "labels": (feature["labels"] - mean) / deviation} for feature in features]
@@ -117,11 +112,9 @@ class RegressionKind(ClassificationKind):
 
 class MultipleChoiceKind(Kind):
     """Multiple choice. A feature is a question, its `input_ids` a list of sequences, one a choice: `[CLS] context
-    [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP].
-    Source: CLUEbenchmark/CLUE baselines/models_pytorch/mrc_pytorch/run_c3.py (`convert_examples_to_features`). The
-    baseline shortens the longest part. Here the context is truncated, so that the choices keep what tells them apart;
-    where question and choice are too long without it, the question is left out.
-    """
+    [SEP] question [SEP] choice [SEP]`, with segment 1 after the context, and without an empty question and its [SEP]
+    (CLUEbenchmark/CLUE, run_c3.py, `convert_examples_to_features`). The context is truncated, so that the choices keep
+    what tells them apart; where question and choice are too long without it, the question is left out."""
 
     auto_class = AutoModelForMultipleChoice
     input_type: ClassVar = List(Kind.input_type)
@@ -149,13 +142,12 @@ class MultipleChoiceKind(Kind):
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Inputs (B, choices, L) and `labels` (B,), -100 where there are none. Missing choices are filled by one
         padding token, which is attended to: attention over nothing is not a number on some devices."""
-        num_choices = max(len(feature["input_ids"]) for feature in features)
+        most = max(len(feature["input_ids"]) for feature in features)
         filling = {"input_ids": [self.tokenizer.pad_token_id], "token_type_ids": [self.tokenizer.pad_token_type_id]}
-        filled: list[dict[str, Any]] = [
-            {name: feature[name] + [filling[name]] * (num_choices - len(feature[name])) for name in self.input_names}
-            | {"labels": feature.get("labels", IGNORED)}
-            for feature in features
-        ]
+        filled: list[dict[str, Any]] = []
+        for feature in features:
+            inputs = {name: feature[name] + [filling[name]] * (most - len(feature[name])) for name in self.input_names}
+            filled.append(inputs | {"labels": feature.get("labels", IGNORED)})
         return dict(DataCollatorForMultipleChoice(self.tokenizer)(filled))
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
@@ -165,6 +157,5 @@ class MultipleChoiceKind(Kind):
         return self._cross_entropy(logits.masked_fill(~real, torch.finfo(logits.dtype).min), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """The index of the choice with the largest logit."""
         choices = map(len, examples["choices"])
         return [int(logits[:number].argmax()) for logits, number in zip(outputs, choices, strict=True)]

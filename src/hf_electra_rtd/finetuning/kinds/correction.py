@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -37,14 +38,8 @@ class CorrectionOutput(ModelOutput):
     detection_logits: Tensor | None = None
 
 
-class _AutoModelForCorrection:
+class _Models:
     """Stock masked language models with a linear head that detects, by their configurations."""
-
-    __name__ = "AutoModelForCorrection"
-
-    @property
-    def _model_mapping(self) -> Any:
-        return self
 
     def __contains__(self, config_class: Any) -> bool:
         return config_class in AutoModelForMaskedLM._model_mapping
@@ -83,16 +78,15 @@ def is_corrector(source: str) -> bool:
 
 
 class CorrectionKind(Kind):
-    """Correction of sentences, whose `label` is the same sentence without errors, with as many words (of Chinese:
-    characters). Texts that are too long go on in further features, cut at the ends of sentences.
+    """Correction of sentences, whose `label` is the same sentence without errors. Texts that are too long go on in
+    further features, cut at the ends of sentences.
 
     The loss is the cross-entropy of the right token at every place and the binary one of its being wrong, weighted. In
     training, a share of the right tokens is masked, which are then not judged. Words that are several tokens, here or
-    in the right sentence, are neither learned nor changed; a sentence that does not fall into as many words as the
-    right one is left out in training.
+    in the right sentence, are neither learned nor changed; sentences of different numbers of words are left out.
     """
 
-    auto_class: ClassVar[Any] = _AutoModelForCorrection()
+    auto_class: ClassVar[Any] = SimpleNamespace(__name__="AutoModelForCorrection", _model_mapping=_Models())
     make_collator = DataCollatorForTokenClassification
     # `spans`: of each word of one token, its token, its first character in the text and the one after its last.
     columns: ClassVar = {
@@ -131,13 +125,11 @@ class CorrectionKind(Kind):
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
         """The right token for each word of a text, by the word's characters; None for texts of different words."""
         encodings = self._tokenize([text, right], truncation=False, max_length=None).encodings
-        both = [find_units(one, encoding) for one, encoding in zip((text, right), encodings, strict=True)]
-        if len(both[0]) != len(both[1]):
+        words, others = map(find_units, (text, right), encodings)
+        if len(words) != len(others):
             return None
-        pairs = zip(*both, strict=True)
-        whole = [(one, other) for one, other in pairs if other.last - other.first == 1]
-        ids = encodings[1].ids
-        return {(one.start, one.stop): ids[other.first] for one, other in whole}
+        pairs, ids = zip(words, others, strict=True), encodings[1].ids
+        return {(one.start, one.stop): ids[other.first] for one, other in pairs if other.last - other.first == 1}
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """As of other tasks; in training, a share of the right tokens is masked."""

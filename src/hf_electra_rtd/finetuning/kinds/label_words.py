@@ -1,16 +1,16 @@
 """Classification by label words: how original a discriminator finds a word for each class.
 
 A template turns a text and the word of a class into one text, such as `A fine film. It was great.` The class whose
-word looks most original is the prediction. So the head is that of pre-training: without any example it already has an
-opinion, and a few teach it the rest. Source: Xia et al. 2022, "Prompting ELECTRA" (arXiv 2205.15223), and Li et al.
-2022 (arXiv 2203.03235). Of words with several tokens the logits are averaged, as in the first one's code
-(facebookresearch/ELECTRA-Fewshot-Learning, `mean_prob`).
+word looks most original is the prediction, by the head of pre-training. Source: Xia et al. 2022, "Prompting ELECTRA"
+(arXiv 2205.15223), and Li et al. 2022 (arXiv 2203.03235). Of words with several tokens the logits are averaged, as in
+the first one's code (facebookresearch/ELECTRA-Fewshot-Learning, `mean_prob`).
 
 B examples, C classes, L tokens of a text with a word in it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -23,13 +23,36 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import DataCollatorForMultipleChoice, ElectraConfig, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from hf_electra_rtd.cli import refuse
+from hf_electra_rtd.files import known_names
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind
 from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind
 from hf_electra_rtd.ops import IGNORED, LossSum
 from hf_electra_rtd.tasks import Task
 
 
-PLACES = re.compile(r"\{([^{}]*)\}")  # in a template
+_PLACES = re.compile(r"\{([^{}]*)\}")  # in a template
+
+
+def with_label_words(task: Task, words: Sequence[str] | None, template: str | None) -> Task:
+    """The task with words for its classes (`class=word`) and the template in which they stand, if they are given.
+    Words of other classes or not of all, and a template without their places, are a ValueError."""
+    if not (words or template):
+        return task
+    given, template = dict(word.partition("=")[::2] for word in words or ()), template or ""
+    unknown = next((name for name in given if name not in task.labels), None)
+    missing = next((name for name in task.labels if not given.get(name, "").strip()), None)
+    wanted = ["label", "text", *(["text_pair"] if len(task.columns) == 2 else [])]
+    places = ", ".join(f"{{{name}}}" for name in wanted)
+    is_other = sorted(_PLACES.findall(template)) != wanted
+    refuse(
+        (not (words and template), "--label_words and --template go together: yes=great, '{text} It was {label}.'"),
+        (task.kind != "classification", f"--label_words is for classification, not {task.kind}."),
+        (unknown, f"--label_words: no class {unknown!r}. {known_names(str(unknown), task.labels, 'classes')}"),
+        (missing, f"--label_words has no word for the class {missing!r}. Add {missing}=WORD."),
+        (is_other, f"--template {template!r} must have each of {places} once, and no other braces."),
+    )
+    return dataclasses.replace(task, label_words=given, template=template)
 
 
 class ElectraForLabelWords(ElectraForPreTraining):
@@ -60,23 +83,17 @@ class LabelWordsKind(ClassificationKind):
 
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> None:
         super().__init__(task, tokenizer, *args, **lengths)
-        unknown, seen = tokenizer.unk_token_id, set()
         for word in task.label_words.values():
-            ids = tokenizer(word, add_special_tokens=False, split_special_tokens=True)["input_ids"]
-            if not ids or unknown in ids:
+            ids = self._tokenize([word], add_special_tokens=False)["input_ids"][0]
+            if not ids or tokenizer.unk_token_id in ids:
                 raise ValueError(f"--label_words: the vocabulary has no word {word!r}. Choose another.")
-            if tuple(ids) in seen:
-                what = f"--label_words: the tokens of {word!r} are those of another class's word"
-                raise ValueError(f"{what}, so nothing could tell the two classes apart. Choose another.")
-            seen.add(tuple(ids))
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         features = []
         for index, texts, label in zip(indices, batch["texts"], batch["label"], strict=True):
             texts = [text.strip() for text in texts]
             if len(texts) != 1 + ("{text_pair}" in self.task.template):
-                which = "pairs of texts" if len(texts) == 2 else "single texts"
-                raise ValueError(f"The template {self.task.template!r} is not for {which}.")
+                raise ValueError(f"The template {self.task.template!r} is for another number of texts.")
             if training and (label is None or not all(texts)):
                 continue
             tokens, places, truncated = self._fill(texts)
@@ -87,28 +104,26 @@ class LabelWordsKind(ClassificationKind):
 
     def _fill(self, texts: list[str]) -> tuple[Any, list[list[int]], bool]:
         """The tokens of a text with each word, the places of the words among them, and whether the text was cut."""
-        is_cut = False
-        while True:
-            given = dict(zip(("text", "text_pair"), texts, strict=False))
-            parts = self.task.template.split("{label}")
-            before, after = (PLACES.sub(lambda place: given[place[1]], part) for part in parts)  # noqa: B023
-            words = [self.task.label_words[label] for label in self.task.labels]
-            tokens = self._tokenize([before + word + after for word in words])
-            surplus = max(map(len, tokens["input_ids"])) - self.max_seq_length
-            if surplus <= 0:
-                break
-            is_cut, alone = True, self._tokenize(texts, add_special_tokens=False).encodings
+        words = [self.task.label_words[label] for label in self.task.labels]
+        given = dict(zip(("text", "text_pair"), texts, strict=False))
+        parts = self.task.template.split("{label}")
+        before, after = (_PLACES.sub(lambda place: given[place[1]], part) for part in parts)
+        tokens = self._tokenize([before + word + after for word in words])
+        surplus = max(map(len, tokens["input_ids"])) - self.max_seq_length
+        if surplus > 0:
+            alone = self._tokenize(texts, add_special_tokens=False).encodings
             longer = max(range(len(texts)), key=lambda part: (len(alone[part]), part))
             keep = len(alone[longer]) - -(-surplus // len(texts))
             if keep < 1:
                 raise ValueError(f"--max_seq_length {self.max_seq_length}: the template leaves no room for text.")
-            texts[longer] = texts[longer][: alone[longer].offsets[keep][0]]
+            shorter = texts[longer][: alone[longer].offsets[keep][0]]
+            return *self._fill([*texts[:longer], shorter, *texts[longer + 1 :]])[:2], True
         places = []
         for word, encoding in zip(words, tokens.encodings, strict=True):
             start, stop = len(before), len(before) + len(word)
             of_word = [place for place, (one, other) in enumerate(encoding.offsets) if one < stop and start < other]
             places.append([of_word[0], of_word[-1] + 1])
-        return tokens, places, is_cut
+        return tokens, places, False
 
     def _tokenize(self, texts: list[str], **options: Any) -> Any:
         return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)

@@ -59,12 +59,12 @@ class QuestionAnsweringKind(Kind):
     # ---- Features ----
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
+        columns = (batch[name] for name in ("question", "context", "label", "starts"))
         kept = []
-        for row in zip(indices, *(batch[name] for name in ("question", "context", "label", "starts")), strict=True):
-            _, question, context, answers, _ = row
+        for index, question, context, answers, starts in zip(indices, *columns, strict=True):
             is_learned = answers or (self.task.unanswerable and answers is not None)
             if question.strip() and context.strip() and (is_learned or not training):
-                kept.append(row)
+                kept.append((index, question, context, answers, starts))
         if not kept:
             return []
         questions = self._shorten([question for _, question, *_ in kept])
@@ -100,12 +100,9 @@ class QuestionAnsweringKind(Kind):
 
     def _shorten(self, questions: list[str]) -> list[str]:
         limit = self.max_query_length
-        options = {"add_special_tokens": False, "return_offsets_mapping": True, "split_special_tokens": True}
-        offsets = self.tokenizer(questions, **options)["offset_mapping"]
-        return [
-            question[: of_question[limit - 1][1]] if len(of_question) > limit else question
-            for question, of_question in zip(questions, offsets, strict=True)
-        ]
+        encodings = self.tokenizer(questions, add_special_tokens=False, split_special_tokens=True).encodings
+        pairs = zip(questions, encodings, strict=True)
+        return [text[: one.offsets[limit - 1][1]] if len(one) > limit else text for text, one in pairs]
 
     def _labels(self, windows: list[Feature], answers: list[str] | None, starts: Any) -> list[Any]:
         """Of each window; None where the answer is not known, -100 where the context does not have it."""

@@ -16,13 +16,10 @@ from hf_electra_rtd.ops import IGNORED, LossSum
 
 class TaggingKind(Kind):
     """Tagging. The first token of a word carries its tag (google-research/electra finetune/tagging/tagging_tasks.py);
-    its other tokens are not learned.
-
-    Words have the tokens that they have in running text, behind a space, which byte-level BPE shows; none in Chinese.
-    Every word gets one tag: one that leaves no token (a control character, a space, an accent alone) is read as the
-    unknown token. A sentence that is too long goes on in further features, each filled with as many whole words as
-    fit, in training too; the original drops it. Of a word that is too long by itself, the first tokens are kept.
-    """
+    its other tokens are not learned. Words have the tokens that they have in running text, behind a space; none in
+    Chinese. One that leaves no token (a control character, an accent alone) is read as the unknown token. A sentence
+    that is too long goes on in further features, each filled with as many whole words as fit; the original drops it.
+    Of a word that is too long by itself, the first tokens are kept."""
 
     auto_class = AutoModelForTokenClassification
     make_collator = DataCollatorForTokenClassification
@@ -70,11 +67,9 @@ class TaggingKind(Kind):
         return self.tokenizer(sentences, is_split_into_words=True, verbose=False, **options)
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
-        """Cross-entropy in float32 over the words."""
         return self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        """For each sentence, the tag with the largest logit at each word."""
         predictions: list[Prediction] = [[] for _ in examples]
         for row, (owner, places) in enumerate(zip(features["example"], features["places"], strict=True)):
             predictions[owner] += [self.task.labels[index] for index in outputs[row, places].argmax(-1)]

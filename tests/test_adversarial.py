@@ -126,3 +126,7 @@ def test_accuracy_and_entropy_are_measured_in_training_and_held_out_and_the_head
     again = ElectraForRTDPretraining.from_pretrained(tmp_path, dtype="float64").eval()
     assert torch.equal(again.generator_head.weight, model.generator_head.weight)
     assert again(**batch).loss == output.loss
+    with pytest.raises(ValueError, match="learns from its own samples: leave corrupted_input_ids out"):
+        model(**batch, corrupted_input_ids=output.corrupted_input_ids)
+    with pytest.raises(ValueError, match="sampling_temperature is for a temperature_schedule"):
+        model(**batch, sampling_temperature=torch.full((8,), 2.0))

@@ -44,6 +44,8 @@ def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(c
     options = parse("--config", path, "--learning_rate", "3", "--size", "tiny", defaults={"name": "x", "max_steps": 7})
     assert options == Options("tiny", ["a", "b"], 3.0, max_steps=10, correct=True, name="x")
     assert parse("--num_train_epochs", "2").max_steps == -1  # a length in epochs replaces the recipe's steps
+    path = config("files: [no, 01, 1_0, ~]\nname: yes\ncorrect: yes\nmax_steps: 1_000\n")  # texts stay as written
+    assert parse("--config", path) == Options("tiny", ["no", "01", "1_0", "~"], 1.0, None, 1000, True, "yes")
     path = config("max_steps: 5")
     assert [parse("--config", path, *more).max_steps for more in ([], ["--num_train_epochs", "2"])] == [5, -1]
 

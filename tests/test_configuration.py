@@ -41,9 +41,6 @@ def test_wrapping_a_towers_configuration_leaves_it_alone_and_leaks_no_path():
 
 # ---- Combinations that make no sense ----
 
-
-# ---- Combinations that make no sense ----
-
 TOWER = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 1, "num_hidden_layers": 2}
 LINEAR, WIDE = {"temperature_schedule": "linear"}, tiny_family_config("bert", hidden_size=48)
 MAIN, TWO, REWARD = "discriminator_config", {"generator": "two_tower"}, {"generator_objective": "adversarial"}
@@ -79,12 +76,15 @@ PAIRS = [
         *((options, f"does not go with {message}") for options, message in PAIRS),
         ({"temperature": -1.0}, "temperature is -1.0: it must be at least 0"),
         ({"generator_weight": float("inf")}, "generator_weight is inf"),
-        ({"mask_probability": 15}, "mask_probability is 15: .* at most 1"),
+        ({"mask_probability": 15}, "mask_probability is 15: .* below 1"),
+        *(({"mask_probability": each}, "must be above 0 and below 1") for each in (0.0, 1.0)),
         ({"temprature": 1.0}, "no option 'temprature'. Did you mean 'temperature'"),
         ({"size": "small", "hiden_size": 3}, "Did you mean 'hidden_size'"),
         ({"size": "medium"}, "no size 'medium'"),
         ({"objective": "rdt"}, "no objective='rdt'. Known are: 'rtd', 'rtd_masked_only', 'replace_mlm', 'all_tok"),
         ({"temperature_schedule": "cosine"}, "There is no temperature_schedule='cosine'.* 'linear'"),
+        ({"temperature_schedule": "exponential", "temperature_decay": 0}, "temperature_decay is 0: it must be"),
+        (LINEAR | {"temperature_start": float("inf")}, "temperature_start is inf: it must be a finite"),
         (LINEAR | {"temperature_start": 0.5}, "must fall .*start=0.5 to temperature=1"),
         (LINEAR | {"temperature": 0}, "stay above 0, .*to temperature=0"),
         ({"objective": "mlm", "generator_config": TOWER}, "'mlm' has no generator network: leave generator_config"),
@@ -93,7 +93,9 @@ PAIRS = [
         ({"size": "small", "sharing": "all", "generator_hidden_size": 0.5}, "'all' needs the same hidden_size"),
         ({"generator_config": {"vocab_size": 10}, MAIN: {"vocab_size": 11}}, "the same vocab_size .* 10 .* 11"),
         ({"generator_config": {"embedding_size": 8}}, "'embeddings' needs the same embedding_size in both towers"),
+        ({"generator_config": {"model_type": "nonsense"}}, "no model_type 'nonsense'"),
         # Encoders of other families.
+        ({MAIN: {"model_type": "tapas"}}, "no model of the family 'tapas' that classifies tokens. Take"),
         *(({MAIN: each()}, "no encoder of the family '.*' that predicts masked") for each in (ViTConfig, BartConfig)),
         ({MAIN: GPT2Config(), "generator": "uniform"}, "no encoder of the family 'gpt2'"),
         (BERT | {"generator_config": WIDE}, "the same hidden_size in both towers, but the generator has 48 and .* 32"),

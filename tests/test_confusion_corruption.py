@@ -106,6 +106,11 @@ def confusing_pair(confusions, **options):
     return ElectraForRTDPretraining(tiny_config(confusions=confusions.described, **options))
 
 
+def test_a_batch_of_confused_words_needs_a_pair_that_knows_of_them(batch):
+    with pytest.raises(ValueError, match="confused_ids are for a pair with confusions"):
+        ElectraForRTDPretraining(tiny_config())(**batch, confused_ids=batch["labels"])
+
+
 @pytest.mark.parametrize("options", [{}, {"generator": "uniform"}, {"freeze_generator": True, "sharing": "none"}])
 def test_the_discriminator_reads_confused_words_and_the_generators_loss_stays(blocks, tokenizer, path, options):
     confusions = TokenConfusions(path, tokenizer, 1.0)
@@ -236,6 +241,14 @@ def test_a_trainer_whose_collator_does_otherwise_is_refused(blocks, tokenizer, p
     confusions = TokenConfusions(path, tokenizer, found) if found else None
     collator = DataCollatorForRTD(tokenizer, confusions=confusions)
     with pytest.raises(ValueError, match="confusion_share and document_attention are not those of the data_collator"):
+        RTDTrainer(ElectraForRTDPretraining(tiny_config()), args, blocks[0], None, tokenizer, collator)
+
+
+def test_a_trainer_whose_collator_has_another_confusion_file_is_refused(blocks, tokenizer, path, tmp_path):
+    other = shutil.copy(path, tmp_path / "other.txt")
+    args = RTDTrainingArguments(str(tmp_path), confusion_file=other, confusion_share=0.5, max_steps=1, use_cpu=True)
+    collator = DataCollatorForRTD(tokenizer, confusions=TokenConfusions(path, tokenizer, 0.5))
+    with pytest.raises(ValueError, match=r"confusion_file, .* are not those of the data_collator"):
         RTDTrainer(ElectraForRTDPretraining(tiny_config()), args, blocks[0], None, tokenizer, collator)
 
 

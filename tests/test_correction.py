@@ -246,6 +246,7 @@ def test_confusion_files_are_read_with_strings_of_characters_and_protected_words
     ("text", "message"),
     [
         ("新 心\n情\n", "line 2 has one column. Write a word and what it may be meant to be"),
+        ("# nothing\n", "has no row"),
         *((row, f"line 1: '{row}' must be a single Chinese character and") for row in ("今天 明天", "万 hzp")),
     ],
 )
@@ -323,6 +324,15 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
     correction.main(flags)
     assert capsys.readouterr() == output
+    typed = io.StringIO("a\nhe\n")
+    typed.isatty = lambda: True
+    monkeypatch.setattr("sys.stdin", typed)
+    judged = []
+    monkeypatch.setattr(correction.Corrector, "judge", lambda _, pieces: judged.append(pieces) or [[] for _ in pieces])
+    correction.main(flags)
+    assert judged == [["a"], ["he"]]  # each line is answered before the next one
+    monkeypatch.undo()
+    capsys.readouterr()
     results = [json.loads(line) for line in output.out.splitlines()]
     assert [result["source"] for result in results] == lines
     for result in results:
@@ -381,6 +391,11 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
         with pytest.raises(ValueError, match="for run with other confusion_file"):
             correction.main([*named, "the old mill ."])
     words.write_text("mill river\n")
+    content = kept.read_text()
+    kept.write_text(json.dumps({**json.loads(content), "margin": "high"}))
+    with pytest.raises(ValueError, match=r"kept\.json: margin must be numbers, as --calibrate writes them"):
+        correction.main([*flags, "the old mill ."])
+    kept.write_text(content)
     ElectraForRTDPretraining(tiny_config()).save_pretrained(directory)
     with pytest.raises(ValueError, match="for run with other weights"):
         correction.main([*flags, "the old mill ."])

@@ -86,7 +86,7 @@ def test_english_is_scored_by_words_whatever_their_lengths():
 
 
 def test_what_cannot_be_scored_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"'他跑快' has 3 parts .* in place of 4"):
+    with pytest.raises(ValueError, match=r"Sentence 2: '他跑快' has 3 parts .* in place of 4"):
         score([SENTENCES[0], ("他跑的快", "他跑快", "他跑的快")])
     path = tmp_path / "pairs.tsv"
     path.write_text("text\tright\n今天新情\t今天心情\n")

@@ -266,6 +266,9 @@ def test_samples_of_another_run_are_refused_before_any_work(command, tmp_path):
         with pytest.raises(ValueError, match=f"{name}.corrupted cannot be read: .*{message}.*hf-electra-rtd corrupt"):
             command(pretrain.main, "run", "--corrupted", str(files))
         (files / "train.corrupted").write_bytes(whole)
+    (files / "longer").write_bytes(whole[:16] + whole[16:36] + whole[16:])
+    with pytest.raises(ValueError, match="longer cannot be read: its header does not fit its content"):
+        CorruptedFile(files / "longer")
     with pytest.raises(ValueError, match=r"held_out\.corrupted cannot be read"):
         command(corrupt.main, "files", *frozen(tmp_path), "--overwrite_output_dir", "False")
     with pytest.raises(ValueError, match=r"train\.corrupted has the samples of another run\. Choose another"):

@@ -244,6 +244,8 @@ def test_a_model_of_8192_positions_reads_them_beside_a_tokenizer_of_512(tokenize
 
 
 XLNET = XLNetConfig(vocab_size=120, d_model=32, n_layer=1, n_head=2, d_inner=32)
+SQUAD = {"benchmark": "more", "task_name": "squad2", "head": "paper", "max_query_length": 16, "doc_stride": 16}
+SQUAD |= {"max_seq_length": 64}
 
 
 @pytest.mark.parametrize(
@@ -253,6 +255,7 @@ XLNET = XLNetConfig(vocab_size=120, d_model=32, n_layer=1, n_head=2, d_inner=32)
         ("modernbert", {"max_seq_length": 65}, f"reads {MAX_LENGTH} tokens at most"),
         ("deberta-v2", {"max_seq_length": 65}, f"reads {MAX_LENGTH} tokens at most"),
         (XLNET, {"dropout": 0.2}, "--dropout: it is not known what sets that of a xlnet"),
+        ("electra", SQUAD, "--head paper needs a tokenizer that gives token types"),
         ("roberta", {"head": "paper"}, r"no --head paper for .*SequenceClassification .*Use --head transformers"),
     ],
 )
@@ -260,6 +263,9 @@ def test_what_a_family_cannot_do_is_refused(source, flags, message, tokenizer, t
     config = tiny_family_config(source, pad_token_id=0) if isinstance(source, str) else source
     AutoModel.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings["model_input_names"] = ["input_ids", "attention_mask"]  # no token types
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     given = {"model_name_or_path": tmp_path, "task_name": "rte", "output_dir": tmp_path / "run", **flags}
     with pytest.raises(ValueError, match=message):
         run_finetune(**given)

@@ -104,6 +104,7 @@ def test_a_perfect_discriminator_gives_the_probability_of_the_text_back(mask_pro
         ({"generator": "uniform"}, TEXTS, "generator='uniform' gives no probability of a token in its context"),
         ({"objective": "replace_mlm"}, TEXTS, "objective='replace_mlm' gives no probability"),
         ({"temperature": 0.5}, TEXTS, r"objective='rtd' does not go with temperature=0\.5: it needs 1\.0"),
+        ({"keep_probability": 1.0}, TEXTS, "keep_probability=1 hid no token from the generator"),
         ({"objective": "mlm"}, "a text", "is one text: give a list of texts"),
         ({}, ["a the", ""], "The text '' has no token"),
         ({}, ["the " * 63], "has 65 tokens with .CLS. and .SEP., and the model 64 positions"),
@@ -125,6 +126,8 @@ def test_padding_on_the_left_changes_no_score(tokenizer):
 @pytest.mark.parametrize("given", [TEXTS, []], ids=["arguments", "standard input"])
 def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, capsys, monkeypatch):
     pair = make("electric").float()
+    with pytest.raises(ValueError, match="was not loaded from a directory or the Hub: pass the tokenizer"):
+        pair.pseudo_log_likelihood(TEXTS)
     pair.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{TEXTS[0]}\n\n  {TEXTS[1]} \n{TEXTS[2]}"))

@@ -55,6 +55,7 @@ def test_towers_that_do_not_fit_together_or_the_options_are_refused():
     for pair, options, message in (
         ((generator, generator), {}, "must be ElectraForPreTraining"),
         ((generator, wider), {}, "same vocab_size .* generator has 55 and the discriminator 60"),
+        ((generator, discriminator), {"temprature": 0.2}, "no option temprature"),
         ((None, discriminator), {}, r"objective='rtd' .* needs a generator: give one"),
         ((main, main), {"objective": "mlm"}, r"objective='mlm' .* has none: give None"),
         ((main, discriminator), {"generator_type": "uniform"}, "with generator_type='uniform' has none"),
@@ -114,6 +115,7 @@ def be_endless(directory):
         ("{}/pair", "type 'electra_rtd', not 'electra'. Name one of its towers"),
         ("{}/absent", "There is no directory"),
         ("runs/of/somebody", "There is no directory"),
+        ("{}/generator/config.json", "is a file. Name its directory"),
         ("nobody/has-published-this", "no such directory, and the Hub does not give it.*HF_HUB_OFFLINE"),
         ("not a valid id!", "no such directory, and the Hub does not give it"),
     ],

@@ -218,7 +218,8 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
     import yaml
 
     with reading(f"{path} (--config)"):
-        config = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
+        config, written = (yaml.load(text, loader) for loader in (yaml.SafeLoader, yaml.BaseLoader))
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
     known = {action.dest for action in parser._actions} - {"help", "config"}
@@ -228,6 +229,7 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
             raise ValueError(f"{path}: there is no flag {key!r}. {known_names(str(key), known, 'flags')}")
         if value is None:
             continue
-        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)  # a label `no` stays
+        values = as_written if isinstance(as_written, list) else [as_written]
         flags += [f"--{key}", *map(str, values)]
     return flags

@@ -11,7 +11,14 @@ from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
 from hf_electra_rtd.detectors import label
-from hf_electra_rtd.families import DROPOUTS, FAMILIES, feed_forward_name, refuse_other_networks, size_of
+from hf_electra_rtd.families import (
+    DROPOUTS,
+    FAMILIES,
+    detector_class,
+    feed_forward_name,
+    refuse_other_networks,
+    size_of,
+)
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.recipes import get_size
@@ -102,7 +109,7 @@ _FAMILIES: dict[tuple[str, str], Iterable[str]] = {
 }
 
 _LARGEST = dict.fromkeys(("temperature", "generator_weight", "discriminator_weight"), sys.float_info.max)
-_LARGEST |= dict.fromkeys(("mask_probability", "keep_probability"), 1.0)
+_LARGEST |= {"keep_probability": 1.0}
 
 # Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
@@ -154,7 +161,10 @@ def derive_generator_config(
 def _native(config: PreTrainedConfig | dict[str, Any] | None) -> PreTrainedConfig:
     """A copy of a tower's configuration, of the family that its `model_type` names; by default ELECTRA's."""
     values = config.to_dict() if isinstance(config, PreTrainedConfig) else config or {}
-    return CONFIG_MAPPING[values.get("model_type", ElectraConfig.model_type)](**_copyable(values))
+    family = values.get("model_type", ElectraConfig.model_type)
+    if family not in CONFIG_MAPPING:
+        raise ValueError(f"transformers has no model_type {family!r}.")
+    return CONFIG_MAPPING[family](**_copyable(values))
 
 
 def _copyable(config: PreTrainedConfig | dict[str, Any]) -> dict[str, Any]:
@@ -329,12 +339,17 @@ class ElectraRTDConfig(PreTrainedConfig):
         for name, largest in _LARGEST.items():
             if not 0 <= (value := getattr(self, name)) <= largest:
                 raise ValueError(f"{name} is {value}: it must be at least 0 and at most {largest:g}.")
+        if not 0 < self.mask_probability < 1:
+            raise ValueError(f"mask_probability is {self.mask_probability}: it must be above 0 and below 1.")
         if self.confusions is not None:
             self._refuse_others("A confusion file", {"objective": _DETECTING})
         if self.has_generator_network:
             own = _SCHEDULES[self.temperature_schedule]
             others = {name: (None,) for name in _OF_SCHEDULE[1:] if name not in own}
             self._refuse_others(f"temperature_schedule={self.temperature_schedule!r}", others)
+            for name in own:
+                if not 0 < (value := getattr(self, name)) < float("inf"):
+                    raise ValueError(f"{name} is {value:g}: it must be a finite number above 0.")
             if own and not 0 < self.temperature <= self.temperature_start:
                 ends = f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}"
                 raise ValueError(f"The temperature must fall and stay above 0, but goes from {ends}.")
@@ -358,6 +373,10 @@ class ElectraRTDConfig(PreTrainedConfig):
         """Raises ValueError for towers that cannot do what the other options say."""
         for name, config in self.towers.items():
             refuse_other_networks(config)
+            detects = name == "discriminator" and self.traits.predicts == "replaced"
+            if detects and detector_class(config.model_type) is None:
+                what = f"transformers has no model of the family {config.model_type!r} that classifies tokens"
+                raise ValueError(f"{what}. Take {', '.join(FAMILIES)}.")
             for (option, value), known in _FAMILIES.items():
                 if getattr(self, option) == value and config.model_type not in known:
                     wanted = f"{option}={value!r} is for the families {', '.join(known)}"

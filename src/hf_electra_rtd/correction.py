@@ -175,7 +175,8 @@ class Corrector(detection.TextJudge):
         if model and detection.detector_of(model) is None and is_corrector(name := find_model(model)):
             if generator or discriminator or error_rate is not None:
                 what = "--generator, --discriminator and --error_rate are for a pair"
-                raise ValueError(f"{what}, but {model} was fine-tuned to correct. Leave them out.")
+                remedy = "Leave out flags and thresholds of a pair."
+                raise ValueError(f"{what}, but {model} was fine-tuned to correct. {remedy}")
             if runtime == TORCH:
                 trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
                 if torch.accelerator.is_available():

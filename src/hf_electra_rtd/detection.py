@@ -331,10 +331,13 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: argpar
     if arguments.thresholds is None or arguments.calibrate:
         return make(**given)
     kept = read_json(arguments.thresholds)
-    judge = make(**{**{name: kept[name] for name in names if name in kept}, **given})
+    chosen = {name: kept[name] for name in names if name in kept}
+    if wrong := [name for name, value in chosen.items() if type(value) not in (int, float)]:
+        raise ValueError(f"{arguments.thresholds}: {', '.join(wrong)} must be numbers, as --calibrate writes them.")
+    judge = make(**{**chosen, **given})
     if other := [name for name, value in judge.described().items() if kept.get(name) != value]:
-        chosen = f"{arguments.thresholds} was calibrated for {kept.get('model')} with other {', '.join(other)}"
-        raise ValueError(f"{chosen}. Choose thresholds for this model, runtime and flags by --calibrate.")
+        what = f"{arguments.thresholds} was calibrated for {kept.get('model')} with other {', '.join(other)}"
+        raise ValueError(f"{what}. Choose thresholds for this model, runtime and flags by --calibrate.")
     return judge
 
 
@@ -351,7 +354,8 @@ def run_on_texts(judge: Any, arguments: argparse.Namespace, show: Callable[[dict
     total, skipped = 0, Counter[str]()
     is_text = (arguments.format or ("text" if arguments.texts else "json")) == "text"
     lines = iter(arguments.texts or read_lines(arguments.file))
-    while some := list(islice(lines, _LINES_AT_ONCE)):
+    is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
+    while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
         total += len(some)
         for result in judge(some):
             skipped.update([result["skipped"]] if "skipped" in result else [])

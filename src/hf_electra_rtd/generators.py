@@ -131,11 +131,14 @@ class AdversarialGenerator(MaskedLMGenerator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
+        if sampling is None:
+            what = "generator_objective='adversarial' learns from its own samples"
+            raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
         hidden_BKH = _at(tower.base_model(**inputs_of(tower.config, inputs)).last_hidden_state, slots)
         logits_BKV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BKH))
         logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
         predicted = predict_from_logits(logits_BKV.detach(), slots.labels, sampling)
-        assert predicted.sampled is not None  # it learns from its own samples
+        assert predicted.sampled is not None
         log_p_BKV = logits_BKV.log_softmax(dim=-1)
         log_p_BK = log_p_BKV.gather(-1, predicted.sampled[..., None]).squeeze(-1)
         entropies_BK = -(log_p_BKV.detach().exp() * log_p_BKV.detach()).sum(dim=-1)

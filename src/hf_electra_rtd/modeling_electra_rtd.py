@@ -221,6 +221,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         probability, and for a text without tokens or with more of them than the model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
+        if tokenizer is None and not self.name_or_path:
+            raise ValueError("The model was not loaded from a directory or the Hub: pass the tokenizer.")
         tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
         longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
         options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
@@ -249,13 +251,16 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> Sampling:
         """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
         (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
-        without its temperatures."""
+        without its temperatures, and for temperatures without a schedule."""
         config, labels = self.config, slots.labels
         if uniforms is None:
             uniforms = torch.rand(*labels.shape, 2, device=labels.device)
         if temperature is None and self.training and config.temperature_schedule != "constant":
             what = f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature"
             raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args, config).")
+        if temperature is not None and config.temperature_schedule == "constant":
+            what = "sampling_temperature is for a temperature_schedule, and this pair has none"
+            raise ValueError(f"{what}: leave it out, or set the temperature of the configuration.")
         of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
         return Sampling(uniforms, of_slots, config.disallow_correct)
 
@@ -336,6 +341,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
         if confused_ids is not None and slots is not None:
+            if config.confusions is None:
+                what = "confused_ids are for a pair with confusions, and this one has none"
+                raise ValueError(f"{what}: leave them out, or set `confusions` of the configuration.")
             sampled = corrupted_input_ids.gather(1, slots.positions).where(confused_ids < 0, confused_ids)
             corrupted_input_ids = replace_at(corrupted_input_ids, slots, sampled)
         noise = None

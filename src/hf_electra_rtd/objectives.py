@@ -120,6 +120,8 @@ class ReplacedTokenDetection(Objective):
         self.config.refuse_altered_draws()
         config, log_p = self.config, pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
         drawn = config.mask_probability * (1.0 if pair.proposals.is_blind else 1 - config.keep_probability)
+        if not drawn:
+            raise ValueError("keep_probability=1 hid no token from the generator: the pair gives no probability.")
         logits = pair.discriminate(input_ids, **inputs).logits.to(log_p.dtype)
         return token_log_probability(logits, log_p, drawn)
 

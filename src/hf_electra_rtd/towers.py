@@ -54,6 +54,8 @@ def load_towers(
     options = {key: kwargs.pop(key) for key in list(kwargs) if key in own}
     options["generator"] = kwargs.pop("generator_type", ElectraRTDConfig.generator)
     options.setdefault("objective", ElectraRTDConfig.objective)
+    if kwargs and not isinstance(discriminator, (str, os.PathLike)) and not isinstance(generator, (str, os.PathLike)):
+        raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     refuse_unknown_names(options)
     if exports_generator(**options) != (generator is not None):
         what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
@@ -181,6 +183,8 @@ def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]
     """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`). Raises
     ValueError if there is none, or it cannot be read or reached."""
     name = os.fspath(source)
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file. Name its directory.")
     if Path(name).is_dir():
         directory = Path(name, kwargs.get("subfolder", ""))
         if not (directory / CONFIG_FILE).is_file():

@@ -81,7 +81,11 @@ def sign(path, change):
 
 @pytest.mark.parametrize(
     ("change", "problem"),
-    [({"vocab_size": 40}, "holds ids beyond its vocabulary of 40"), ({"unknown": 1}, "cannot be read")],
+    [
+        ({"vocab_size": 40}, "holds ids beyond its vocabulary of 40"),
+        ({"unknown": 1}, "cannot be read"),
+        *(({name: 19}, "cannot be read: its header does not fit") for name in ("num_sequences", "num_tokens")),
+    ],
 )
 def test_ids_beyond_the_vocabulary_and_headers_of_others_are_refused(file, change, problem):
     sign(Path(file.path), change)

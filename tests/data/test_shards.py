@@ -433,6 +433,13 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
     assert not list(tmp_path.glob("cache/*.partial"))
 
 
+def test_a_shard_that_vanishes_while_it_is_read_is_named_with_a_remedy(many):
+    blocks = open_blocks(many)
+    (many / "train-00001.blocks").unlink()
+    with pytest.raises(ValueError, match=rf"^{many}/train-00001\.blocks cannot be read: .*\. Copy "):
+        blocks.read(np.arange(ROWS))
+
+
 def test_a_cache_without_room_is_refused_before_anything_is_copied(written, elsewhere, tmp_path, monkeypatch):
     blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
     for window in (None, 3):

@@ -165,6 +165,11 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         assert caplog.messages == [
             f"Passed over, for they are no texts: {', '.join(str(tmp_path / name) for name in passed.split())}."
         ] * bool(passed)
+    (tmp_path / "shards").mkdir()
+    for name in ("index.json", "shards/index.json"):
+        (tmp_path / name).touch()
+    assert len(find_files(str(tmp_path))) == 2  # among texts it is no index of shards
+    assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
     for wrong, message in (("x*.txt", "No file matches"), ("deep/*.pdf", r"c\.pdf is neither text nor prepared")):
         with pytest.raises(ValueError, match=message):
             find_files(str(tmp_path / wrong))

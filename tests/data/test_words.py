@@ -138,6 +138,8 @@ def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_pat
     assert made[0].header.word_segmenter == made[1].header.word_segmenter
     assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
     assert words.get_segmenter(make_text)[1] == "tests.conftest.make_text"
+    with pytest.raises(ValueError, match=r"no word segmenter 'jiebe'\. Did you mean 'jieba'"):
+        words.get_segmenter("jiebe")
 
 
 @pytest.mark.parametrize("kind", sorted(MASKING))

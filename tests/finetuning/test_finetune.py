@@ -258,6 +258,10 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({**YES_NO, "task_kind": "multi_label"}, "--label_words is for classification, not multi_label"),
         ({"task_kind": "multi_label", "few_shot": 4}, "--few_shot is for classification, not multi_label"),
         ({"select": "best", "few_shot": 4}, "no examples to choose a step by"),
+        ({"few_shot": 4, "class_weights": "balanced"}, "--class_weights is not for --few_shot"),
+        ({"data_seed": 0}, "--data_seed cannot be used"),
+        ({**YES_NO, "label_words": ["yes=great", "yes=old", "no=little"]}, "one class two words"),
+        ({**YES_NO, "label_words": ["yes=great", "no=Great"]}, "the tokens of another class's word"),
         ({"few_shot": 0}, "--few_shot 0 needs --label_words"),
         ({"few_shot": 4000}, "has only .* training examples"),
     ],
@@ -376,6 +380,8 @@ def test_adapters_are_trained_saved_merged_and_predict_what_they_did(finished, t
         after = Classifier(str(directory / name), use_cpu=True).predict([line["texts"][0] for line in before])
         for answer, wanted in zip(after, before, strict=True):
             assert answer["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
+    with pytest.raises(ValueError, match="other settings: lora"):
+        run_finetune(**flags | {"num_train_epochs": 8, "learning_rate": 1e-2, "merge_adapter": False})
     with pytest.raises(ValueError, match="--merge_adapter"):
         run_finetune(**finished[1] | {"model_name_or_path": directory / "model"})
     assert not list((tmp_path / "run").rglob("README.md"))

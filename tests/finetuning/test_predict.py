@@ -96,9 +96,10 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
     kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
-    (tmp_path / "a.jsonl").write_text('{"text": 5}\n')
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
-        predicted(tmp_path / "run", "--file", tmp_path / "a.jsonl")
+    for line in ('{"text": 5}', "5"):
+        (tmp_path / "a.jsonl").write_text(f"{line}\n")
+        with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
+            predicted(tmp_path / "run", "--file", tmp_path / "a.jsonl")
 
 
 def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path, predicted):

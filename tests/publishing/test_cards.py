@@ -138,6 +138,8 @@ def test_metadata_and_text_say_what_each_part_is_for(objective, part, pipeline, 
     offers = ("AutoModelForPreTraining", 'pipeline("fill-mask"', "without [MASK]", "Continue pre-training with it")
     assert [offer for offer in offers if offer in body] == [said]
     assert ("AutoModelForSequenceClassification" in body) == (part == "discriminator")
+    assert ("\nAn ELECTRA text encoder.\n" in body) == (tag == "encoder")
+    assert "1 attention heads" not in body
 
 
 def test_each_metric_and_split_on_the_hub_has_its_entry():

@@ -94,7 +94,10 @@ def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_resume_and_repeat
     text = card(hub, DISCRIMINATOR).text
     assert f'from_pretrained("{DISCRIMINATOR}", revision="step-2")' in text
     assert f"{GENERATOR})" in text
-    assert "(https://huggingface.co/lab/collections)" in text
+    assert "in [the collections of lab](https://huggingface.co/lab/collections)" in text
+    shutil.rmtree(runs / "run/fractions/50")
+    (repository, *_) = publish.pretraining_repositories(runs / "run", {"hub_model_id": PREFIX})
+    assert b"`step-2`" not in repository.files["README.md"]  # the record has it, but it is not there
 
 
 def test_a_run_is_one_collection_and_a_private_run_stays_out_of_a_public_one(runs, hub, caplog):
@@ -208,6 +211,13 @@ def note(text):
         (GENERATION, note("/usr"), PRIVATE),
         (GENERATION, note("../../ada/notes.txt"), PRIVATE),
         (GENERATION, b'{"_name_or_path": "/home/ada/old"}', PRIVATE),
+        (GENERATION, note("a\n  /home/ada/notes.txt"), PRIVATE),
+        (GENERATION, note(r"C:\data"), PRIVATE),
+        (GENERATION, note(r"\\server\share\ada"), PRIVATE),
+        (GENERATION, note("a\n  API_KEY=abc"), PRIVATE),
+        (GENERATION, b'{"https://ada:abc@example.org/a": 1}', PRIVATE),
+        ("run/generator/tokenizer_config.json", b'{"tokenizer_file": "/Users/ada/t.json"}', PRIVATE),
+        ("run/generator/config.json", b'{"id2label": "x"}', "cannot be read"),
         ("run/generator/config.json", br'{"a": "https:\/\/ada:abc@b.c"}', PRIVATE),
         ("run/generator/tokenizer.json", b'"\xff"', "cannot be read"),
         ("run/generator/tokenizer.json", None, NOWHERE),
@@ -233,8 +243,8 @@ def test_a_file_that_must_not_or_cannot_be_published_stops_everything(name, cont
 def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
     directory = runs / "run/generator"
     for name, values in (
-        ("tokenizer_config.json", {"extra_special_tokens": ["/", "./"], "pattern": r"[\u4e00-\u9fff]\d+"}),
-        ("config.json", {"id2label": {"0": "/person/artist", "1": "/home/garden"}}),
+        ("tokenizer_config.json", {"extra_special_tokens": ["./", "/home/x"], "pattern": r"[\u4e00-\u9fff]\d+"}),
+        ("config.json", {"id2label": {"0": "/person/artist", "1": "/home/garden", "2": "/usr"}}),
     ):
         (directory / name).write_text(json.dumps({**json.loads((directory / name).read_text()), **values}))
     (directory / "vocab.txt").write_text((directory / "vocab.txt").read_text() + "/home/x/y\n")
@@ -248,7 +258,7 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--run", "{run}"], "--hub_model_id None: give the owner"),
+        (["--run", "{run}"], "--hub_model_id is missing: give ORG/NAME"),
         (["--run", "{run}", "--hub_model_id", "tiny"], "give the owner.*ORG/NAME"),
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from"),

@@ -17,6 +17,7 @@ from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd import PretrainingRecord, files
 from hf_electra_rtd.training.checkpoints import (
+    check_sources,
     checkpoint_step,
     latest_checkpoint,
     list_checkpoints,
@@ -52,6 +53,15 @@ def change_manifest(checkpoint, **changes):
     """Replaces entries of `checkpoint.json`."""
     manifest = json.loads((checkpoint / "checkpoint.json").read_text()) | changes
     (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
+
+
+def test_only_a_model_that_a_run_replaces_lies_where_it_writes(tmp_path):
+    for name in ("kept", "generator", "checkpoint-3"):
+        (tmp_path / name).mkdir()
+    check_sources(tmp_path, {"generator": str(tmp_path / "kept"), "discriminator": str(tmp_path / "not there")})
+    for source in (tmp_path, tmp_path / "generator", tmp_path / "checkpoint-3"):
+        with pytest.raises(ValueError, match=r"--generator .* lies where this run writes"):
+            check_sources(tmp_path, {"generator": str(source)})
 
 
 def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
@@ -93,8 +103,17 @@ def spoil(name, value):
     return forge("optimizer.pt", lambda state: state["state"][0].update({name: value(state["state"][0]["exp_avg"])}))
 
 
+def be_rounded(checkpoint):
+    """Makes it one of `--bf16 True`, before manifests named the library of products."""
+    manifest = json.loads((checkpoint / "checkpoint.json").read_text())
+    del manifest["products"]
+    manifest["run"]["mixed_precision"] = "bf16"
+    (checkpoint / "checkpoint.json").write_text(json.dumps(manifest))
+
+
 BIAS = "generator.generator_lm_head.bias"
 REFUSED = {
+    "precision": (be_rounded, r"mixed_precision was bf16, now no\. Add --bf16 True\. Give the text"),
     "loop": (lambda checkpoint: change_manifest(checkpoint, loop="other.py"), r"written by other\.py, so RTDTrainer"),
     "no optimizer": (drop_optimizer, "has no optimizer"),
     "missing": (forge("model.safetensors", lambda state: state.pop(BIAS)), rf"missing tensors .*{BIAS}.*Give the fl"),

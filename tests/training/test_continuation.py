@@ -298,6 +298,7 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
     log.append({"step": 0, "eval_old_loss": 4, "eval_old_runtime": 1.0})
     assert before_and_after(4, log)["old"] == {"before": {"loss": 4}, "after": {"loss": 5}}
     assert before_and_after(4, log[1:3]) == {}
+    assert before_and_after(9, log)["new"] == {"before": {"loss": 3}}
 
 
 # ---- Mistakes ----

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import signal
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pretrain_no_trainer
@@ -23,7 +24,7 @@ from hf_electra_rtd.publishing.hub import remember
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
-from hf_electra_rtd.training.pretrain import find_checkpoint, main
+from hf_electra_rtd.training.pretrain import find_checkpoint, main, prepare_output_dir
 from tests.conftest import pretraining_flags, tiny_config
 
 
@@ -220,7 +221,17 @@ def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, co
     monkeypatch.setattr("hf_electra_rtd.training.trainer.check", check)
     with pytest.raises(ValueError, match="refuses"):
         pretrain("--overwrite_output_dir", push_to_hub=True, hub_model_id="lab/electra")
-    assert (copied_run / "run_record.json").exists()
+    assert (copied_run / "run_record.json").exists()  # so its key is, too
+    assert (copied_run / "publish.json").read_text() == '{"run": "old"}'
+
+
+def test_halves_of_checkpoints_are_set_aside_under_free_names(tmp_path):
+    args = Namespace(process_index=0)
+    for _ in range(3):
+        (tmp_path / "checkpoint-4").mkdir()
+        prepare_output_dir(Namespace(args=args, directory=tmp_path, replaces_another=False))
+    aside = [f"checkpoint-4.damaged{number}" for number in ("", ".1", ".2")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == aside
 
 
 def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(pretrain, monkeypatch):
@@ -276,6 +287,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"max_seq_length": 65}, "64 positions, fewer than --max_seq_length 65"),
         ({"attn_implementation": "nonsense"}, "attn_implementation"),
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
+        ({"model_config": "missing/config"}, "--model_config missing/config cannot be read"),
         ({"hub_token": "hf_secret"}, "written into the run's files"),
         ({"push_to_hub": True, "hub_model_id": "electra"}, "needs --hub_model_id ORG/NAME"),
         (

@@ -240,6 +240,9 @@ class BlockFile(Blocks):
             end += -end % 8
             self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
             self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
+            end += self._bits.nbytes
+            if end + -end % 8 + self._index.nbytes != len(content) or not self._index.nbytes:
+                raise ValueError("its header does not fit its content")
         found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
         if found != header.sha256 or found != (sha256 or found):
             raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")

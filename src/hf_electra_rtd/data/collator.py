@@ -208,8 +208,9 @@ def _gather(features: Sequence[dict[str, Any]], max_seq_length: int | None) -> S
             row[:size] = feature[name][:size]
         return rows
 
-    types, positions = pad("token_type_ids", np.int64), [feature.get("stream_position") for feature in features]
-    second_segments = lengths if types is None else lengths - types.sum(axis=1)
+    types = (np.asarray(feature.get("token_type_ids", [0])) for feature in features)
+    second_segments = lengths - [int(row[:size].sum()) for row, size in zip(types, lengths.tolist(), strict=True)]
+    positions = [feature.get("stream_position") for feature in features]
     stream_positions = None if None in positions else np.array(positions, dtype=np.int64)
     ids: Any = pad("input_ids", np.int64)
     starts = pad("word_starts", bool), pad("document_starts", bool)

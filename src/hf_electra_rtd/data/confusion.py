@@ -73,7 +73,7 @@ def read_confusions(path: str) -> Confusions:
     """Reads rows `wrong right right ...`, with tabs or spaces between, in UTF-8. Behind a single Chinese character, a
     column of several stands for each of them. `x x` protects x, of any length. Lines that begin with # are comments.
     Raises ValueError, with the line, for a row of one column, and for others than single Chinese characters beside a
-    Chinese one."""
+    Chinese one; and for a file without a row."""
     rights: dict[str, tuple[str, ...]] = {}
     protected = set()
     for number, line in enumerate(read_lines(path), 1):
@@ -91,6 +91,8 @@ def read_confusions(path: str) -> Confusions:
             what = "must be a single Chinese character and those that it may be, or the same word twice"
             raise ValueError(f"{path}, line {number}: {line.strip()!r} {what}.")
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
+    if not rights and not protected:
+        raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
     return Confusions(rights, frozenset(protected))
 
 

@@ -77,9 +77,12 @@ class CorruptedFile:
         with reading(self.path, _REMEDY):
             content, values = map_file(self.path, _MAGIC, _KIND)
             self.header = CorruptedHeader(**values)
+            row = _row(self.header.num_slots, self.header.vocab_size)
+            if len(content) != len(_MAGIC) + self.header.num_sequences * row.itemsize:
+                raise ValueError("its header does not fit its content")
             if verify and hashlib.sha256(content.data).hexdigest() != self.header.sha256:
                 raise ValueError("it was altered after it was written")
-        self._rows = content[len(_MAGIC) :].view(_row(self.header.num_slots, self.header.vocab_size))
+        self._rows = content[len(_MAGIC) :].view(row)
 
     # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __reduce__(self) -> tuple[Any, ...]:

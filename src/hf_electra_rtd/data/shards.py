@@ -222,7 +222,7 @@ class ShardedBlocks(Blocks):
         try:
             return BlockFile(path, verify, shard.sha256)
         except ValueError as error:  # which names the path
-            if isinstance(error.__cause__, FileNotFoundError):
+            if self._cache is not None and isinstance(error.__cause__, FileNotFoundError):
                 raise error.__cause__ from None
             raise ValueError(str(error).replace(path, self._name(shard), 1)) from error
 

@@ -103,14 +103,14 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
-    address and a directory of shards stay as they are.
+    address, and a directory of shards without texts, stay as they are.
 
     What is no file (FIFOs, devices, links that lead nowhere or back) and directories that this program wrote are
     passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
     directory that cannot be read.
     """
     known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
-    if "://" in pattern or os.path.isfile(os.path.join(pattern, INDEX_FILE)):
+    if "://" in pattern:
         return [pattern]
     if is_directory := os.path.isdir(pattern):
         found = set(_walk(pattern, set()))
@@ -121,6 +121,8 @@ def find_files(pattern: str) -> list[str]:
         logger.warning(f"Passed over, for they are no texts: {', '.join(passed)}.")
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
+        if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
+            return [pattern]
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
         problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.packing import WORD_START
 from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, token_texts
+from hf_electra_rtd.files import known_names
 
 
 Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
@@ -41,9 +42,11 @@ SEGMENTERS = {"jieba": _jieba}
 
 def get_segmenter(segmenter: str | Segmenter | None) -> tuple[Segmenter | None, str]:
     """A segmenter by its name, one of one's own, or none (None), with the name and version that a block file keeps.
-    Raises ValueError for a package that is not installed."""
+    Raises ValueError for an unknown name, or a package that is not installed."""
     if callable(segmenter):
         return segmenter, ".".join(getattr(segmenter, name, "?") for name in ("__module__", "__qualname__"))
+    if segmenter is not None and segmenter not in SEGMENTERS:
+        raise ValueError(f"There is no word segmenter {segmenter!r}. {known_names(segmenter, SEGMENTERS, 'ones')}")
     return (None, BY_TOKENIZER) if segmenter is None else SEGMENTERS[segmenter]()
 
 

@@ -62,8 +62,11 @@ def score_correction(
     check_lengths(predictions, references)
     hits = {family: dict.fromkeys(LEVELS, 0) for family in ("sentence", "character")}
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
-    for source, prediction, reference in zip(sources, predictions, references, strict=True):
-        right, made = _find_changes(source, reference), _find_changes(source, prediction)
+    for row, (source, prediction, reference) in enumerate(zip(sources, predictions, references, strict=True), 1):
+        try:
+            right, made = _find_changes(source, reference), _find_changes(source, prediction)
+        except ValueError as error:
+            raise ValueError(f"Sentence {row}: {error}") from error
         made = {place: new for place, new in made.items() if new not in ignored}
         wrong, flagged = wrong + bool(right), flagged + bool(made)
         false_positives += bool(made) and not right

@@ -253,13 +253,14 @@ def _hub_splits(args: Any) -> dict[str, str]:
 
     if args.dataset_splits:
         splits = dict(pair.partition("=")[::2] for pair in args.dataset_splits)
-        names = list(splits)
+        if splits.keys() - HUB_SPLITS.keys():
+            raise ValueError("--dataset_splits: the names of splits are train, dev and test: train=A dev=B test=C.")
     else:
         with files.reading(f"The dataset {args.dataset}", _NO_HUB):
             names = get_dataset_split_names(args.dataset, args.dataset_config, revision=args.dataset_revision)
         splits = {split: name for split, name in HUB_SPLITS.items() if name in names}
-    if not splits or splits.keys() - HUB_SPLITS.keys():
-        raise ValueError(f"{args.dataset} has {', '.join(names)}. Pass --dataset_splits train=A dev=B test=C.")
+        if not splits:
+            raise ValueError(f"{args.dataset} has {', '.join(names)}. Pass --dataset_splits train=A dev=B test=C.")
     return splits
 
 

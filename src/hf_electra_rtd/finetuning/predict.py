@@ -81,9 +81,10 @@ class Classifier:
         task, kind, column = dataclasses.replace(self.task, columns=tuple(columns)), self.kind, columns[0]
         with reading(source):
             if self._characters:
+                texts = [row.get(column) if isinstance(row, Mapping) else None for _, row in rows]
                 rows = [
-                    (place, {**row, column: list(row[column])} if isinstance(row.get(column), str) else row)
-                    for place, row in rows
+                    (place, {**row, column: list(text)} if isinstance(text, str) else row)
+                    for (place, row), text in zip(rows, texts, strict=True)
                 ]
             found = list(make_examples(task, "test", iter(rows)))
         examples = datasets.Dataset.from_list(found, features=example_features(task.kind))

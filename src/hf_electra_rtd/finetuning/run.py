@@ -142,6 +142,7 @@ class FineTuning:
         refuse(
             (is_chosen and not task.dev_splits, f"there is no dev split to choose the best model by. {no_choice}"),
             (few and not has_classes, f"--few_shot is for classification, not {task.kind}."),
+            (few and weighs, "--class_weights is not for --few_shot, which draws as many of each class."),
             (few and selects, "--few_shot leaves no examples to choose a step by: dev is for scores alone."),
             (given.few_shot == 0 and not task.label_words, "--few_shot 0 needs --label_words: a new head must learn."),
             (weighs and not has_classes, f"--class_weights is for classification, not {task.kind}."),
@@ -184,9 +185,12 @@ class FineTuning:
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "dropout": dropout,
             "max_seq_length": int(min(length, positions)),
-            "lora": {name: known[name] for name in _LORA} if lora else None,
+            "lora": {name: known[name] for name in (*_LORA, "merge_adapter")} if lora else None,
         }
         kind = make_kind(task, self.tokenizer, **{name: settings[name] for name in _LENGTHS})
+        types = self.tokenizer("a", "b").get("token_type_ids", ())
+        if given.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
+            raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
         heads.find_class(kind.auto_class, self.name, self.config, given.head, task.unanswerable)
         return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
 
@@ -371,7 +375,7 @@ class FineTuning:
             "lengths": {name: job.settings[name] for name in _LENGTHS},
         }
         if given.lora:
-            numbers = {name.replace("lora_r", "r"): number for name, number in job.settings["lora"].items()}
+            numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in _LORA}
             model = heads.add_adapters(model, self.encoder_name, **numbers)
         return model
 

@@ -192,6 +192,8 @@ def score_squad_v2(
         (`no_answer_f1`, ...), where there are any; `best_f1`, `best_f1_threshold`, ... All but thresholds are
         fractions.
     """
+    if len(no_answer_scores) != len(answers) or not all(map(math.isfinite, no_answer_scores)):
+        raise ValueError(f"There must be a finite no_answer_score for each of the {len(answers)} questions.")
     golds = [list(filter(_NORMALIZED.get(language, _squad_normalized), given)) or [""] for given in answers]
     raw = _score_each(predictions, golds, language, f1_of_nothing=1.0)
     scores, has_answer = np.asarray(no_answer_scores, dtype=np.float64), np.array(list(map(bool, answers)))

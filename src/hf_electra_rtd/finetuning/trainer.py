@@ -73,6 +73,7 @@ class FineTuningArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_ranges(self)
         refuse(*((getattr(self, name), f"--{name} cannot be used here. {why}") for name, why in _REFUSED.items()))
+        refuse((self.data_seed is not None, f"--data_seed cannot be used here. {_REFUSED['data_seed']}"))
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()

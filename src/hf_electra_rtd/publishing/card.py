@@ -97,11 +97,12 @@ def pretraining_card(
     compared: Sequence[EvaluationRecord] = (),
     fraction: FractionRecord | None = None,
     related: Mapping[str, str] | None = None,
+    branches: Sequence[str] = (),
 ) -> str:
     """The card of a part of a run: `discriminator` (the encoder, whatever the objective), `detector`, `generator` or
     `pair`; with a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and
-    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts."""
-    branches = [f"step-{entry['step']}" for entry in record.fractions] if not fraction and part != "pair" else []
+    `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts, `branches`
+    those of its exports."""
     planned = max(record.steps, record.arguments["training"].get("max_steps") or 0)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run

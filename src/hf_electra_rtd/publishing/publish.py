@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from math import inf
 from pathlib import Path
@@ -103,6 +104,8 @@ def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[
 
 
 def _repo_id(hub_model_id: str | None, name: str) -> str:
+    if not hub_model_id:
+        raise ValueError("--hub_model_id is missing: give ORG/NAME.")
     repo_id = f"{hub_model_id}-{name}"
     if repo_id.count("/") != 1:
         raise ValueError(f"--hub_model_id {hub_model_id}: give the owner and the start of the names, ORG/NAME.")
@@ -134,7 +137,8 @@ def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Reposi
     for part, repo_id in ids.items():
         about: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
         results = own if part == "discriminator" else []
-        text = cards.pretraining_card(record, own=results, compared=compared, **about)
+        branches = [f"step-{fraction.step}" for _, fraction in exports if part != "pair"]
+        text = cards.pretraining_card(record, own=results, compared=compared, branches=branches, **about)
         more = {**curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
         repositories.append(_repository(repo_id, directory if part == "pair" else directory / part, text, more))
         for path, fraction in exports if part != "pair" else []:
@@ -165,7 +169,8 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         if adapter:
             config = {**read_json(best / "model" / hub.ADAPTER_CONFIG), "base_model_name_or_path": base}
             more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
-        repositories.append(_repository(repo_id, best / "model", text, more))
+        labels = records[0].arguments.get("labels") or ()
+        repositories.append(_repository(repo_id, best / "model", text, more, labels=labels))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
@@ -189,11 +194,35 @@ def known_card(flags: Flags) -> CardArguments:
     return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
 
 
-def _repository(repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None) -> Repository:
-    """The model in `directory` with its card. Nothing else leaves the directory."""
+# Paths of another machine: a home, `C:\a` or `\\server\share`.
+_FOREIGN = re.compile(r"(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")
+_TOKENS = ("_token", "_tokens", "_tokens_decoder")  # how names of tokens in `tokenizer_config.json` end
+
+
+def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Names and lines of text at any depth of JSON, each behind the name that it stands under."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from (*_lines(key), *_lines(item, key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _lines(item, name)
+    elif isinstance(value, str):
+        yield from ((name, line.strip()) for line in value.splitlines())
+
+
+def _repository(
+    repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None, labels: Iterable[str] = ()
+) -> Repository:
+    """The model in `directory` with its card. Nothing else leaves the directory. `labels` (and those in `config.json`)
+    are no paths, whatever they look like."""
     files: Files = {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
     if not files.keys() & set(hub.WEIGHTS):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
+    config = read_json(directory / "config.json") if "config.json" in files else {}
+    with reading(directory / "config.json"):
+        labels = [*labels, *dict(config.get("id2label") or {}).values(), *dict(config.get("label2id") or {})]
+    no_paths = {str(label) for label in labels if re.match(r"\W", str(label))}  # others could hold a secret
     files |= {hub.CARD_FILE: card.encode(), **more}
     for name, content in files.items():
         path = content if isinstance(content, Path) else directory / name
@@ -203,10 +232,11 @@ def _repository(repo_id: str, directory: Path, card: str, more: Files, revision:
                 with path.open("rb") as file:
                     content = file.read(-1 if is_text else 1)
             text = content.decode() if is_text else ""
-            values = json.loads(text) if path.suffix == ".json" else text.splitlines()
-        # Tokens may look like paths.
-        is_clean = name in (*hub.VOCABULARIES, "tokenizer_config.json") or public(values) == values
-        if HUB_TOKEN.search(text) or not is_clean:
+            values: Any = json.loads(text) if path.suffix == ".json" else text
+            if name == "tokenizer_config.json":  # tokens may look like paths
+                values = {key: value for key, value in dict(values).items() if not key.endswith(_TOKENS)}
+        lines = [line for line in _lines(values) if line[1] not in no_paths and name not in hub.VOCABULARIES]
+        if HUB_TOKEN.search(text) or any(public(line, of) != line or _FOREIGN.match(line) for of, line in lines):
             what = "it holds a path of this machine, a password or a token"
             raise ValueError(f"{path} must not be published: {what}. Remove that, then try again.")
     return Repository(repo_id, files, revision)

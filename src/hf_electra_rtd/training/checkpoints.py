@@ -116,8 +116,9 @@ def has_manifest(checkpoint: Path) -> bool:
 def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
     """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
     for flag, source in sources.items():
-        place = Path(source).resolve()
-        if place.exists() and place.is_relative_to(Path(output_dir).resolve()):
+        place, directory = Path(source).resolve(), Path(output_dir).resolve()
+        first = place.relative_to(directory).parts[:1] if place.is_relative_to(directory) else ("elsewhere",)
+        if place.exists() and (not first or first[0] in _REPLACED or first[0].startswith(CHECKPOINT_PREFIX)):
             raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
 
 
@@ -131,7 +132,8 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
         if not all(whole.values()):
             raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        found = {"run": dict(manifest["run"]), **{name: manifest[name] for name in ("loop", "products", "files")}}
+        found = {"run": dict(manifest["run"]), **{name: manifest[name] for name in ("loop", "files")}}
+        found["products"] = manifest.get("products")
         return found, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
@@ -172,6 +174,8 @@ def check_resumable(
     before, step = manifest["run"], state.global_step
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
     begun = "Give the text and the flags that the run began with, or start a new run by --continue_from it"
+    if any(text.startswith("mixed_precision ") for text in changed):
+        begun = f"Add --bf16 {before['mixed_precision'] == 'bf16'}. {begun}"
     for is_refused, why in (
         (manifest["loop"] != loop, f"was written by {manifest['loop']}, so {loop} cannot resume from it"),
         ("pytorch_model.bin" in os.listdir(checkpoint), "holds a pickle, so it is no checkpoint of ours"),

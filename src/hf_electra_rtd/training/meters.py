@@ -155,7 +155,8 @@ def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[s
         for when, at in (("before", 0), ("after", step)) if evaluation_at(0, log_history, prefix) else ():
             metrics = evaluation_at(at, log_history, prefix).items()
             kept = {name.removeprefix(prefix): value for name, value in metrics if not name.endswith(_OF_TIME)}
-            found.setdefault(text, {})[when] = kept
+            if kept:
+                found.setdefault(text, {})[when] = kept
     return found
 
 

@@ -283,7 +283,10 @@ def _new_config(
 ) -> ElectraRTDConfig:
     options = arguments.options
     if arguments.model_config is not None:
-        config = ElectraRTDConfig.from_pretrained(arguments.model_config)
+        try:
+            config = ElectraRTDConfig.from_pretrained(arguments.model_config)
+        except OSError as error:
+            raise ValueError(f"--model_config {arguments.model_config} cannot be read: {error}") from None
         if arguments.given(FRACTIONS):
             options["generator_config"] = _smaller(config.discriminator_config, arguments)
         return config.changed(**options)

@@ -128,11 +128,10 @@ def main(
         if run.arguments.dry_run:
             dry_run(run)
             return 0
-        if run.replaces_another and run.args.push_to_hub and run.args.process_index == 0:
-            (run.directory / PUBLISH_FILE).unlink(missing_ok=True)  # the Hub must not take this run for the other
         with StopSignal() as stop:
-            data = (run.stream, run.held_out, run.tokenizer, run.collator)
-            trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
+            with _publication_of_its_own(run):
+                data = (run.stream, run.held_out, run.tokenizer, run.collator)
+                trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
             trainer.old_held_out, trainer.record_facts = run.old_held_out, run.record_facts
             prepare_output_dir(run)
             trainer.train(resume_from_checkpoint=run.checkpoint)
@@ -310,6 +309,23 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     return None if resume == "auto" else resume
 
 
+@contextmanager
+def _publication_of_its_own(run: Run) -> Iterator[None]:
+    """The Hub must not take a run that replaces another for it: the other's key is away while the Hub is asked, and
+    back if this run cannot start."""
+    path = run.directory / PUBLISH_FILE
+    is_replaced = run.args.process_index == 0 and run.replaces_another and run.args.push_to_hub and path.exists()
+    key = path.read_bytes() if is_replaced else None
+    if key is not None:
+        path.unlink()
+    try:
+        yield
+    except BaseException:
+        if key is not None:
+            path.write_bytes(key)
+        raise
+
+
 def prepare_output_dir(run: Run) -> None:
     """The last act before the loop, when everything else is checked: renames halves of checkpoints and, with
     `--overwrite_output_dir`, removes the run before. For every process."""
@@ -318,8 +334,10 @@ def prepare_output_dir(run: Run) -> None:
     there = checkpoints.list_checkpoints(run.directory)
     for path in there:
         if not checkpoints.has_manifest(path):  # nobody knows whose it is
-            logger.warning(f"{path} is not a whole checkpoint. It is now {path.name}.damaged.")
-            path.rename(f"{path}.damaged")
+            names = (f"{path.name}.damaged{number}" for number in ("", *(f".{n}" for n in range(1, 1000))))
+            aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
+            logger.warning(f"{path} is not a whole checkpoint. It is now {aside.name}.")
+            path.rename(aside)
     if not run.replaces_another:
         return
     (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die

@@ -165,9 +165,11 @@ class RTDTrainer(Trainer):
             args.eval_strategy = "no"
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
         confusions = getattr(data_collator, "confusions", None)
-        asked = (args.confusion_share, args.document_attention)
-        if asked != (getattr(confusions, "share", None), getattr(data_collator, "document_attention", False)):
-            what = "confusion_share and document_attention are not those of the data_collator"
+        described = {} if confusions is None else confusions.described
+        file, documents = args.confusion_file, getattr(data_collator, "document_attention", False)
+        asked = (None if file is None else Path(file).name, args.confusion_share, args.document_attention)
+        if asked != (described.get("file"), described.get("share"), documents):
+            what = "confusion_file, confusion_share and document_attention are not those of the data_collator"
             raise ValueError(f"{what}: take that of training.trainer.make_collator.")
         settle_masking(model.config, args, tokenizer, confusions)
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()

@@ -47,6 +47,7 @@ def with_label_words(task: Task, words: Sequence[str] | None, template: str | No
     is_other = sorted(_PLACES.findall(template)) != wanted
     refuse(
         (not (words and template), "--label_words and --template go together: yes=great, '{text} It was {label}.'"),
+        (len(given) < len(words or ()), "--label_words gives one class two words. Give each class one."),
         (task.kind != "classification", f"--label_words is for classification, not {task.kind}."),
         (unknown, f"--label_words: no class {unknown!r}. {known_names(str(unknown), task.labels, 'classes')}"),
         (missing, f"--label_words has no word for the class {missing!r}. Add {missing}=WORD."),
@@ -83,10 +84,14 @@ class LabelWordsKind(ClassificationKind):
 
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> None:
         super().__init__(task, tokenizer, *args, **lengths)
+        seen = set()
         for word in task.label_words.values():
             ids = self._tokenize([word], add_special_tokens=False)["input_ids"][0]
             if not ids or tokenizer.unk_token_id in ids:
                 raise ValueError(f"--label_words: the vocabulary has no word {word!r}. Choose another.")
+            if tuple(ids) in seen:
+                raise ValueError(f"--label_words: {word!r} has the tokens of another class's word. Choose another.")
+            seen.add(tuple(ids))
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         features = []

@@ -70,7 +70,7 @@ STEMS = {  # what the first word of a line stands for; flags that follow win
     "own": f"finetune --model_name_or_path pair_run {RUN} {OUT}",
     "finetune": f"finetune --model_name_or_path pair_run --train_file train.csv {RUN} {OUT}",
     "predict": "predict --model_name_or_path tuned_run --file dev.csv --use_cpu True",
-    "detect": "detect 'the old river' --model pair_run --as_is --seed 1",
+    "detect": "detect 'the old river' --model pair_run --mask old --seed 1",
     "resume": f"pretrain {TEXT} --model_config config {RUN} {OUT} --max_steps 6 --resume_from_checkpoint",
     "detect_with": "detect 'the old river' --generator pair_run/generator --seed 1",
     "publish": "publish --run pair_run --hub_model_id lab/tiny --license mit --dry_run True",

@@ -189,3 +189,7 @@ def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
     assert message in capsys.readouterr().err
     with pytest.raises(ValueError, match="--top_k is 0: it must be at least 1"):
         main([SENTENCE, "--top_k", "0"])
+    with pytest.raises(ValueError, match="--threshold is for texts as they are"):
+        main(["--model", "a", SENTENCE, "--threshold", "0.7"])
+    with pytest.raises(ValueError, match="--top_k is for masked tokens"):
+        main(["--model", "a", SENTENCE, "--as_is", "--top_k", "2"])

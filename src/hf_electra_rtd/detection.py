@@ -61,6 +61,11 @@ from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm, r
 from hf_electra_rtd.training import console
 
 
+# Flags that mean nothing where tokens are masked, and with `--as_is`.
+_OF_TEXTS = "file format threshold error_rate thresholds calibrate false_positive_rate max_length batch_size"
+_OF_MASKS = "mask_probability temperature top_k seed"
+
+
 def main(argv: list[str]) -> None:
     parser = text_parser(__doc__)
     masks = parser.add_mutually_exclusive_group()
@@ -74,6 +79,10 @@ def main(argv: list[str]) -> None:
     if not arguments.as_is and not arguments.texts:
         parser.error("SENTENCE is missing: give sentences before --mask, or add --as_is.")
     check_text_flags(arguments)
+    for name in (_OF_MASKS if arguments.as_is else _OF_TEXTS).split():
+        if getattr(arguments, name) != parser.get_default(name):
+            which = "masked tokens. Leave it or" if arguments.as_is else "texts as they are. Add"
+            raise ValueError(f"--{name} is for {which} --as_is{' out' * arguments.as_is}.")
     disable_progress_bar()
     towers = (arguments.model, arguments.generator, arguments.discriminator)
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)

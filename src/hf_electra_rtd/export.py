@@ -36,7 +36,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import detectors, records
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, refuse, run
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.detection import detector_of, load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
@@ -90,6 +90,11 @@ class ExportArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        named = [name for name in _COLUMNS if getattr(self, name) != getattr(type(self), name)]
+        refuse(
+            (self.file and self.data_dir, "--file and --data_dir both name rows to try the graph on. Give one."),
+            (named and not self.file, f"--{''.join(named[:1])} is a column of --file, which is not given."),
+        )
 
 
 @dataclass

@@ -473,6 +473,12 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     ("options", "message"),
     [
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
+        ({"dataset_config": "en"}, "are for --dataset. Leave them out"),
+        (
+            {"task_kind": "tagging", "second_text_column_name": "b"},
+            "--second_text_column_name has no place in tagging",
+        ),
+        ({"unanswerable": True}, "--unanswerable has no place in classification"),
         ({"validation_file": "{w}", "validation_share": 0.2}, "there is a dev split"),
         ({"labels": ["a", "a"]}, "two or more different"),
         ({"metrics": ["f2"]}, "--metrics: Known metrics of classification"),

@@ -148,6 +148,8 @@ def test_without_an_example_the_words_already_tell_classes_that_pre_training_has
     assert [one["label"] for one in again] == [row["prediction"] for row in rows]
     with pytest.raises(ValueError, match=r"other settings: .*label_words"):
         run_finetune(**flags, few_shot=0, template=TEMPLATE, label_words=["yes=little", "no=great"])
+    with pytest.raises(ValueError, match="--seeds changes nothing"):
+        run_finetune(**{**flags, "seeds": 2}, **YES_NO, few_shot=0)
 
 
 def test_a_few_examples_teach_words_that_say_the_opposite_and_a_new_head(planted, tmp_path):

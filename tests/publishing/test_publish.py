@@ -263,6 +263,8 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "no part 'trunk'"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"no run_record\.json.*--resume_from"),
         (["--run", "{run}", "--resume"], "never published"),
+        (["--run", "{run}", "--hub_model_id", PREFIX, "--base_model", "a/b"], "--base_model has no meaning"),
+        (["--run", "{run}/../halfway", "--hub_model_id", PREFIX, "--parts", "pair"], "--parts has no meaning"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models best"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "adapter.*--base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors.*Save.*--parts"),

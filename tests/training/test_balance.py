@@ -126,6 +126,15 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13, msg=name)
 
 
+def test_a_balance_that_would_change_nothing_is_refused(tmp_path, blocks, tokenizer):
+    with pytest.raises(ValueError, match="--clip_separately with --max_grad_norm 0 clips nothing"):
+        arguments(tmp_path, clip_separately=True, max_grad_norm=0)
+    model, args = make(), arguments(tmp_path, generator_learning_rate=1e-3)
+    own = (torch.optim.SGD(model.parameters()), None)
+    with pytest.raises(ValueError, match="generator_learning_rate is for the optimizer that RTDTrainer makes"):
+        RTDTrainer(model, args, *blocks, processing_class=tokenizer, optimizers=own)
+
+
 def test_what_needs_a_generator_that_learns_or_a_tokenizer_is_refused(tmp_path, blocks, tokenizer):
     frozen = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))
     with pytest.raises(ValueError, match="--clip_separately needs a generator that learns"):

@@ -272,6 +272,7 @@ NEW = {"model_config": None}  # networks of a named size
     ("options", "message"),
     [
         ({"train_files": "nothing/*.txt"}, "nothing"),
+        ({"document_attention": True, "packing": "original"}, "mixes no documents"),
         ({"masking": "words"}, "--masking: there is no 'words'"),
         (NEW | {"generator_type": "unigram", "generator_learning_rate": 1}, "--generator_learning_rate needs a gen"),
         (NEW | {"objective": "mlm", "clip_separately": True}, "--clip_separately needs a generator that learns"),

@@ -114,6 +114,10 @@ class PreparationArguments:
         check_ranges(self)
         if (self.executor is None) != (self.tasks is None):
             raise ValueError("--executor and --tasks belong together: name both, or none.")
+        if self.executor is None and self.workers is not None:
+            raise ValueError("--workers is for --executor. Name one, or leave it out.")
+        if self.slurm and self.executor != "slurm":
+            raise ValueError("--slurm is for --executor slurm. Leave it out.")
         self.sbatch: dict[str, Any] = dict(option.partition("=")[::2] for option in self.slurm)
         if self.executor == "slurm" and not (self.sbatch.get("partition") and self.sbatch.get("time")):
             raise ValueError("--executor slurm needs at least --slurm partition=NAME time=24:00:00.")

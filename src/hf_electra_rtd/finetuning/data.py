@@ -216,11 +216,16 @@ def own_task(name: str, args: Any) -> Task:
     facts = _DEFAULTS[kind] | {field: tuple(one) if isinstance(one, list) else one for field, one in given.items()}
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
+    of_pairs, has_pairs = args.second_text_column_name, kind in ("classification", "multi_label", "regression")
+    of_hub = args.dataset_config or args.dataset_revision or args.dataset_splits
     unknown = next((metric for metric in facts["metrics"] if metric not in METRICS[kind]), None)
     no_classes = labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1)
     refuse(
         (Path(name).name != name or name == "..", f"--task_name is {name!r}, but it must be a plain word."),
         (bool(splits) == bool(args.dataset), "Give either files (--train_file, ...) or a --dataset of the Hub."),
+        (of_hub and not args.dataset, "--dataset_config, _revision and _splits are for --dataset. Leave them out."),
+        (of_pairs and not has_pairs, f"--second_text_column_name has no place in {kind}. Leave it out."),
+        (args.unanswerable and kind != "question_answering", f"--unanswerable has no place in {kind}. Leave it out."),
         (no_classes, f"--labels must name two or more different classes or tags; there are none in {kind}."),
         (unknown, f"--metrics: {known_names(str(unknown), METRICS[kind], f'metrics of {kind}')}"),
     )

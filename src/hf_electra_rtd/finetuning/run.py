@@ -145,6 +145,7 @@ class FineTuning:
             (few and weighs, "--class_weights is not for --few_shot, which draws as many of each class."),
             (few and selects, "--few_shot leaves no examples to choose a step by: dev is for scores alone."),
             (given.few_shot == 0 and not task.label_words, "--few_shot 0 needs --label_words: a new head must learn."),
+            (given.few_shot == 0 and given.seeds > 1, "--few_shot 0 trains on nothing: --seeds changes nothing."),
             (weighs and not has_classes, f"--class_weights is for classification, not {task.kind}."),
             (weighs and task.label_words, "--class_weights is not for --label_words, whose loss is pre-training's."),
             (lora and keeps_head, "--lora is not for correction and --label_words, whose heads are kept."),

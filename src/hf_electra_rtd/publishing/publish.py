@@ -263,9 +263,15 @@ def main(argv: list[str]) -> int:
     if unnamed and not args.force:
         lost = f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone"
         raise ValueError(f"{lost}. Name them, too, or remove them with --force.")
-    if os.path.lexists(directory / PretrainingRecord.FILE):
+    is_pretraining = os.path.lexists(directory / PretrainingRecord.FILE)
+    is_tuned = not is_pretraining and bool(EvaluationRecord.find(directory))
+    useless: tuple[str, ...] = ("base_model",) if is_pretraining else ("parts", "evaluations", "compared")
+    useless += () if is_pretraining or is_tuned else ("base_model",)
+    if given := [name for name in useless if flags[name]]:
+        raise ValueError(f"--{given[0]} has no meaning for what is published. Leave it out.")
+    if is_pretraining:
         repositories = pretraining_repositories(directory, flags)
-    elif EvaluationRecord.find(directory):
+    elif is_tuned:
         repositories = fine_tuned_repositories(directory, flags)
     elif not (repositories := exported_repositories(directory, flags)):
         names = f"{PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished run"

@@ -88,6 +88,8 @@ class RTDTrainingArguments(TrainingArguments):
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) == "epoch":
                 raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
+        if self.clip_separately and not self.max_grad_norm:
+            raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
         if self.save_on_each_node:
             raise ValueError("--save_on_each_node: a checkpoint is written once, for all nodes. Leave it out.")
         super().__post_init__()

@@ -168,6 +168,8 @@ def start(
         more_defaults=recipe_defaults,
     )
     check_launcher(args)
+    if args.document_attention and data_args.packing == "original":
+        raise ValueError("--document_attention True: --packing original mixes no documents. Leave it out.")
     data_args.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)

@@ -150,6 +150,8 @@ class RTDTrainer(Trainer):
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         check_balance(args, **vars(model.config))
+        if args.generator_learning_rate is not None and any(kwargs.get("optimizers") or ()):
+            raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
         if is_ours or data_collator is None:
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """`hf-electra-rtd pretrain` with the bundled corpus as its text.
 
-    accelerate launch examples/pretrain.py
+    accelerate launch --num_cpu_threads_per_process 2 examples/pretrain.py
 
 trains the tiny size on 759,000 tokens of English novels in about five minutes on two CPU cores, and leaves the
 generator and the discriminator in runs/pretrain. On your own text, with the paper's small size:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """`hf-electra-rtd pretrain` with a loop of your own: the same flags, text, model and losses. Copy it and change it.
 
-    accelerate launch examples/pretrain_no_trainer.py
+    accelerate launch --num_cpu_threads_per_process 2 examples/pretrain_no_trainer.py
 
 trains the tiny size on the bundled corpus in about five minutes on two CPU cores. It refuses flags that it ignores.
 """

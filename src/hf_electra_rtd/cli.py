@@ -13,7 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import MISSING, field, fields
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -183,6 +183,17 @@ def refuse(*reasons: tuple[Any, str]) -> None:
     for is_so, message in reasons:
         if is_so:
             raise ValueError(message)
+
+
+def refuse_given(arguments: Any, names: str, why: str, parser: argparse.ArgumentParser | None = None) -> None:
+    """Raises ValueError, `--NAME WHY`, for the first of some flags that does not have its default: that of a field of
+    a dataclass, or of the `parser`. For what would change nothing."""
+    if parser is None:
+        known = {each.name: each for each in fields(arguments)}
+        defaults = {n: e.default if e.default_factory is MISSING else e.default_factory() for n, e in known.items()}
+    for name in names.split():
+        if getattr(arguments, name) != (defaults[name] if parser is None else parser.get_default(name)):
+            raise ValueError(f"--{name} {why}")
 
 
 def parse_size(flag: str, text: str) -> int:

@@ -95,6 +95,29 @@ def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(t
 # ---- The command ----
 
 
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--data_license", "mit"], "--data_license is for the record of a run"),
+        (["--train_files", "a.blocks"], "a.blocks is prepared already"),
+    ],
+)
+def test_what_preparation_would_ignore_is_refused(tmp_path, corpus, monkeypatch, flags, told):
+    monkeypatch.chdir(tmp_path)
+    Path("a.blocks").touch()
+    with pytest.raises(ValueError, match=told):
+        prepare.main(["--train_files", str(corpus), *flags])
+    assert not Path("runs").exists()
+
+
+def test_how_text_is_read_is_refused_where_all_of_it_is_prepared(tmp_path, corpus):
+    (tmp_path / "a.blocks").touch()
+    options = {"train_files": [str(tmp_path / "a.blocks")], "packing": "original"}
+    DataArguments(**options).refuse_unused([str(corpus)])
+    with pytest.raises(ValueError, match="--packing is for text, and this is prepared already"):
+        DataArguments(**options).refuse_unused()
+
+
 def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, tokenizer, capsys, monkeypatch):
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     monkeypatch.chdir(tmp_path)

@@ -151,8 +151,8 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
         ({**dataset, "revision": "abc"}, "accuracy"),
         ({**dataset, "split": "test"}, "f1"),
     ]
-    own = evaluation_record(benchmark="own")
-    assert "model-index" not in evaluated([own])[0]
+    for other in ({"benchmark": "own"}, {"arguments": {**run.arguments, "max_eval_samples": 50}}):
+        assert "model-index" not in evaluated([evaluation_record(**other)])[0]
 
 
 @pytest.mark.parametrize(("described", "beside"), [({}, True), ({"model_config": "mine.json"}, False)])
@@ -174,11 +174,27 @@ def test_weak_scores_are_called_weak():
     assert not re.search("Matthews correlation of 0|most frequent|not better|one run", body)
 
 
+def test_majorities_and_random_weights_are_those_of_the_same_task_on_its_whole_dev_set():
+    few = {"arguments": {**evaluation_record().arguments, "max_eval_samples": 50}}
+    random = runs("rte", (0.7, 0.7), model={"from_scratch": True})
+    for change in ({"benchmark": "own"}, few):
+        body = evaluated(runs("mrpc", (0.5, 0.5), **change))[1]
+        assert "most frequent label" not in body
+    assert "not better" not in evaluated(runs("rte", (0.6, 0.6), benchmark="own"), compared=random)[1]
+
+
+def test_a_fine_tuned_card_says_that_scores_are_of_few_examples():
+    args = {**evaluation_record().arguments, "max_eval_samples": 50}
+    run = evaluation_record(arguments=args, data={"dev": {"examples": 50}})
+    assert "- mrpc: on 50 examples of dev." in fine_tuned_card([run], REPO, CARD)
+
+
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
         ({"data": {"train": {"sources": [{"name": "a|b.txt", "sha256": "12ab"}]}}}, "`a\\|b.txt`: an unknown number"),
         ({"data": {"train": {"num_tokens": 14950400}}}, "| passes over the text | 1 |"),
+        ({"data": {"train": {"recipe": {"drop_duplicates": "exact"}}}}, "| repeated lines | dropped |"),
         ({"sequences": 233_600}, "| `sequences_per_step` | 32 | 128 |"),
         ({"flops": {"model": 5.67e15, "paper": 8.91e15}}, "5.67e+15"),
         ({"flops": {"model": 5.67e15, "paper": None}}, "and the paper | not counted for these families |"),

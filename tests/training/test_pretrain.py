@@ -273,6 +273,10 @@ NEW = {"model_config": None}  # networks of a named size
     [
         ({"train_files": "nothing/*.txt"}, "nothing"),
         ({"document_attention": True, "packing": "original"}, "mixes no documents"),
+        ({"license": "mit"}, "--license is for --push_to_hub True"),
+        ({"cache_size": "1GB"}, "--cache_size is for remote shards"),
+        ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor has no place"),
+        ({"prediction_loss_only": True}, "--prediction_loss_only has no place"),
         ({"masking": "words"}, "--masking: there is no 'words'"),
         (NEW | {"generator_type": "unigram", "generator_learning_rate": 1}, "--generator_learning_rate needs a gen"),
         (NEW | {"objective": "mlm", "clip_separately": True}, "--clip_separately needs a generator that learns"),

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, parse_size, run
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, parse_size, refuse_given, run
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
@@ -87,6 +87,12 @@ class DataArguments:
         if not self.train_files and not self.train_datasets:
             raise ValueError("There is nothing to train on. Name text (--train_files) or datasets (--train_datasets).")
         return self.parse(self.train_files) + self.parse(self.train_datasets, is_dataset=True)
+
+    def refuse_unused(self, more: Sequence[str] = ()) -> None:
+        """Raises ValueError for flags that say how text is read, where all of it is prepared already; also `more`."""
+        if all(source.is_prepared for source in [*self.sources(), *self.parse([*(self.held_out_files or ()), *more])]):
+            names = "text_column encoding encoding_errors drop_duplicates shard_size packing"
+            refuse_given(self, names, "is for text, and this is prepared already. Leave it out.")
 
     def parse(self, texts: Sequence[str], is_dataset: bool = False) -> list[Source]:
         """What `texts` name, read as the flags say."""
@@ -227,6 +233,9 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO)
     directory = Path(arguments.output_dir)
+    refuse_given(data, "data_license", "is for the record of a run: give it to `pretrain`.")
+    if prepared := [source.name for source in data.sources() if source.is_prepared and arguments.executor is None]:
+        raise ValueError(f"{prepared[0]} is prepared already. Name text, or train on it.")
     if arguments.executor is not None:
         try:
             from hf_electra_rtd.data import distributed

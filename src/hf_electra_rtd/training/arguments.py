@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 
-from hf_electra_rtd.cli import check_ranges, flag
+from hf_electra_rtd.cli import check_ranges, flag, refuse_given
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.confusion import TokenConfusions
@@ -45,7 +45,7 @@ class RTDTrainingArguments(TrainingArguments):
     mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
     masking: str = flag("token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).")
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`: words in place of some samples.")
-    confusion_share: float | None = flag(None, "Share of the masked tokens with a row to which this is done (0.5).")
+    confusion_share: float | None = flag(None, "Of the masked tokens with a row, the share that is replaced (0.5).")
     document_attention: bool = flag(False, "With --packing full: tokens see only their own document.")
     keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")
     bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
@@ -90,6 +90,9 @@ class RTDTrainingArguments(TrainingArguments):
                 raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
         if self.clip_separately and not self.max_grad_norm:
             raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
+        for name in ("label_smoothing_factor", "prediction_loss_only"):
+            if getattr(self, name):
+                raise ValueError(f"--{name} has no place in this pre-training. Leave it out.")
         if self.save_on_each_node:
             raise ValueError("--save_on_each_node: a checkpoint is written once, for all nodes. Leave it out.")
         super().__post_init__()
@@ -124,6 +127,12 @@ def check_hub_options(args: TrainingArguments) -> None:
     if args.push_to_hub and (args.hub_strategy != "end" or args.hub_revision or args.hub_always_push):
         what = "--hub_strategy, --hub_revision and --hub_always_push"
         raise ValueError(f"A run is published once, at its end, on `main`: leave {what} out.")
+
+
+def check_publishing(args: TrainingArguments, *facts: Any) -> None:
+    """Raises ValueError for flags of the publication (dataclasses) of a run that is not published."""
+    for each in facts if not args.push_to_hub else ():
+        refuse_given(each, " ".join(vars(each)), "is for --push_to_hub True. Leave it out, and give it to `publish`.")
 
 
 def settle_by_device(args: TrainingArguments) -> None:

@@ -93,7 +93,7 @@ class ModelArguments:
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config or --continue_from.
     objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")
     sharing: str | None = flag(None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.")
-    generator_type: str | None = flag(None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES)}. Default: masked_lm.")
+    generator_type: str | None = flag(None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES[:-1])} (masked_lm).")
     generator_objective: str | None = flag(None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.")
     generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.")
     discriminator_weight: float | None = flag(None, "The discriminator's. Default: 50, or 1 for predicting tokens.")

@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import flag, parse_arguments, parse_size
+from hf_electra_rtd.cli import flag, parse_arguments, parse_size, refuse_given
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -55,6 +55,7 @@ from hf_electra_rtd.records import PretrainingRecord, count_cores, public_comman
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
     RTDTrainingArguments,
+    check_publishing,
     read_token_confusions,
     settle_masking,
     settle_products,
@@ -168,8 +169,8 @@ def start(
         more_defaults=recipe_defaults,
     )
     check_launcher(args)
-    if args.document_attention and data_args.packing == "original":
-        raise ValueError("--document_attention True: --packing original mixes no documents. Leave it out.")
+    check_publishing(args, card, publication)
+    _refuse_whole_documents(args, data_args.packing)
     data_args.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
@@ -202,8 +203,12 @@ def start(
             if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
                 what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
+            data_args.refuse_unused(run_args.old_held_out_files or ())
+            if not any("://" in name for name in [*data_args.train_files, *(data_args.held_out_files or ())]):
+                refuse_given(run_args, "cache_dir cache_size", "is for remote shards: there are none. Leave it out.")
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
+            _refuse_whole_documents(args, train.header.packing)
             old_held_out = None
             if old := run_args.old_held_out_files:
                 if held_out is None:
@@ -229,6 +234,11 @@ def start(
         old_stream = None if old_held_out is None else held_out_stream(old_held_out)
         data = (stream, held_out_positions, old_stream, collator)
         yield Run(words, run_args, args, card, publication, checkpoint, tokenizer, *data, model, facts)
+
+
+def _refuse_whole_documents(args: RTDTrainingArguments, packing: str) -> None:
+    if args.document_attention and packing == "original":
+        raise ValueError("--document_attention True: --packing original mixes no documents. Leave it out.")
 
 
 def check_launcher(args: RTDTrainingArguments) -> None:

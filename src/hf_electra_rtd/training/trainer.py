@@ -161,6 +161,9 @@ class RTDTrainer(Trainer):
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
             data_collator = make_collator(processing_class, args, model.config)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
+            if args.train_sampling_strategy not in ("random", "sequential"):
+                what = f"--train_sampling_strategy {args.train_sampling_strategy}"
+                raise ValueError(f"{what}: the order of the sequences follows from the seed. Leave it out.")
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")

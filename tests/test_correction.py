@@ -10,7 +10,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import BertTokenizer, ElectraConfig, RobertaTokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import BertTokenizer, ElectraConfig, PreTrainedTokenizerFast, RobertaTokenizer
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, correction, detection
 from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairRanker
@@ -80,6 +83,30 @@ def test_pieces_are_the_text_and_end_after_sentences(chinese, byte_level):
     ]  # fmt: skip
     with pytest.raises(ValueError, match="--max_length 2 leaves no room"):
         cut_text(text, chinese, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("the river " + "😂" * 20, ["the river", " " + "😂" * 20]),  # longer than a piece, and the last unit
+        ("the river" + " " * 40, ["the river"]),
+        ("the" + " the" * 10 + " " * 9 + "the the the the", ["the" + " the" * 10, " " * 9 + "the the the", " the"]),
+    ],
+    ids=["a long last word", "spaces at the end", "spaces before a piece"],
+)
+def test_tokens_of_spaces_count_and_a_last_word_may_be_longer_than_a_piece(byte_level, text, pieces):
+    assert [text[start:stop] for start, stop in cut_text(text, byte_level, 13)] == pieces
+
+
+def test_marks_of_sentencepiece_count():
+    vocab = [(token, 0.0) for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")]
+    backend = Tokenizer(Unigram([*vocab, *((token, -1.0) for token in "▁" + CHARACTERS)], unk_id=3))
+    backend.pre_tokenizer = Metaspace()
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    text = "我们去看电影" * 9
+    lengths = [len(tokenizer(text[start:stop])["input_ids"]) for start, stop in cut_text(text, tokenizer, 12)]
+    assert max(lengths) == 12
 
 
 # ---- A pair that knows what is wrong ----
@@ -178,6 +205,9 @@ def test_texts_that_cannot_be_judged_are_told_and_the_others_go_on(corrector):
         assert "skipped" not in huge
         assert huge["errors"] == []
         assert len(fine["errors"]) == 1
+    cut = corrector()("新 mill" + "s" * 30)
+    assert cut["skipped"] == "a part without a place to cut has more than 16 tokens"
+    assert cut["target"].startswith("心 mill")
 
 
 def test_a_detector_moves_probabilities_to_the_rate_of_errors(corrector, chinese):
@@ -240,6 +270,9 @@ def test_confusion_files_are_read_with_strings_of_characters_and_protected_words
     assert read.rights == {"新": ("心", "辛", "欣"), "teh": ("the", "then")}
     assert read.protected_in("去看电影院") == [range(2, 4)]
     assert Confusions({}, frozenset({"art"})).protected_in("party art") == [range(6, 9)]
+    assert Confusions({}, frozenset({"art"})).protected_in("Art") == [range(3)]
+    overlapping = Confusions({}, frozenset({"北京", "京城"}))
+    assert overlapping.protected_in("北京城很大") == [range(2), range(1, 3)]
 
 
 @pytest.mark.parametrize(
@@ -280,6 +313,13 @@ def test_rows_misspell_words_in_upper_case_and_leave_protected_ones_and_random_e
     misspell = Misspeller([read], [0.0])
     drawn = {word for _ in range(200) for word in misspell("we like the old mill").split()}
     assert drawn == {"we", "like", "old", "mill", "the", "I", "house"}
+
+
+def test_errors_in_a_text_with_chinese_are_single_characters():
+    sets = [Confusions({"aple": ("apple",), "ta": ("她",), "他": ("她",)})]
+    misspell = Misspeller(sets, [1.0])
+    assert {misspell("她有apple手机") for _ in range(20)} == {"他有apple手机"}
+    assert misspell("we have Apple phones") == "we have Aple phones"
 
 
 def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_path, capsys):
@@ -354,6 +394,26 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_
     assert out.count("[-") == out.count("{+") > 0
 
 
+def test_thresholds_keep_how_texts_were_read_when_they_were_chosen(directory, tmp_path, capsys, monkeypatch):
+    pairs, kept = tmp_path / "pairs.tsv", tmp_path / "kept.json"
+    pairs.write_text("text\tright\nthe old mill .\tthe old river .\nin it\tin it\n")
+    flags, judges = ["--model", directory, "--thresholds", str(kept)], []
+    for module, more, given in (
+        (detection, ["--as_is"], {"max_length": 16}),
+        (correction, [], {"max_length": 16, "top_k": 3}),
+    ):
+        settings = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        module.main([*flags, *more, *settings, "--calibrate", str(pairs)])
+        monkeypatch.setattr(detection, "run_on_texts", lambda judge, *_: judges.append(judge))
+        module.main([*flags, *more, "the old mill ."])
+        assert {name: getattr(judges[-1], name) for name in given} == given
+        for name, value in given.items():
+            with pytest.raises(ValueError, match=f"with other {name}"):
+                module.main([*flags, *more, f"--{name}", str(value + 1), "the old mill ."])
+        monkeypatch.undo()
+    capsys.readouterr()
+
+
 def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chosen_for(directory, tmp_path, capsys):
     pairs, kept, words = tmp_path / "pairs.tsv", tmp_path / "kept.json", tmp_path / "words.txt"
     pairs.write_text(
@@ -408,6 +468,9 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
         (["--score", "a", "--calibrate", "a", "--thresholds", "b"], "only one of"),
         (["--calibrate", "a"], r"name it \(--thresholds FILE\)"),
         (["a", "--threshold", "2"], "--threshold is 2: it must be at least 0 and at most 1"),
+        (["a", "--false_positive_rate", "0.1"], "--false_positive_rate is for --calibrate"),
+        (["--calibrate", "a", "--thresholds", "b", "--margin", "1"], "--margin is what --calibrate chooses"),
+        (["a", "--sighan13"], "--sighan13 is for --score"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):

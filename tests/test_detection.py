@@ -191,5 +191,8 @@ def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
         main([SENTENCE, "--top_k", "0"])
     with pytest.raises(ValueError, match="--threshold is for texts as they are"):
         main(["--model", "a", SENTENCE, "--threshold", "0.7"])
-    with pytest.raises(ValueError, match="--top_k is for masked tokens"):
-        main(["--model", "a", SENTENCE, "--as_is", "--top_k", "2"])
+    for flag, why in (("--top_k", "masked tokens"), ("--generator", "masked tokens")):
+        with pytest.raises(ValueError, match=f"{flag} is for {why}"):
+            main(["--discriminator", "a", SENTENCE, "--as_is", flag, "2"])
+    with pytest.raises(ValueError, match="--mask_probability is for tokens at random"):
+        main(["--model", "a", SENTENCE, "--mask", "old", "--mask_probability", "0.5"])

@@ -164,6 +164,8 @@ def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
         ("discriminator", ["--file", "no_file.txt"], "no_file.txt cannot be read"),
         ("discriminator", ["--file", "a.txt", "--data_dir", "glue"], "both name rows"),
         ("discriminator", ["--label_column_name", "stars"], "--label_column_name is a column of --file"),
+        ("discriminator", ["--file", __file__, "--label_column_name", "stars"], "--label_column_name is for labeled"),
+        ("discriminator", ["--batch_size", "2"], "--batch_size is for the rows"),
     ],
 )
 def test_models_and_rows_that_cannot_be_used_are_refused_before_the_export(model, flags, told, towers, tmp_path):
@@ -299,6 +301,17 @@ def test_a_file_of_labeled_rows_gives_the_scores_of_torch_and_of_both_graphs(tow
     assert dev["classes"]["onnx"] == dev["classes"]["torch"]
     assert dev["classes"]["torch"].keys() == {"old", "young"}
     assert "young: recall" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("case", ["question_answering", "question_answering paper"])
+def test_questions_are_scored_by_the_rules_that_the_model_was_tuned_for(case, towers, tokenizer, tmp_path):
+    fine_tuned(case, towers / "discriminator", tokenizer, tmp_path / "model")
+    answers = [{"text": ["the"], "answer_start": [0]}, {"text": [], "answer_start": []}]
+    rows = [{**QUESTIONS[0], "id": str(number), "answers": each} for number, each in enumerate(answers)]
+    (tmp_path / "dev.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (source,) = export.open_sources(str(tmp_path / "model"))
+    args = export.ExportArguments(str(tmp_path / "model"), str(tmp_path / "out"), file=str(tmp_path / "dev.jsonl"))
+    assert export._labeled(source, source.classifier, args)[0].task.unanswerable == case.endswith("paper")
 
 
 # ---- In a browser ----

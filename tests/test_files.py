@@ -1,6 +1,7 @@
 """Files that are whole or not there, locks that end with their process, and messages with the path."""
 
 import errno
+import gzip
 import hashlib
 import os
 import subprocess
@@ -123,6 +124,13 @@ def test_a_directory_is_locked_until_its_process_ends(tmp_path):
     lock.release()
     assert run_script("lock_directory(sys.argv[1])", tmp_path)[0] == 0
     files.lock_directory(tmp_path).release()
+
+
+def test_lines_end_with_a_line_feed_alone_also_in_a_compressed_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(text := "\ufeffone\rtwo\r\nthree\u2028\n\nfour".encode())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+    for name in ("a.txt", "a.txt.gz"):
+        assert list(files.read_lines(tmp_path / name)) == ["one\rtwo", "three\u2028", "", "four"]
 
 
 def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):

@@ -4,9 +4,9 @@
     hf-electra-rtd correct --model runs/small --file letters.txt --thresholds thresholds.json > corrected.jsonl
 
 A JSON line holds `source`, `target`, `errors` as [wrong, right, first character of wrong in `source`], and for a text
-that cannot be judged `skipped`, why. Without texts and --file, lines of the standard input are read. `--model` is a
-run or a joint model with a generator, or a model that `finetune --task_kind correction` wrote (a directory, also of
-its run). Towers are named one by one (--generator, --discriminator).
+of which not all can be judged `skipped`, why. Without texts and --file, lines of the standard input are read.
+`--model` is a run or a joint model with a generator, or a model that `finetune --task_kind correction` wrote (a
+directory, also of its run). Towers are named one by one (--generator, --discriminator).
 
 --confusion_file says what words may be confused with, in rows `wrong right right ...`; `x x` protects the word x, of
 any length. --calibrate PAIRS --false_positive_rate 0.05 --thresholds FILE chooses the thresholds; --thresholds FILE
@@ -31,7 +31,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd import detection
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.cli import refuse_given, run
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
@@ -191,7 +191,7 @@ class Corrector(detection.TextJudge):
             shift = odds - detection.log_odds(detection.REPLACED_RATE)
             ranker = _PairRanker(fills, detector, mask_id, shift, options.get("batch_size", 32))
             corrector = cls(ranker, tokenizer, **{"margin": -odds, **options})
-        corrector.settings = settings
+        corrector.settings = {**settings, "top_k": corrector.top_k}
         return corrector
 
     def tell(self, text: str, found: list[tuple[Any, ...]]) -> dict[str, Any]:
@@ -333,7 +333,9 @@ def main(argv: list[str]) -> None:
     add("--score", metavar="PAIRS", help="score corrections of a table with the columns `text` and `right`")
     add("--sighan13", action="store_true", help=f"score no change to {' or '.join(SIGHAN13)}, as papers do there")
     arguments = parser.parse_args(argv)
-    detection.check_text_flags(arguments)
+    detection.check_text_flags(arguments, parser, "threshold margin")
+    if not arguments.score:
+        refuse_given(arguments, "sighan13", "is for --score. Leave it out.", parser)
     disable_progress_bar()
     named = {name: getattr(arguments, name) for name in ("generator", "discriminator", "runtime", "confusion_file")}
     make = partial(Corrector.from_pretrained, arguments.model, **named)

@@ -11,7 +11,7 @@ probability of "replaced", divided by the average of the sentence. `*` stands af
 
 score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
 `errors`, the words above --threshold as [word, its first character, probability of being wrong]; `tokens`, all words
-likewise; and for a text that cannot be judged `skipped`, why. --calibrate PAIRS --false_positive_rate 0.05
+likewise; and for a text of which not all can be judged `skipped`, why. --calibrate PAIRS --false_positive_rate 0.05
 --thresholds FILE writes the threshold that flags this share of the right sentences of PAIRS (columns `text` and
 `right`); --thresholds FILE alone reads it, with the same model.
 
@@ -42,7 +42,7 @@ from rich.text import Text
 from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.cli import check_ranges, refuse_given, run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
@@ -63,7 +63,7 @@ from hf_electra_rtd.training import console
 
 # Flags that mean nothing where tokens are masked, and with `--as_is`.
 _OF_TEXTS = "file format threshold error_rate thresholds calibrate false_positive_rate max_length batch_size"
-_OF_MASKS = "mask_probability temperature top_k seed"
+_OF_MASKS = "generator mask_probability temperature top_k seed"
 
 
 def main(argv: list[str]) -> None:
@@ -78,11 +78,13 @@ def main(argv: list[str]) -> None:
     arguments = parser.parse_args(argv)
     if not arguments.as_is and not arguments.texts:
         parser.error("SENTENCE is missing: give sentences before --mask, or add --as_is.")
-    check_text_flags(arguments)
-    for name in (_OF_MASKS if arguments.as_is else _OF_TEXTS).split():
-        if getattr(arguments, name) != parser.get_default(name):
-            which = "masked tokens. Leave it or" if arguments.as_is else "texts as they are. Add"
-            raise ValueError(f"--{name} is for {which} --as_is{' out' * arguments.as_is}.")
+    check_text_flags(arguments, parser)
+    if arguments.as_is:
+        refuse_given(arguments, _OF_MASKS, "is for masked tokens. Leave it or --as_is out.", parser)
+    else:
+        refuse_given(arguments, _OF_TEXTS, "is for texts as they are. Add --as_is.", parser)
+    if arguments.mask:
+        refuse_given(arguments, "mask_probability", "is for tokens at random. Leave it or --mask out.", parser)
     disable_progress_bar()
     towers = (arguments.model, arguments.generator, arguments.discriminator)
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
@@ -193,8 +195,8 @@ class TextJudge(ABC):
 
     @torch.no_grad()
     def __call__(self, texts: str | Sequence[str]) -> Any:
-        """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it could not be
-        judged, if so."""
+        """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
+        it could not be judged, if so."""
         if isinstance(texts, str):
             return self([texts])[0]
         cut, found = list(map(self.pieces, texts)), [list[tuple[Any, ...]]() for _ in texts]
@@ -207,7 +209,7 @@ class TextJudge(ABC):
         ]
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
-        """The pieces of a text after their first characters; or none, and why it cannot be judged."""
+        """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
         if not text.strip():
             return [], "it is empty"
         encoding = self._encode([text]).encodings[0]
@@ -217,7 +219,9 @@ class TextJudge(ABC):
         if len(encoding) <= self.max_length:
             return [(0, text)], None
         spans = cut_text(text, self.tokenizer, self.max_length)
-        return [(first, text[first:last]) for first, last in spans], None
+        pieces = [(first, text[first:last]) for first, last in spans]
+        is_cut = any(len(each) > self.max_length for each in self._encode([piece for _, piece in pieces]).encodings)
+        return pieces, f"a part without a place to cut has more than {self.max_length} tokens" if is_cut else None
 
     def _encode(self, texts: list[str], **options: Any) -> Any:
         return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
@@ -233,7 +237,8 @@ class TextJudge(ABC):
 
     def described(self) -> dict[str, Any]:
         """What thresholds depend on."""
-        return {"weights": [hash_weights(tower) for tower in self.towers], **self.settings}
+        weights = [hash_weights(tower) for tower in self.towers]
+        return {"weights": weights, "max_length": self.max_length, **self.settings}
 
 
 class Detector(TextJudge):
@@ -324,13 +329,19 @@ def text_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def check_text_flags(arguments: argparse.Namespace) -> None:
-    """Raises ValueError for flags that do not fit together."""
+def check_text_flags(
+    arguments: argparse.Namespace, parser: argparse.ArgumentParser, chosen: str = "threshold"
+) -> None:
+    """Raises ValueError for flags that do not fit together. `chosen` are those that `--calibrate` chooses."""
     check_ranges(arguments)
     if sum(bool(getattr(arguments, name, None)) for name in ("texts", "file", "calibrate", "score")) > 1:
         raise ValueError("Give only one of texts, --file, --calibrate and --score: what is read.")
     if arguments.calibrate and arguments.thresholds is None:
         raise ValueError("--calibrate writes a file: name it (--thresholds FILE).")
+    if arguments.calibrate:
+        refuse_given(arguments, chosen, "is what --calibrate chooses. Leave it out.", parser)
+    else:
+        refuse_given(arguments, "false_positive_rate", "is for --calibrate. Leave it out.", parser)
 
 
 def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: argparse.Namespace) -> Any:
@@ -501,6 +512,7 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
     screen.print(Text(f"\n{result['source']}\n", style="bold"))
     if "skipped" in result:
         screen.print(f"Skipped: {result['skipped']}.")
+    if not result["tokens"]:
         return
     average, columns = fmean(share for _, _, share in result["tokens"]) or 1.0, []
     for word, _, share in result["tokens"]:

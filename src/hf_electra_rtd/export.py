@@ -9,7 +9,8 @@ The first writes the two networks of a run, `detector/` and `generator/`; the se
 (`onnx/model_quantized.onnx`), `config.json`, the tokenizer; and a card and `export_record.json`.
 
 Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
-for a task of a benchmark, --data_dir) the same prediction for every row. What int8 costs is told.
+for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8
+costs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import detectors, records
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, refuse, run
+from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, refuse_given, run
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.detection import detector_of, load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
@@ -90,11 +91,12 @@ class ExportArguments:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        named = [name for name in _COLUMNS if getattr(self, name) != getattr(type(self), name)]
-        refuse(
-            (self.file and self.data_dir, "--file and --data_dir both name rows to try the graph on. Give one."),
-            (named and not self.file, f"--{''.join(named[:1])} is a column of --file, which is not given."),
-        )
+        if self.file and self.data_dir:
+            raise ValueError("--file and --data_dir both name rows to try the graph on. Give one.")
+        if not self.file:
+            refuse_given(self, " ".join(_COLUMNS), "is a column of --file, which is not given.")
+        if not (self.file or self.data_dir):
+            refuse_given(self, "batch_size", "is for the rows of --file or --data_dir. Leave it out.")
 
 
 @dataclass
@@ -351,6 +353,9 @@ def _rows(source: Source, args: ExportArguments) -> Any:
         return _labeled(source, source.classifier, args)
     if args.file is None:
         raise ValueError(f"--data_dir: {source.place} was not fine-tuned. Give it texts, one a line (--file).")
+    refuse_given(
+        args, " ".join(_COLUMNS), f"is for labeled rows, and {source.place} was not fine-tuned. Leave it out."
+    )
     if not (lines := [line for line in read_lines(args.file) if line.strip()]):
         raise ValueError(f"{args.file} holds no text.")
     return lines
@@ -366,10 +371,12 @@ def _labeled(source: Source, classifier: Classifier, args: ExportArguments) -> t
         split = load_split(task, task.dev_splits[0], args.data_dir)
     else:
         columns = {name: getattr(args, name) for name in _COLUMNS}
-        facts = {"task_kind": task.kind, "language": task.language, "unanswerable": task.unanswerable or None}
+        unanswerable = task.unanswerable if task.kind == "question_answering" else None
+        facts = {"task_kind": task.kind, "language": task.language, "unanswerable": unanswerable}
         labels = list(classifier.labels) or None
         own = OwnTaskArguments(validation_file=args.file, labels=labels, **columns, **facts)  # type: ignore[arg-type]
         task = own_task(source.name, own)
+        classifier.check_number(str(args.file), len(task.columns))
         split = load_split(task, task.dev_splits[0], None)
     kind = make_kind(task, source.tokenizer, **classifier.lengths)
     split.features = kind.encode(split.examples, training=False)

@@ -135,10 +135,14 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """The lines of a text in UTF-8 without their ends: of a file, or of the standard input as they come."""
+    """The lines of a text in UTF-8 without their ends, \\n or \\r\\n: of a file, plain or compressed, or of standard
+    input as they come."""
+    import fsspec
+
+    options = {"encoding": "utf-8-sig", "newline": "\n", "compression": "infer"}
     with (
         reading(path or "The standard input", "It must be text in UTF-8."),
-        nullcontext(sys.stdin) if path is None else open(path, encoding="utf-8-sig") as file,
+        nullcontext(sys.stdin) if path is None else fsspec.open(path, "rt", **options) as file,
     ):
         for line in file:
             yield line.rstrip("\r\n")

@@ -32,6 +32,7 @@ WHO = {"id": "a", "question": "Who?", "answers": [SHE, {"text": "her", "answer_s
 NONE = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
 HIDDEN = {"id": "c", "question": "Why?", "answers": [{"text": "FAKE_ANSWER_1", "answer_start": -1}]}
 C3 = [["男:去。", "女:好。"], [{"question": "谈什么?", "choice": ["旅行", "工作"], "answer": "工作"}], "d-1"]
+C3_NUMBER = [["文。"], [{"question": "几个?", "choice": ["3", "2", "5"], "answer": "2"}], "m-1"]
 C3_TEST = [["文。"], [{"question": "谈什么?", "choice": ["旅行", "工作"], "id": 508}]]
 CHID = {"content": ["他#idiom000378#;又#idiom000379#。"], "candidates": ["一心一意", "三心二意"]}
 RTE = "sentence1\tsentence2"
@@ -114,6 +115,7 @@ OFFICIAL = [
     ("cmrc2018 test cmrc2018/test.json", [squad(HIDDEN)], answer("c", "Why?", None, None)),
     ("drcd test drcd_public/DRCD_test.json", [squad(WHO)], SHE_OR_HER),
     ("c3 dev c3/m-dev.json+c3/d-dev.json", [json.dumps([C3])], WORK, WORK),
+    ("c3 train c3/train.json", [json.dumps([C3_NUMBER])], choice("m-1-0", "文。", "几个?", ["3", "2", "5"], 1)),
     ("c3 test c3/test1.1.json", [json.dumps([C3_TEST])], choice("508", "文。", "谈什么?", ["旅行", "工作"], None)),
     ("chid dev chid/dev.json", [CHID], FIRST_BLANK, SECOND_BLANK),
     (  # the second has a span that is not where its place says, the third spans that overlap
@@ -473,12 +475,13 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
     ("options", "message"),
     [
         ({"dataset": "a/b"}, "either files .* or a --dataset"),
-        ({"dataset_config": "en"}, "are for --dataset. Leave them out"),
+        ({"dataset_config": "en"}, "--dataset_config is for --dataset"),
         (
             {"task_kind": "tagging", "second_text_column_name": "b"},
             "--second_text_column_name has no place in tagging",
         ),
         ({"unanswerable": True}, "--unanswerable has no place in classification"),
+        ({}, "--task_name submission is the directory"),
         ({"validation_file": "{w}", "validation_share": 0.2}, "there is a dev split"),
         ({"labels": ["a", "a"]}, "two or more different"),
         ({"metrics": ["f2"]}, "--metrics: Known metrics of classification"),
@@ -509,7 +512,7 @@ def test_own_flags_and_files_that_make_no_task_are_refused(tmp_path, monkeypatch
     file = write_csv(tmp_path / "w.csv", ("text", "label"), *((x * n, x.upper()) for x in "abc" for n in range(1, 6)))
     options = {key: file if value == "{w}" else value for key, value in options.items()}
     with pytest.raises(ValueError, match=message):
-        load_task(own_task("t", flags(**{"train_file": file, **options})), None)
+        load_task(own_task("t" if options else "submission", flags(**{"train_file": file, **options})), None)
 
 
 # ---- Own tasks of every kind, and in files of flags ----
@@ -542,6 +545,8 @@ OPTIONS = {"question": "2 + 2?", "choices": ["4", "5"]}
         ("multi_label", {"text": "x", "label": [1]}, (["x"], ["b"])),
         ("multi_label", {"text": "x", "label": ""}, (["x"], [])),
         ("multi_label", {"text": "x", "label": None}, (["x"], None)),
+        ("multi_label", {"text": "x", "label": 1}, (["x"], ["b"])),
+        ("multi_label", {"text": "x", "label": 0.5}, "the label 0.5 is not text or a whole number"),
         ("multiple_choice", OPTIONS | {"label": "0"}, "row 1: there is no choice '0'. Known choices: 4, 5"),
         ("multiple_choice", OPTIONS | {"label": 0, "choices": ["4"]}, "are not two or more texts"),
         ("multiple_choice", OPTIONS | {"label": 1, "choices": ["", "x", "y"]}, "not two or more texts"),
@@ -583,6 +588,20 @@ def test_questions_may_have_no_answer_by_the_data_or_a_flag_and_those_of_one_con
     assert not contexts[0] & contexts[1]
 
 
+@pytest.mark.parametrize(("kind", "label"), [("question_answering", "She"), ("multi_label", "a|b")])
+def test_a_test_split_with_nothing_but_empty_labels_is_not_labeled(tmp_path, kind, label):
+    column = "answers" if kind == "question_answering" else "label"
+    row = ("I, She", "?", "I, She")
+    names = ("text", "question", "context", column)
+    train = write_csv(tmp_path / "train.csv", names, *[(*row, label)] * 9)
+    test = write_csv(tmp_path / "test.csv", names, *[(*row, "")] * 2)
+    task = own_task("t", flags(train_file=train, test_file=test, task_kind=kind))
+    assert not task.unanswerable
+    assert list(load_split(task, "test").examples["label"]) == [None, None]
+    write_csv(tmp_path / "test.csv", names, (*row, ""), (*row, label))
+    assert list(load_split(task, "test").examples["label"]) == [[], label.split("|")]
+
+
 ASKED = {"question": "where ?"}
 OWN = {  # a row, a second one, and what a prediction is called
     "question_answering": (ASKED | {"context": "the old river", "answers": "river"}, {"answers": ""}, "answer"),
@@ -598,7 +617,8 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
     row, other, answer = OWN[kind]
     file, run = write(tmp_path, "t.jsonl", [row, {**row, **other}] * 9), tmp_path / "run"
     given = {"train_file": file, "validation_file": file, "test_file": file, "task_kind": kind, "max_seq_length": 32}
-    given |= {"doc_stride": 4, "max_query_length": 8, "max_steps": 1, "output_dir": run}
+    given |= {"max_steps": 1, "output_dir": run}
+    given |= {"doc_stride": 4, "max_query_length": 8} if kind == "question_answering" else {}
     assert run_finetune(model_name_or_path=encoder, **given) == 0
     seed = run / "own/seed_42"
     report = json.loads((seed / "report_dev.json").read_text())

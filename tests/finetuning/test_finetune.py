@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,8 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
         ({"learning_rate": 1e-3}, r"learning_rate 0\.004 \(now 0\.001\).*--overwrite_output_dir"),
         ({"validation_file": changed}, "the data of dev"),
         ({"text_column_name": "verdict", "test_file": changed}, "the data of train"),
+        ({"id_column_name": "review"}, "the data of train"),
+        ({"task_kind": "multi_label", "metrics": ["accuracy", "macro_f1"]}, "the data of train"),
         ({"model_name_or_path": other}, "the model's .*sha256"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -201,14 +204,17 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
         run_finetune(**flags)
 
 
-def test_a_split_that_is_wanted_now_makes_the_run_anew(copied):
+def test_a_split_that_is_wanted_now_makes_the_run_anew_if_it_may_be_overwritten(copied):
     run, flags = copied
     for path in run.glob("reviews/*/evaluation_record.json"):
         values = json.loads(path.read_text())
         values["data"].pop("test")
         path.write_text(json.dumps(values))
     first = record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino
-    assert run_finetune(**flags | {"seeds": 1}) == 0
+    with pytest.raises(ValueError, match=r"seed_42 is of a run without the split test\. Pass --overwrite_output_dir"):
+        run_finetune(**flags | {"seeds": 1})
+    assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) == first
+    assert run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True}) == 0
     assert "test" in record_of(run).data
     assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) != first
 
@@ -264,6 +270,17 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({**YES_NO, "label_words": ["yes=great", "no=Great"]}, "the tokens of another class's word"),
         ({"few_shot": 0}, "--few_shot 0 needs --label_words"),
         ({"few_shot": 4000}, "has only .* training examples"),
+        ({"lora_r": 4}, "--lora_r needs --lora"),
+        ({"lora": True, "merge_adapter": True, "keep_models": "none"}, "--merge_adapter has no model to write"),
+        ({"layerwise_lr_decay": 1, "layerwise_lr_decay_off_by_one": True}, "off_by_one is for a --layerwise_lr_decay"),
+        ({"layerwise_lr_decay": 1, "optim": "adafactor", "bias_correction": True}, "--bias_correction is not for"),
+        ({"doc_stride": 8}, "--doc_stride is for question answering"),
+        ({"benchmark": "clue"}, "Name a --benchmark or a task of your own"),
+        (
+            {"train_file": None, "validation_file": None, "test_file": None, "benchmark": "glue", "task_name": "rte"},
+            "is for a task of your own",
+        ),
+        ({"license": "mit"}, "--license is for --push_to_hub True"),
     ],
     ids=str,
 )
@@ -278,7 +295,7 @@ def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, f
 
 @pytest.fixture(scope="session")
 def glue(tmp_path_factory) -> Path:
-    """Some files of GLUE: CoLA without its test split, MNLI without its mismatched half, AX, and a broken RTE."""
+    """Some files of GLUE: CoLA without its test split, MNLI without its mismatched half, AX, WNLI, a broken RTE."""
     directory, labels = tmp_path_factory.mktemp("glue"), ("entailment", "neutral", "contradiction")
     files, pair = {}, "index\tsentence1\tsentence2"
     for split, count in (("train", 20), ("dev", 8)):
@@ -287,6 +304,8 @@ def glue(tmp_path_factory) -> Path:
         rows = [f"{i}\tthe river {i}\tthe mill\t{labels[i % 3]}" for i in range(count)]
         files[f"MNLI/{split}.tsv"] = [f"{pair}\tgold_label", *rows]
     files["diagnostic/diagnostic.tsv"] = [pair, *(f"{i}\tthe old river\tthe mill {i}" for i in range(4))]
+    for split in ("train", "dev", "test"):
+        files[f"WNLI/{split}.tsv"] = [f"{pair}\tlabel", *(f"{i}\ta river\ta mill {i}\t{i % 2}" for i in range(8))]
     files["RTE/train.tsv"] = [f"{pair}\tlabel", "0\ta river\ta mill\tperhaps"]
     for name, lines in files.items():
         (directory / name).parent.mkdir(exist_ok=True)
@@ -309,6 +328,14 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
     assert {path.name for path in (tmp_path / "run/submission").iterdir()} == {
         *("AX.tsv", "MNLI-m.tsv", "glue_submission.zip")
     }
+
+    (tmp_path / "run/submission/mine.txt").touch()
+    assert run_finetune(**flags, task_name="wnli") == 0
+    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == {
+        *("AX.tsv", "MNLI-m.tsv", "WNLI.tsv", "glue_submission.zip", "mine.txt")
+    }
+    with zipfile.ZipFile(tmp_path / "run/submission/glue_submission.zip") as archive:
+        assert set(archive.namelist()) == {"AX.tsv", "MNLI-m.tsv", "WNLI.tsv"}
 
     run = finetune.FineTuning.run_task
 
@@ -334,6 +361,19 @@ def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch
         run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True, "max_steps": 2})
     assert record_of(directory).steps == 2
     assert (directory / "reviews/seed_42/model").is_dir()
+
+
+def test_a_run_that_is_killed_before_its_reports_are_there_is_run_again(copied, monkeypatch):
+    directory, flags = copied
+
+    def dies(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hf_electra_rtd.finetuning.run.write_report", dies)
+        assert run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True, "max_steps": 2}) == 130
+    assert run_finetune(**flags | {"seeds": 1, "max_steps": 2}) == 0
+    assert (directory / "reviews/seed_42/report_dev.json").is_file()
 
 
 def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(encoder, tmp_path):

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import shutil
+from datetime import datetime
 
+import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
+from hf_electra_rtd.files import write_text
 from hf_electra_rtd.finetuning import predict
+from hf_electra_rtd.finetuning.data import refuse_columns
+from hf_electra_rtd.finetuning.run import best_seed
+from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import read_lines, run_finetune
 
 
@@ -53,12 +62,15 @@ def test_a_table_gets_labels_and_probabilities_beside_its_columns(finished, tmp_
 
 def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monkeypatch, predicted):
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
+    shutil.copy(tmp_path / "a.txt", tmp_path / "b.TXT")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress((tmp_path / "a.txt").read_bytes()))
     (tmp_path / "a.tsv").write_text("".join(f"{text}\n" for text in ["text", *TEXTS]))
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(TEXTS)))
-    files = ([], *(["--file", tmp_path / f"a.{suffix}"] for suffix in ("txt", "tsv", "jsonl")))
+    names = ("a.txt", "a.tsv", "a.jsonl", "b.TXT", "a.txt.gz")
+    files = ([], *(["--file", tmp_path / name] for name in names))
     outputs = [predicted(finished[0] / "run", *file) for file in files]
-    assert outputs == [outputs[0]] * 4
+    assert outputs == [outputs[0]] * 6
     assert [line["text"] for line in outputs[0]] == TEXTS
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     with pytest.raises(ValueError, match="Standard input cannot be read: it has no row"):
@@ -82,7 +94,7 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     wanted = [{name: line[name] for name in ("label", "score", "probabilities")} for line in lines]
     assert found[0] == wanted
     again = Classifier(str(tmp_path / "rows"), use_cpu=True)
-    assert again.predict([(TEXTS[0], TEXTS[1])])[0].keys() == wanted[0].keys()
+    assert again.predict([TEXTS[0], (TEXTS[1],), {"text": TEXTS[2]}]) == wanted
     assert again.predict([]) == []
 
 
@@ -91,15 +103,64 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
     file.write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
     given = {"benchmark": "own", "train_file": file, "validation_file": file, "task_kind": "tagging", "max_steps": 1}
     assert run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "run", **given) == 0
-    (tmp_path / "a.txt").write_text("老 桂花\n", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("老 桂花\n老 桂 花\n", encoding="utf-8")
     outputs = [predicted(tmp_path / "run", "--file", tmp_path / name) for name in ("train.conll", "a.txt")]
     kept = [(line["text"], line["label"]) for line in outputs[0]]
     assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
-    assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4]
+    assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4, 3]
     for line in ('{"text": 5}', "5"):
         (tmp_path / "a.jsonl").write_text(f"{line}\n")
         with pytest.raises(ValueError, match=r"a\.jsonl, line 1"):
             predicted(tmp_path / "run", "--file", tmp_path / "a.jsonl")
+
+
+def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_notes_the_command(encoder, tmp_path):
+    rows = [
+        {"text": text, "label": np.int64(n % 2), "day": np.datetime64("2020-01-01")}
+        for n, text in enumerate(TEXTS * 9)
+    ]
+    flags = {"task_name": ["reviews"], "seeds": 2, "keep_models": "all", "max_steps": 1, "use_cpu": True, "size": None}
+    model = finetune_in_python(encoder, rows, output_dir=str(tmp_path), **flags)
+    records = [EvaluationRecord.load(tmp_path / f"reviews/seed_{seed}") for seed in (42, 43)]
+    assert model.name == str(tmp_path / f"reviews/seed_{best_seed(records)}/model")
+    assert all(record.command.startswith("hf-electra-rtd finetune --model_name") for record in records)
+    with pytest.raises(ValueError, match="leaves no model to return"):
+        finetune_in_python(encoder, rows, output_dir=str(tmp_path), keep_models="none")
+
+
+def test_a_model_of_pairs_takes_pairs_and_one_of_texts_takes_texts(finished, encoder, tmp_path, predicted):
+    rows = [{"a": text, "b": "old", "label": n % 2} for n, text in enumerate(TEXTS * 9)]
+    flags = {"text_column_name": "a", "second_text_column_name": "b", "max_steps": 1, "use_cpu": True}
+    pairs = finetune_in_python(encoder, rows, output_dir=str(tmp_path / "run"), **flags)
+    texts = Classifier(str(finished[0] / "run"), use_cpu=True)
+    for model, given in (
+        (texts, ["x", ("x", "y")]),
+        (texts, ["x", {"text": "x", "text_pair": "y"}]),
+        (pairs, [("x", "y"), "x"]),
+        (pairs, [("x", "y"), {"text": "x"}]),
+        (pairs, [("x", "y"), ("x", "y", "z")]),
+    ):
+        with pytest.raises(ValueError, match=r"was fine-tuned on .*, but text 2 has"):
+            model.predict(given)
+    assert pairs.predict([("x", "y")]) == pairs.predict([{"text": "x", "text_pair": "y"}])
+    assert pairs.predict([("x", "y")]) != pairs.predict([("x", "the old river")])
+    write_text(tmp_path / "a.jsonl", json.dumps(rows[0]) + "\n")
+    command = ["--file", tmp_path / "a.jsonl", "--text_column_name", "a"]
+    assert len(predicted(tmp_path / "run", *command, "--second_text_column_name", "b")) == 1
+    with pytest.raises(ValueError, match=r"pairs of texts .--second_text_column_name., but a row has 1"):
+        predicted(tmp_path / "run", *command)
+
+
+def test_columns_of_any_type_are_written_and_no_column_replaces_another(finished, tmp_path, predicted):
+    row = {"text": "a mill", "when": datetime(2020, 1, 2), "raw": b"x", "label": "old"}
+    Dataset.from_list([row]).to_parquet(tmp_path / "a.parquet")
+    (line,) = predicted(finished[0] / "run", "--file", tmp_path / "a.parquet")
+    assert (line["when"][:10], line["raw"], line["input_label"]) == ("2020-01-02", "b'x'", "old")
+    write_text(tmp_path / "b.jsonl", json.dumps(line) + "\n")
+    with pytest.raises(
+        ValueError, match=r"b\.jsonl, line 1: 'label' would become 'input_label', a column that is there"
+    ):
+        predicted(finished[0] / "run", "--file", tmp_path / "b.jsonl")
 
 
 def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path, predicted):
@@ -111,3 +172,6 @@ def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path, predic
     ):
         with pytest.raises(ValueError, match=message):
             predicted(model, "--file", tmp_path / "a.csv")
+    for kind, flag in (("tagging", "second_text_column_name"), ("multiple_choice", "text_column_name")):
+        with pytest.raises(ValueError, match=f"--{flag} has no place in {kind}"):
+            refuse_columns(kind, predict.PredictArguments("m", **{flag: "body"}))

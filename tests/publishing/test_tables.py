@@ -64,6 +64,7 @@ OWN = {"benchmark": "own"}
         ("training data", {}, {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
         ("template {text} it", {"arguments": {"template": ""}}, {"arguments": {"template": "{text} it"}}),
         ("evaluation data", OWN, {**OWN, "data": {**FIRST.data, "dev": {"files": {"dev.tsv": "2" * 64}}}}),
+        ("evaluation data", {}, {"data": {**FIRST.data, "dev": {"files": {"dev.tsv": "2" * 64}}}}),
     ],
 )
 def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_differs(difference, first, change):
@@ -98,6 +99,22 @@ def test_the_first_of_two_development_sets_counts():
     rows, caption = cells([evaluation_record("mnli", metrics=metrics), evaluation_record("rte", score=0.6)])
     assert [row[2:] for row in rows] == [["mnli", "rte", "avg"], ["80.0", "60.0", "70.0"]]
     assert "mnli: on dev_matched." in caption
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"max_eval_samples": 50}, "on 50 examples of dev"),
+        ({"max_train_samples": 64}, "trained on 64 examples (max_train_samples 64)"),
+        ({"max_eval_samples": 50, "few_shot": 4}, "on 50 examples of dev; trained on 64 examples (few_shot 4)"),
+        ({"few_shot": 0}, "trained on 0 examples (few_shot 0)"),
+    ],
+)
+def test_the_caption_tells_how_few_examples_a_score_is_of(changed, told):
+    data = {} if changed == {"few_shot": 0} else {"train": {"examples": 64}}
+    run = evaluation_record("rte", arguments={**FIRST.arguments, **changed}, data={**data, "dev": {"examples": 50}})
+    assert f"rte, {MODEL}: {told}." in cells([run])[1]
+    assert "examples" not in cells([FIRST])[1]
 
 
 def test_averages_are_over_the_tasks_that_every_model_has():

@@ -4,11 +4,12 @@ made from text, and in correction.
     hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
 
 Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a word drawn at
-random among the right ones of all rows), at a place drawn among the words that stand behind another one in a row of
-the kind, also in lower case. Words that a row `x x` protects stay, and --clean_share of the sentences: a model that
-saw no right sentences would find errors everywhere. The table has the columns `text` and `right`, as `finetune
---task_kind correction` reads them. The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had
-the same sound, 30 % a similar one, 20 % were alike in strokes, 10 % were random.
+random among the right ones of all rows). Its place is drawn among the words that are a right word in a row of that
+file (upper case does not matter). Words that a row `x x` protects stay, and --clean_share of the sentences: a model
+that saw no right sentences would find errors everywhere. Sentences of fewer than 6 or more than 128 characters are
+left out. The table has the columns `text` and `right`, as `finetune --task_kind correction` reads them. The recipe is
+LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the same sound, 30 % a similar one, 20 % were alike
+in strokes, 10 % were random.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
-from hf_electra_rtd.data.units import WORD, in_case_of, is_han
+from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
 from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.files import check_output, named_file, read_lines, writing
 from hf_electra_rtd.ops import confuse
@@ -55,18 +56,21 @@ class Confusions:
         return found
 
     def wrongs_of(self, word: str) -> list[str]:
-        """What may stand in a word's place; without a row of its own, that of the word in lower case, in its case."""
+        """What may stand in a word's place; without a row of its own, that of the word in lower case, in its case. In
+        place of a Chinese character, characters alone."""
         found = self.wrongs.get(word)
-        return [in_case_of(word, wrong) for wrong in self.wrongs.get(word.lower(), ())] if found is None else found
+        found = [in_case_of(word, wrong) for wrong in self.wrongs.get(word.lower(), ())] if found is None else found
+        return [wrong for wrong in found if is_han(wrong) == is_han(word)]
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
         whole = (word if is_han(word) else rf"(?<!\w){word}(?!\w)" for word in map(re.escape, self.protected))
-        return re.compile("|".join(sorted(whole, key=len, reverse=True)) or "(?!)")
+        found = "|".join(sorted(whole, key=len, reverse=True)) or "(?!)"
+        return re.compile(f"(?=({found}))", re.IGNORECASE)  # a lookahead, because words may overlap
 
     def protected_in(self, text: str) -> list[range]:
-        """The characters of a text that stay."""
-        return [range(*match.span()) for match in self._pattern.finditer(text)]
+        """The characters of a text that stay: of protected words, in upper or lower case."""
+        return [range(*match.span(1)) for match in self._pattern.finditer(text)]
 
 
 def read_confusions(path: str) -> Confusions:
@@ -137,7 +141,8 @@ class Misspeller:
         """The sentence with an error in it; as it is where no kind of error has a place."""
         kept = [span for one in self.sets for span in one.protected_in(sentence)]
         words = [word for word in WORD.finditer(sentence)
-                 if not any(word.start() < span.stop and span.start < word.end() for span in kept)]  # fmt: skip
+                 if may_change(sentence, word[0])
+                 and not any(word.start() < span.stop and span.start < word.end() for span in kept)]  # fmt: skip
         usable: list[list[tuple[Any, Sequence[str]]]] = []
         for wrongs_of in [*(one.wrongs_of for one in self.sets), lambda word: self._strangers[is_han(word)]]:
             rows = ((word, wrongs_of(word[0])) for word in words)
@@ -161,7 +166,12 @@ def main(argv: list[str]) -> None:
     add: Any = parser.add_argument
     add("--files", nargs="+", required=True, help="text: files, directories or globs, as `pretrain --train_files`")
     add("--confusion_files", nargs="+", required=True, help="rows `wrong right right ...`, one file for each kind")
-    add("--shares", nargs="+", type=float, help="of errors of each file's kind; the rest is random (equal, none)")
+    add(
+        "--shares",
+        nargs="+",
+        type=float,
+        help="of the errors that come from each file; the others are random words (default: equal, none random)",
+    )
     add("--clean_share", type=float, default=0.3, help="of sentences that stay as they are (%(default)s)")
     add("--max_pairs", type=int, help="end after so many sentences")
     add("--output_file", required=True, help="the table, .tsv")

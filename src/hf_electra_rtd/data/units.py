@@ -88,21 +88,23 @@ def find_units(text: str, encoding: Any) -> list[Unit]:
 
 def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> list[tuple[int, int]]:
     """The characters, first and after the last, of pieces of a text that have at most `max_length` tokens each, [CLS]
-    and [SEP] counted. Pieces end after a sentence, else after a clause, else after a word; together they are the
-    text."""
+    and [SEP] counted, if no word with the spaces before it has more. Pieces end after a sentence, else after a clause,
+    else after a word; together they are the text, without spaces that would be a piece of their own at its end."""
     encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).encodings[0]
-    room, units = max_length - tokenizer.num_special_tokens_to_add(), find_units(text, encoding)
+    # SentencePiece puts a mark before each piece, which is a token of its own before Chinese.
+    mark = tokenizer.convert_tokens_to_ids("▁") not in (None, tokenizer.unk_token_id)
+    room, units = max_length - tokenizer.num_special_tokens_to_add() - mark, find_units(text, encoding)
     if room < 1:
         raise ValueError(f"--max_length {max_length} leaves no room for text. Raise it.")
-    pieces, first, begin = [], 0, 0
-    while first < len(units) and len(encoding) - units[first].first > room:
+    pieces, first, begin, origin = [], 0, 0, 0  # `origin`: the first token of a piece, which may be of a space
+    while first < len(units) and len(encoding) - origin > room:
         stop = first + 1
-        while units[stop].last - units[first].first <= room:
+        while stop < len(units) and units[stop].last - origin <= room:
             stop += 1
         window = range(stop - 1, first, -1)  # the last unit of the piece; not its first: pieces would be words
         ends = (next((at for at in window if text[units[at].stop - 1] in marks), None)
                 for marks in (_SENTENCE_ENDS, _CLAUSE_ENDS))  # fmt: skip
         last = next((end for end in ends if end is not None), stop - 1)
         pieces.append((begin, units[last].stop))
-        first, begin = last + 1, units[last].stop
-    return [*pieces, (begin, len(text))]
+        first, begin, origin = last + 1, units[last].stop, units[last].last
+    return [*pieces, (begin, len(text))] if text[begin:].strip() or not pieces else pieces

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hf_electra_rtd import files
-from hf_electra_rtd.cli import refuse
+from hf_electra_rtd.cli import refuse, refuse_given
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
@@ -49,7 +49,7 @@ _FLAGS = {name: name for name in ("dataset", "language", "labels", "metrics", "u
 _FLAGS |= {"label_column": "label_column_name", "id_column": "id_column_name"}
 _FLAGS |= {"config": "dataset_config", "revision": "dataset_revision"}
 # What decides the examples of one's own task, beside its files.
-_FACTS = ("columns", "label_column", "validation_share", "language", "unanswerable")
+_FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
@@ -126,6 +126,9 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
         raise ValueError(f"{name} has no row for the split {split!r} of {task.title}{share} ({skipped:,} skipped).")
     if split not in task.test_splits and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
+    if split in task.test_splits and all(label == [] for label in examples["label"]):  # its cells are empty
+        unknown = dict.fromkeys({"label", "starts"} & set(examples.column_names))
+        examples = examples.map(lambda row: unknown, features=examples.features)
     return Split(examples, skipped, source)
 
 
@@ -208,6 +211,14 @@ def draw_few(split: Split, labels: Sequence[str], number: int, seed: int) -> Spl
 # ---- The user's own task ----
 
 
+def refuse_columns(kind: str, args: Any) -> None:
+    """Raises ValueError for a flag that names a column that rows of a kind do not have."""
+    of_texts = kind in ("classification", "multi_label", "regression")
+    useless = "" if of_texts else "second_text_column_name"
+    useless += " text_column_name" if kind in ("multiple_choice", "question_answering") else ""
+    refuse_given(args, useless, f"has no place in {kind}, whose columns have fixed names. Leave it out.")
+
+
 def own_task(name: str, args: Any) -> Task:
     """The user's task, from `OwnTaskArguments`. Reads the data where labels have to be collected. Flags that do not
     fit together, data that cannot be read, and labels that are not clear are a ValueError."""
@@ -216,19 +227,20 @@ def own_task(name: str, args: Any) -> Task:
     facts = _DEFAULTS[kind] | {field: tuple(one) if isinstance(one, list) else one for field, one in given.items()}
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
-    of_pairs, has_pairs = args.second_text_column_name, kind in ("classification", "multi_label", "regression")
-    of_hub = args.dataset_config or args.dataset_revision or args.dataset_splits
     unknown = next((metric for metric in facts["metrics"] if metric not in METRICS[kind]), None)
     no_classes = labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1)
     refuse(
         (Path(name).name != name or name == "..", f"--task_name is {name!r}, but it must be a plain word."),
+        (name == "submission", "--task_name submission is the directory of files for servers. Choose another name."),
         (bool(splits) == bool(args.dataset), "Give either files (--train_file, ...) or a --dataset of the Hub."),
-        (of_hub and not args.dataset, "--dataset_config, _revision and _splits are for --dataset. Leave them out."),
-        (of_pairs and not has_pairs, f"--second_text_column_name has no place in {kind}. Leave it out."),
-        (args.unanswerable and kind != "question_answering", f"--unanswerable has no place in {kind}. Leave it out."),
         (no_classes, f"--labels must name two or more different classes or tags; there are none in {kind}."),
         (unknown, f"--metrics: {known_names(str(unknown), METRICS[kind], f'metrics of {kind}')}"),
     )
+    if not args.dataset:
+        refuse_given(args, "dataset_config dataset_revision dataset_splits", "is for --dataset. Leave it out.")
+    refuse_columns(kind, args)
+    if kind != "question_answering":
+        refuse_given(args, "unanswerable", f"has no place in {kind}. Leave it out.")
     place = "splits" if args.dataset else "files"
     splits = splits or _hub_splits(args)
     if share and "dev" in splits:
@@ -240,7 +252,7 @@ def own_task(name: str, args: Any) -> Task:
     task = Task(name, name, kind=kind, columns=columns, **{**facts, place: splits})
     if kind == "question_answering" and args.unanswerable is None:
         whole = dataclasses.replace(task, validation_share=0.0)
-        known = [load_split(whole, split).examples["label"] for split in splits]
+        known = [load_split(whole, split).examples["label"] for split in splits if split != "test"]
         return dataclasses.replace(task, unanswerable=any(answers == [] for column in known for answers in column))
     if kind in LABELED and not labels:
         task = dataclasses.replace(task, labels=_collect_labels(task))

@@ -24,7 +24,7 @@ import datasets
 from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, refuse, run
+from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, refuse, refuse_given, run
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
@@ -36,6 +36,7 @@ from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_r
 from hf_electra_rtd.publishing.tables import print_results
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, public_command
+from hf_electra_rtd.training.arguments import check_publishing
 
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class TaskArguments:
     max_query_length: int = flag(64, "Tokens of a question; the rest is cut off.")
     dropout: float | None = flag(None, "In the encoder and before its head; by default 0.1, or the model's own.")
     select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
-    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: each counts the same.")
+    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: all count equally.")
     max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.")
     few_shot: int | None = flag(None, "Train on so many examples of each class, drawn by each seed; 0: on none.")
     label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
@@ -74,13 +75,16 @@ class TaskArguments:
     overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
     lora: bool = flag(False, "Train low-rank adapters and the head only.")
     lora_r: int = flag(8, "Rank of the adapters.")
-    lora_alpha: int = flag(16, "Scale of the adapters, times their rank.")
+    lora_alpha: int = flag(16, "Alpha of LoRA: adapters are multiplied by alpha / rank.")
     lora_dropout: float = flag(0.1, "Before the adapters.")
     merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        refuse((self.merge_adapter and not self.lora, "--merge_adapter needs --lora."))
+        if not self.lora:
+            refuse_given(self, "lora_r lora_alpha lora_dropout merge_adapter", "needs --lora.")
+        if self.keep_models == "none":
+            refuse_given(self, "merge_adapter", "has no model to write with --keep_models none.")
 
 
 @dataclass
@@ -100,7 +104,9 @@ class OwnTaskArguments:
     ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
-    label_column_name: str | None = flag(None, "Of the label, number or tags: label; of answers: answers; right.")
+    label_column_name: str | None = flag(
+        None, "Column of label, number or tags (label), answers (answers), right sentence (right)."
+    )
     id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
     labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
     unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
@@ -127,6 +133,7 @@ def finetune(
     """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
     best seed. `model` is a directory or Hub id of an encoder; examples are a file, rows (`[{"text": ...}]`)
     or columns (`{"text": [...], "label": [...]}`). What the command refuses is a ValueError."""
+    refuse((flags.get("keep_models") == "none", "keep_models='none' leaves no model to return. Take 'best' or 'all'."))
     given = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
     for name, examples in (("train", train), ("validation", validation)):
         if isinstance(examples, Mapping):
@@ -134,24 +141,38 @@ def finetune(
             examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         if examples is not None and not isinstance(examples, (str, Path)):
             rows, examples = examples, Path(output_dir, f"{name}.jsonl")
-            write_text(examples, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+            lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows]
+            write_text(examples, "".join(lines))
         if examples is not None:
             given[f"{name}_file"] = examples
     words: list[str] = []
     for name, value in given.items():
-        words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    if main(words):
+        if value is not None:
+            words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    status, records = _fine_tune(words, "hf-electra-rtd finetune")
+    if status:
         raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
-    return Classifier(str(Path(output_dir, str(given["task_name"]))), use_cpu=bool(flags.get("use_cpu")))
+    best = Path(output_dir, records[0].task, f"seed_{best_seed(records)}")
+    return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
+
+
+def _plain(value: Any) -> Any:
+    """Of NumPy and pandas, what JSON can hold."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 # ---- The command ----
 
 
 def main(argv: list[str]) -> int:
+    """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_fine_tune`."""
+    return _fine_tune(argv, sys.argv[0])[0]
+
+
+def _fine_tune(argv: list[str], program: str) -> tuple[int, list[EvaluationRecord]]:
     """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results; with
-    several processes, which must all do the same, it ends them. Returns the exit status: 0; 1 if a task or publishing
-    failed; 130 after Ctrl-C. Raises a ValueError if nothing can be run, or the only task fails."""
+    several processes, which must all do the same, it ends them. Returns the exit status (0; 1 if a task or publishing
+    failed; 130 after Ctrl-C) and the records. Raises a ValueError if nothing can be run, or the only task fails."""
     task_args, own_args, card_args, publication_args, args = parse_arguments(
         (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments),
         argv,
@@ -166,8 +187,9 @@ def main(argv: list[str]) -> int:
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     if args.disable_tqdm:
         datasets.disable_progress_bars()
+    check_publishing(args, card_args, publication_args)
     args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
-    fine_tuning = FineTuning(task_args, own_args, args, public_command([sys.argv[0], *argv]))
+    fine_tuning = FineTuning(task_args, own_args, args, public_command([program, *argv]))
     directory, name = Path(str(args.output_dir)), fine_tuning.name
     has_own_classes = any(job.task.kind == "correction" or job.task.label_words for job in fine_tuning.jobs)
     is_nameless = task_args.lora and not publication_args.base_model and Path(name).is_dir()
@@ -220,20 +242,20 @@ def main(argv: list[str]) -> int:
         except (OSError, ValueError) as error:
             logger.error(f"Not published: {error}")
             status = 1
-    return status or int(bool(failed))
+    return status or int(bool(failed)), records
 
 
 def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], directory: Path) -> None:
-    """The files of the best seed of each task, and their zip."""
-    target = directory / SUBMISSION_DIRECTORY
-    shutil.rmtree(target, ignore_errors=True)
+    """The files of the best seed of each task, beside those of earlier calls, and the zip of all."""
+    target, sources = directory / SUBMISSION_DIRECTORY, []
     for job in jobs:
         if runs := [record for record in records if record.task == job.task.name]:
             seed = best_seed(runs) if job.dev else runs[0].seed  # never chosen by the test split
             source = directory / job.task.name / f"seed_{seed}" / SUBMISSION_DIRECTORY
-            if source.is_dir():
-                shutil.copytree(source, target, dirs_exist_ok=True)
-    if target.is_dir():
+            sources += [source] if source.is_dir() else []
+    for source in sources:
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    if sources:
         logger.info(f"For the benchmark's server: {zip_submission(jobs[0].task.benchmark, target)}")
 
 

@@ -3,10 +3,10 @@
     hf-electra-rtd predict --model_name_or_path runs/reviews --file new.csv --text_column_name review
     echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
-A line holds the columns of the input and `label`, `score` and `probabilities`; `labels`; `number`; `tags`; `answer`
-and `nbest` (the input has `question` and `context`); or `choice` (`question`, `choices`). A column of the input with
-one of these names becomes `input_label`, ... Text to tag is split at spaces, or into characters if the model was
-fine-tuned on characters.
+A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
+`tags`; `answer` and `nbest` (the input has `question` and `context`); `choice` (`question`, `choices`); or
+`corrected`. A column of the input with one of these names becomes `input_label`, ... Text to tag is split at spaces,
+or into characters if the model was fine-tuned on characters.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import check_output, read_lines, reading, write_text
-from hf_electra_rtd.finetuning.data import LABELED, Split
+from hf_electra_rtd.finetuning.data import LABELED, Split, refuse_columns
 from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
@@ -37,9 +38,17 @@ from hf_electra_rtd.runtime import TORCH, load_onnx
 from hf_electra_rtd.tasks import Task
 
 
-# Of a prediction in an answer.
-_NAMES = {"classification": "label", "multi_label": "labels", "regression": "number"}
-_NAMES |= {"tagging": "tags", "multiple_choice": "choice", "correction": "corrected"}
+# Of what an answer holds, first the prediction.
+_NAMES: dict[str, tuple[str, ...]] = {
+    "classification": ("label", "score", "probabilities"),
+    "multi_label": ("labels", "probabilities"),
+    "regression": ("number",),
+    "tagging": ("tags",),
+    "multiple_choice": ("choice",),
+    "correction": ("corrected",),
+    "question_answering": ("answer", "nbest"),
+}
+_TEXT_COLUMNS = ("text", "text_pair")
 
 
 class Classifier:
@@ -55,6 +64,7 @@ class Classifier:
         self.labels = labels_of(config) if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
+        self.number = len(self.task.columns) or 1  # of texts
         self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
         if runtime == TORCH:
@@ -69,21 +79,22 @@ class Classifier:
         rows: list[tuple[str, Any]] = []
         for number, given in enumerate(texts, 1):
             pair = given if isinstance(given, (tuple, list)) else (given,)
-            row = given if isinstance(given, Mapping) else dict(zip(("text", "text_pair"), pair, strict=False))
+            row = given if isinstance(given, Mapping) else dict(zip(_TEXT_COLUMNS, pair, strict=False))
+            self.check_number(f"text {number}", max(len(pair), 1 + ("text_pair" in row)))
             rows.append((f"text {number}", row))
-        columns = ("text", "text_pair") if rows and "text_pair" in rows[0][1] else ("text",)
-        return self.answer(rows, columns) if rows else []
+        return self.answer(rows, _TEXT_COLUMNS[: self.number]) if rows else []
 
     def answer(
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
+        self.check_number("a row", len(columns))
         task, kind, column = dataclasses.replace(self.task, columns=tuple(columns)), self.kind, columns[0]
         with reading(source):
             if self._characters:
                 texts = [row.get(column) if isinstance(row, Mapping) else None for _, row in rows]
                 rows = [
-                    (place, {**row, column: list(text)} if isinstance(text, str) else row)
+                    (place, {**row, column: _characters(text)} if isinstance(text, str) else row)
                     for (place, row), text in zip(rows, texts, strict=True)
                 ]
             found = list(make_examples(task, "test", iter(rows)))
@@ -92,12 +103,24 @@ class Classifier:
         predictions, _ = answer_split(self.model, kind, split, self.batch_size, self.use_cpu)
         if task.kind == "question_answering":
             return [{"answer": found["text"], "nbest": found["nbest"]} for found in predictions]
-        answers = [{_NAMES[task.kind]: prediction} for prediction in predictions]
+        answers = [{_NAMES[task.kind][0]: prediction} for prediction in predictions]
         if split.probabilities is not None:
             for answer, shares in zip(answers, split.probabilities.tolist(), strict=True):
                 answer |= {"score": max(shares)} if task.kind == "classification" else {}
                 answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
         return answers
+
+    def check_number(self, what: str, given: int) -> None:
+        """Raises ValueError for another number of texts than the model was fine-tuned on."""
+        if given != self.number:
+            wanted = "one text" if self.number == 1 else "pairs of texts (--second_text_column_name)"
+            raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {what} has {given}.")
+
+
+def _characters(text: str) -> list[str]:
+    """The characters of a text to tag, which may have spaces between all of them."""
+    pieces = text.split()
+    return pieces if len(pieces) > 1 and all(len(piece) == 1 for piece in pieces) else list(text)
 
 
 def answer_split(
@@ -154,17 +177,22 @@ def main(argv: list[str]) -> int:
     if args.output_file is not None:
         check_output(args.output_file, args.file, name)
     classifier = Classifier(name, args.batch_size, args.use_cpu, args.runtime)
+    refuse_columns(classifier.task.kind, args)
     rows: list[tuple[str, Any]]
-    if args.file is not None and not args.file.endswith(".txt"):
+    if args.file is not None and not re.search(r"\.txt(\.gz|\.zst)?$", args.file, re.IGNORECASE):
         rows = list(read_rows(classifier.task, "test", args.file))
     else:
         rows = [(f"line {number}", {"text": line}) for number, line in enumerate(read_lines(args.file), 1)]
     columns = [args.text_column_name, *filter(None, [args.second_text_column_name])]
+    for place, row in rows:
+        for name in _NAMES[classifier.task.kind] if isinstance(row, Mapping) else ():
+            if row.keys() >= {name, f"input_{name}"}:
+                raise ValueError(f"{place}: {name!r} would become 'input_{name}', a column that is there. Rename one.")
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
     for (_, row), answer in zip(rows, answers, strict=True):
         given = {f"input_{name}" if name in answer else name: value for name, value in row.items()}
-        lines.append(json.dumps({**given, **answer}, ensure_ascii=False) + "\n")
+        lines.append(json.dumps({**given, **answer}, ensure_ascii=False, default=str) + "\n")
     if args.output_file is None:
         sys.stdout.write("".join(lines))
     else:

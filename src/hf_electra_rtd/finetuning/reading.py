@@ -291,7 +291,7 @@ def _label(task: Task, value: Any) -> Any:
         return number
     if task.kind == "multi_label":
         given = filter(str.strip, value.split("|")) if isinstance(value, str) else value
-        found = {_class(task, one) for one in given}
+        found = {_class(task, one) for one in (given if isinstance(given, Iterable) else [given])}
         return sorted(found, key=task.labels.index if task.labels else None)
     return _class(task, value)
 
@@ -368,7 +368,8 @@ def _choice(task: Task, row: Row, given: Any) -> Example:
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"its choices {choices} are not two or more texts (choices: [...]; choice_a, choice_b, ...).")
     label = _place(choices, given) if isinstance(given, str) else given
-    if isinstance(given, str) and given.isdecimal() and label not in (None, int(given)) and int(given) < len(choices):
+    is_index = isinstance(given, str) and given.isdecimal() and int(given) < len(choices)
+    if task.benchmark == "own" and is_index and label not in (None, int(given)):
         raise ValueError(f"the label {given!r} is a choice, and the index of another: give numbers, in .jsonl.")
     if given is not None and (label is None or not 0 <= label < len(choices)):
         raise ValueError(f"there is no choice {given!r}. {known_names(str(given), choices, 'choices')}")

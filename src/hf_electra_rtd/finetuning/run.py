@@ -19,7 +19,7 @@ import numpy as np
 from accelerate import PartialState
 from transformers import set_seed
 
-from hf_electra_rtd.cli import refuse
+from hf_electra_rtd.cli import refuse, refuse_given
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import hash_files, hash_model, remove_partial
@@ -56,7 +56,8 @@ _FLAGS: tuple[str, ...] = (
     *("max_train_samples", "max_eval_samples", "few_shot"),
 )
 _FEW_STEPS = 100  # of a run with --few_shot: few examples make few steps in the epochs of a whole task
-_OF_TASK = ("kind", "language", "unanswerable", "label_words", "template")  # what `predict` has to know of a task
+# What `predict` has to know of a task.
+_OF_TASK = ("kind", "columns", "language", "unanswerable", "label_words", "template")
 
 
 @dataclass
@@ -98,6 +99,7 @@ class FineTuning:
             (lora and is_decayed, "--layerwise_lr_decay is not for --lora: adapters have one learning rate."),
             (is_adapted, f"{self.name} holds adapters: train on from the model that --merge_adapter writes."),
             (of_benchmarks, "--data_dir and several --task_name are for benchmarks. Your own task has one name."),
+            (own.is_given and given.benchmark not in ("glue", "own"), "Name a --benchmark or a task of your own."),
         )
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
@@ -117,7 +119,12 @@ class FineTuning:
         if own.is_given or given.benchmark == "own":
             tasks = [own_task("own" if names == ["all"] else names[0], own)]
         else:
+            refuse_given(
+                own, " ".join(vars(own)), "is for a task of your own, and this is of a benchmark. Leave it out."
+            )
             tasks = [get_task(given.benchmark, name) for name in expand_task_names(given.benchmark, names)]
+        if all(task.kind != "question_answering" for task in tasks):
+            refuse_given(given, "doc_stride max_query_length", "is for question answering. Leave it out.")
         tasks = [with_label_words(task, given.label_words, given.template) for task in tasks]
         if given.label_words:
             refuse_energies(self.encoder_name)
@@ -159,6 +166,12 @@ class FineTuning:
         decay = given.layerwise_lr_decay or (1.0 if lora else size.layerwise_lr_decay)
         if decay != 1 and args.optim not in LAYERWISE_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
+        if decay == 1:
+            refuse_given(
+                given, "layerwise_lr_decay_off_by_one", "is for a --layerwise_lr_decay below 1. Leave it out."
+            )
+        if args.optim not in LAYERWISE_OPTIMIZERS:
+            refuse_given(args, "bias_correction", f"is not for --optim {args.optim}. Leave it out.")
         flags = _FLAGS
         if selects:
             args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
@@ -231,8 +244,8 @@ class FineTuning:
             layer_heights(model)
 
     def _finished(self, job: Job, seed: int) -> EvaluationRecord | None:
-        """The record of a run that is done; None if there is none, or it lacks a split that is wanted now. Raises a
-        ValueError if it, or a checkpoint of a run that was broken off, has other settings, data or another model."""
+        """The record of a run that is done; None if there is none. Raises a ValueError if it, or a checkpoint of a run
+        that was broken off, has other settings, data or another model, or it lacks a split that is wanted now."""
         path, record = self._directory(job.task, seed), None
         if os.path.lexists(path / EvaluationRecord.FILE):  # a broken link, too
             record = EvaluationRecord.load(path)
@@ -250,7 +263,10 @@ class FineTuning:
         if different:
             remedy = "Choose another --output_dir, or delete the results with --overwrite_output_dir."
             raise ValueError(f"{path} is of a run with other settings: {', '.join(different)}. {remedy}")
-        return record if job.splits.keys() <= data.keys() else None
+        if record is not None and (lacking := sorted(job.splits.keys() - data.keys())):
+            remedy = "Pass --overwrite_output_dir to train it again, or choose another --output_dir."
+            raise ValueError(f"{path} is of a run without the split {', '.join(lacking)}. {remedy}")
+        return record
 
     def _directory(self, task: Task, seed: int) -> Path:
         return self.directory / task.name / f"seed_{seed}"
@@ -280,8 +296,8 @@ class FineTuning:
         return list(records.values())
 
     def _run(self, job: Job, seed: int) -> EvaluationRecord:
-        """Trains, evaluates and predicts with one seed. The record is written when all else is there but the reports,
-        which are made from what is computed."""
+        """Trains, evaluates and predicts with one seed. The record is written when all else is there, or when a report
+        fails, which is no reason to train again."""
         task, directory, started = job.task, self._directory(job.task, seed), utc_now()
         splits = {**job.splits, "train": job.drawn[seed]} if job.drawn else job.splits
         # The newest whole checkpoint of a run that was broken off, if a run can go on from it.
@@ -351,9 +367,13 @@ class FineTuning:
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
             if self.task_args.keep_models != "none":
                 self._save_model(model, directory)
+            try:
+                for name, (predictions, scores) in answers.items():
+                    write_report(directory, name, job.kind, predictions, scores, splits[name])
+            except Exception:
+                record.save(directory)
+                raise
             record.save(directory)
-            for name, (predictions, scores) in answers.items():
-                write_report(directory, name, job.kind, predictions, scores, splits[name])
         PartialState().wait_for_everyone()
         logger.info(f"{task.title}, seed {seed}: {_describe_score(record)}; {seconds:,.0f} s.")
         return record

@@ -19,7 +19,7 @@ from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import reading
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
-from hf_electra_rtd.publishing.tables import TaskResult, markdown_table, results_table, summarize
+from hf_electra_rtd.publishing.tables import TaskResult, limits, markdown_table, results_table, summarize
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
 from hf_electra_rtd.tasks import BENCHMARKS
@@ -190,7 +190,7 @@ def fine_tuned_card(
         base_model=derived,
         base_model_relation=derived and ("adapter" if adapter else "finetune"),
     )
-    cautions = _cautions(records, ())
+    cautions = [*_cautions(records, ()), *(f"{run.task}: {limit}." for limit in limits(run))]
     if len(set(results[0].main)) > 1 and run.score == max(results[0].main):
         cautions.append("This seed has the best score on the examples that chose it: on others, expect the median.")
     return _render(
@@ -335,10 +335,11 @@ def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord
 
 
 def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
-    """The result on each task whose dataset belongs to a benchmark and is on the Hub. A ValueError for a task whose
-    runs differ in more than their seed: which figure is published must not be left open."""
+    """The result on each task whose dataset belongs to a benchmark and is on the Hub, of whole splits. A ValueError
+    for a task whose runs differ in more than their seed: which figure is published must not be left open."""
     results: dict[str, TaskResult] = {}
-    for result in summarize(_named(run, "the model") for run in records):
+    whole = (run for run in records if not run.arguments.get("max_eval_samples"))
+    for result in summarize(_named(run, "the model") for run in whole):
         if result.benchmark != "own" and result.runs[0].dataset.get("id"):
             if result.task in results:
                 both = f"{results[result.task].model}, {result.model}"
@@ -415,15 +416,17 @@ def _named(run: EvaluationRecord, name: str) -> EvaluationRecord:
 def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord]) -> list[str]:
     """How weak scores are to be read."""
     cautions = []
-    random = {result.task: result.main for result in summarize(run for run in others if run.model["from_scratch"])}
-    majorities = {task.name: task.majority for tasks in BENCHMARKS.values() for task in tasks}
+    scratch = summarize(run for run in others if run.model["from_scratch"])
+    random = {(result.benchmark, result.task): result.main for result in scratch}
+    majorities = {(name, task.name): task.majority for name, tasks in BENCHMARKS.items() for task in tasks}
     for result in summarize(own):
-        task, metric = result.task, result.runs[0].main_metric
+        task, metric, key = result.task, result.runs[0].main_metric, (result.benchmark, result.task)
+        is_whole = not result.runs[0].arguments.get("max_eval_samples")
         score = result.figures.get("median", float("nan"))
-        majority = majorities.get(task, 0.0) if metric == "accuracy" else 0.0
+        majority = majorities.get(key, 0.0) if metric == "accuracy" and is_whole else 0.0
         if metric == "matthews" and score == 0:
             cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
-        elif random.get(task) and score <= median(random[task]):
+        elif random.get(key) and score <= median(random[key]):
             cautions.append(f"{task}: not better than the same architecture from random weights.")
         if majority and score - majority < 0.05:
             both = f"{100 * score:.1f}; always giving the most frequent label scores {100 * majority:.1f}"

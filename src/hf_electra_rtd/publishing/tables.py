@@ -113,9 +113,7 @@ def _settings(record: EvaluationRecord) -> dict[str, str]:
         settings |= value if isinstance(value, dict) else {name: value}
     settings |= {name: str(record.model.get(key))[:_DIGITS] for name, key in _HASHES.items()}
     settings["training data"] = _hash(record.data.get("train", {}))
-    if record.benchmark == "own":  # those of benchmarks are known by their names
-        evaluated = (split for name, split in record.data.items() if name != "train")
-        settings["evaluation data"] = _hash(next(evaluated, {}))
+    settings["evaluation data"] = _hash(next((split for name, split in record.data.items() if name != "train"), {}))
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
 
 
@@ -123,6 +121,18 @@ def _hash(described: Mapping[str, Any]) -> str:
     """Of a split's source; not of what reading it gave on one machine."""
     source = {name: value for name, value in described.items() if name not in _READ}
     return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def limits(run: EvaluationRecord) -> list[str]:
+    """What a run's score is of, where it was evaluated or trained on fewer examples than the task has."""
+    args, split, found = run.arguments, next(iter(run.metrics), "dev"), []
+    if args.get("max_eval_samples"):
+        found.append(f"on {run.data.get(split, {}).get('examples', args['max_eval_samples'])} examples of {split}")
+    chosen = [f"{name} {args[name]}" for name in ("max_train_samples", "few_shot") if args.get(name) is not None]
+    if chosen:
+        number = run.data.get("train", {}).get("examples", 0)
+        found.append(f"trained on {number} examples ({', '.join(chosen)})")
+    return found
 
 
 def _by_benchmark(records: Iterable[EvaluationRecord]) -> dict[str, dict[str, dict[str, TaskResult]]]:
@@ -203,6 +213,7 @@ def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], publi
     caption = [f"Figures x 100: {', '.join(f'{name} ({of_metric[name]})' for name in of_metric)}."]
     evaluated = {each.task: next(iter(each.runs[0].metrics), "dev") for each in results}
     caption += [f"{task}: on {split}." for task, split in evaluated.items() if split != "dev"]
+    caption += [f"{each.task}, {each.model}: {'; '.join(few)}." for each in results if (few := limits(each.runs[0]))]
     caption += [f"avg: over {', '.join(averaged)}."] if "avg" in columns else []
     caption += [f"Model of a run: {'; '.join(selections)}."]
     for each in results:

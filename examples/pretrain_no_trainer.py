@@ -47,7 +47,8 @@ def train(run: pretrain.Run) -> None:
     bigram.count_text(model, run.stream, run.tokenizer)
     meters.set_yardstick(model, run.stream, run.held_out)
 
-    state, described = TrainerState(max_steps=args.max_steps), checkpoints.describe_run(model, run.stream, args)
+    described = checkpoints.describe_run(model, run.stream, run.held_out, args)
+    state = TrainerState(max_steps=args.max_steps)
     if run.checkpoint:
         before = checkpoints.check_resumable(run.checkpoint, args.max_steps, LOOP, described)
         state.global_step, state.log_history = before.global_step, before.log_history

@@ -37,6 +37,11 @@ def config(tmp_path):
     return lambda text: path.write_text(text) and str(path)
 
 
+def test_flags_may_be_written_with_dashes(config):
+    assert parse("--learning-rate", "3", "--max-steps=4") == parse("--learning_rate", "3", "--max_steps=4")
+    assert parse("--learning-rate", "3", "--max-steps=4").max_steps == 4
+
+
 def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(config):
     path = config("size: small\nlearning_rate: 5e-4\nfiles: [a, b]\ncorrect: true\nname: null\n")
     options = parse("--config", path, "--files", "c")

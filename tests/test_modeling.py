@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining
-from hf_electra_rtd.ops import IGNORED, sample_tokens
+from hf_electra_rtd.ops import IGNORED, masked_slots, original_ids, sample_tokens
 from tests import reference
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
@@ -97,6 +97,18 @@ def test_a_replayed_position_may_repeat_and_both_count(model, batch):
     output = model(**replay, corrupted_input_ids=reference.originals(batch), output_generator_logits=True)
     expected = F.cross_entropy(output.generator_logits.flatten(0, 1), labels.flatten())
     torch.testing.assert_close(output.generator_loss, expected)
+
+
+@pytest.mark.parametrize("objective", ["rtd", "all_tokens_mlm"])
+def test_the_discriminator_can_be_called_alone(batch, objective):
+    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
+    whole = model(**batch)
+    slots = masked_slots(batch["input_ids"], batch["masked_positions"], batch["labels"])
+    inputs = {name: batch[name] for name in ("attention_mask", "token_type_ids") if batch.get(name) is not None}
+    originals = original_ids(batch["input_ids"], slots)
+    alone = model.discriminate(whole.corrupted_input_ids, originals, slots, **inputs)
+    torch.testing.assert_close(alone.loss.mean(), whole.discriminator_loss)
+    assert model.discriminate(whole.corrupted_input_ids, originals, slots).loss is not None
 
 
 def test_nothing_masked_gives_finite_losses(model, batch):

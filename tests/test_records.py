@@ -128,5 +128,9 @@ def test_a_published_command_has_names_in_place_of_paths(tmp_path):
     command = public_command(
         [*argv, "--tokenizer", "org/name", "--run_name", str(tmp_path)]
     )  # a path by its existence
+    assert (
+        public_command(["a", "--train-files", "c/d.txt", "--output-dir=x/run"])
+        == "a --train_files d.txt --output_dir=run"
+    )
     options = f"--output_dir=run --tokenizer org/name --run_name {tmp_path.name}"
     assert command == f"pretrain.py --train_files 'a b.txt' d.txt {options}"

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.objectives import ReplacedTokenDetection, token_log_probability
 from hf_electra_rtd.scoring import main
 from tests.conftest import tiny_config
+from tests.families_for_tests import tiny_family_config
 
 
 TEXTS = ["the old mills were not here .", "she saw a river", "a [MASK] and the night"]
@@ -115,6 +116,14 @@ def test_what_has_no_score_is_refused(options, texts, message, tokenizer):
     with pytest.raises(ValueError, match=message):
         pair.pseudo_log_likelihood(texts, tokenizer)
     assert pair.training
+
+
+def test_padding_changes_no_score_of_an_encoder_that_reads_it(tokenizer):
+    towers = [tiny_family_config("convbert", vocab_size=len(tokenizer)) for _ in range(2)]
+    config = ElectraRTDConfig(generator_config=towers[0], discriminator_config=towers[1], sharing="none")
+    pair = ElectraForRTDPretraining(config).eval()
+    for text, together in zip(TEXTS, pair.token_log_likelihoods(TEXTS, tokenizer), strict=True):
+        torch.testing.assert_close(together, pair.token_log_likelihoods([text], tokenizer)[0])
 
 
 def test_padding_on_the_left_changes_no_score(tokenizer):

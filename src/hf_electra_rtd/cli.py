@@ -43,7 +43,8 @@ _INTERVALS = {
     "(0, inf)": "num_train_epochs adam_epsilon lora_alpha generator_hidden_size logging_steps eval_steps save_steps "
     "ddp_timeout temperature_start temperature_decay",
     "[0, inf)": "learning_rate generator_learning_rate weight_decay max_grad_norm warmup_steps generator_weight "
-    "discriminator_weight temperature generator_layers dataloader_num_workers doc_stride seed shuffle_window few_shot",
+    "discriminator_weight temperature generator_layers dataloader_num_workers doc_stride shuffle_window few_shot",
+    "[0, 4294967295]": "seed data_seed",  # what NumPy takes
     "[1, inf)": "per_device_train_batch_size per_device_eval_batch_size batch_size gradient_accumulation_steps "
     "save_total_limit num_proc top_k early_stopping_patience max_train_samples max_eval_samples seeds lora_r "
     "vocab_size max_query_length extend_vocabulary max_length max_pairs tasks workers",
@@ -137,6 +138,9 @@ def parse_arguments(
     )
     parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
     parser.set_defaults(**(defaults or {}))
+    argv = [
+        re.sub("^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in argv
+    ]  # `--max-steps`
     config = _value_of("--config", argv)
     given = [] if config is None else _read_config(config, parser)
     if "--max_steps" in given and _value_of("--num_train_epochs", argv) is not None:

@@ -192,6 +192,11 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Ten
     return kept
 
 
+def mixes_by_attention(config: Any) -> bool:
+    """Whether it is known that tokens mix in attention alone, so that padding changes nothing."""
+    return _row(config).document_attention
+
+
 def check_document_attention(config: Any) -> None:
     """Raises ValueError for an encoder that cannot keep the documents of a sequence apart."""
     attention = config._attn_implementation
@@ -256,7 +261,7 @@ def word_table(encoder: Any) -> str:
 def look_up_tables(encoder: Any) -> tuple[str, ...]:
     """The names of the tables of words and, where they are learned, of positions."""
     words = word_table(encoder)
-    positions = f"{words.rpartition('.')[0]}.position_embeddings"
+    positions = f"{words.rpartition('.')[0]}.position_embeddings".lstrip(".")
     there = isinstance(dict(encoder.named_modules()).get(positions), nn.Embedding)
     return (words, positions) if there else (words,)
 
@@ -269,4 +274,6 @@ def embedding_parameters(encoder: Any) -> tuple[str, ...]:
     tables = {name for name, each in module.named_modules() if isinstance(each, nn.Embedding)}
     is_projected = any(isinstance(each, nn.Linear) for each in module.modules())
     names = [name for name, _ in module.named_parameters()]
-    return tuple(f"{block}.{each}" for each in names if not is_projected or each.rpartition(".")[0] in tables)
+    return tuple(
+        f"{block}.{each}".lstrip(".") for each in names if not is_projected or each.rpartition(".")[0] in tables
+    )

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_electra_rtd.families import FAMILIES
 from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
 from hf_electra_rtd.ops.products import linear
 
@@ -32,7 +33,7 @@ def exchange_layers(tower: PreTrainedModel) -> None:
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p).train(child.training))
-            elif type(child) is nn.Linear and child is not plain:
+            elif type(child) is nn.Linear and child is not plain and tower.config.model_type in FAMILIES:
                 child.__class__ = Linear  # its parameters stay those of optimizers and of tied layers
     if tower.config._attn_implementation == "sdpa":
         tower.set_attn_implementation(ATTENTION)
@@ -67,7 +68,7 @@ def attention(
     """`transformers`' "sdpa", and on a CPU with dropout `attention_with_dropout`: (B, H, L, D) each, to (B, L, H,
     D)."""
     causal = kwargs.get("is_causal") or getattr(module, "is_causal", False)
-    if causal or not _is_slow(query, dropout) or key.shape[2] != query.shape[2]:
+    if causal or not _is_slow(query, dropout) or key.shape[1:3] != query.shape[1:3]:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     batch_size, num_heads, length, head_size = query.shape

@@ -22,7 +22,7 @@ from hf_electra_rtd import towers
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.detectors import with_two_labels, without_head, without_head_dropout
-from hf_electra_rtd.families import max_length, output_layer, resize_vocabulary, unsplit_layers
+from hf_electra_rtd.families import max_length, mixes_by_attention, output_layer, resize_vocabulary, unsplit_layers
 from hf_electra_rtd.generators import LEARNERS, Generator
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.measures import Measure
@@ -226,6 +226,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
         longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
         options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
+        if not all(map(mixes_by_attention, self.config.towers.values())):
+            batch_size = 1  # others read the padding, too
         self.eval()
         try:
             for start in range(0, len(texts), batch_size):

@@ -105,7 +105,7 @@ class ReplacedTokenDetection(Objective):
             return MainOutput(None, logits_BL)
         replaced_BL = batch.input_ids.ne(batch.original_ids)
         if not self.masked_only:
-            loss = replaced_token_loss(logits_BL, replaced_BL, batch.tower_inputs["attention_mask"])
+            loss = replaced_token_loss(logits_BL, replaced_BL, batch.tower_inputs.get("attention_mask"))
             return MainOutput(loss, logits_BL)
         logits_BK, replaced_BK = (each_BL.gather(1, batch.slots.positions) for each_BL in (logits_BL, replaced_BL))
         return MainOutput(replaced_token_loss(logits_BK, replaced_BK, batch.slots.labels.ne(IGNORED)), logits_BL)
@@ -157,7 +157,7 @@ class NoiseContrastiveEstimation(Objective):
         logits_BL = energies_BL + batch.noise_log_probs.detach() + log_odds
         nowhere_BL = torch.zeros_like(batch.input_ids, dtype=torch.bool)
         drawn_BL = replace_at(nowhere_BL, batch.slots, torch.ones_like(batch.slots.labels, dtype=torch.bool))
-        loss = replaced_token_loss(logits_BL, drawn_BL, batch.tower_inputs["attention_mask"])
+        loss = replaced_token_loss(logits_BL, drawn_BL, batch.tower_inputs.get("attention_mask"))
         return MainOutput(loss, logits_BL, labels=drawn_BL)
 
     def log_likelihoods(self, pair: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
@@ -225,7 +225,7 @@ class AllTokensMLM(Objective):
         if batch.original_ids is not None:
             is_copy_BL = batch.original_ids.eq(batch.input_ids)
             log_p_BL = _log_mixture(copy_BL, _at(log_p_BLV, batch.original_ids), is_copy_BL)
-            loss = _sum_over_real(-log_p_BL, batch.tower_inputs["attention_mask"])
+            loss = _sum_over_real(-log_p_BL, batch.tower_inputs.get("attention_mask"))
         kept_BLV = logits_BLV if loss is None or output_logits else None
         return MainOutput(loss, kept_BLV, predictions_BL)
 

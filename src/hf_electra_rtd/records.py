@@ -202,7 +202,7 @@ class ExportRecord(_Record):
 _PATH_FLAGS = """
 output_dir logging_dir train_files held_out_files model_config two_stage_from config resume_from_checkpoint data_dir
 train_file validation_file test_file run evaluations compared accelerator_config deepspeed fsdp_config file
-old_held_out_files confusion_file
+old_held_out_files confusion_file corrupted cache_dir
 """
 _PATH_OR_ID_FLAGS = """
 dataset train_datasets tokenizer generator discriminator continue_from model_name_or_path base_model name_or_path
@@ -257,6 +257,7 @@ def public_command(argv: Sequence[str]) -> str:
     for word in argv[1:]:
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")
+            flag = flag.replace("-", "_")
             words.append(f"--{flag}{equals}{public(value, flag)}")
         else:
             words.append(public(word, flag))

@@ -4,6 +4,7 @@ import json
 import os
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pyarrow as pa
@@ -117,6 +118,7 @@ def test_any_encoding_is_read_with_every_kind_of_line_end(tmp_path, content, opt
         ("a.txt,encoding=utf9", b"", "a.txt cannot be read: unknown encoding: utf9.*--encoding"),
         ("a.txt,encoding_errors=skip", b"", "a.txt cannot be read: unknown error handler name 'skip'"),
         ("a/b,streaming=maybe", None, "streaming=maybe is not true or false"),
+        ("a.blocks,weight=2", b"", "a.blocks is prepared already, so options mean nothing. Leave weight out"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_the_remedy(tmp_path, monkeypatch, name, content, message):
@@ -220,6 +222,9 @@ def test_the_documents_of_a_dataset_are_its_rows(dataset, tmp_path, tokenizer, k
         saved = DatasetDict({"train": loaded, "test": loaded.select([0])}) if "splits" in kind else loaded
         saved.save_to_disk(tmp_path / "saved" / "letters")
         (source,) = parse_sources(f"{tmp_path}/saved/letters,text_column=body")
+        for other in ({"config": "x"}, {"revision": "x"}, *([] if "splits" in kind else [{"split": "test"}])):
+            with pytest.raises(ValueError, match="a saved dataset has no config"):
+                prepare(replace(source, **other), tokenizer, tmp_path / "made")
     (tmp_path / "same.txt").write_text("\n\n".join(TEXTS))
     made = prepare(source, tokenizer, tmp_path / "made")
     expected = prepare(tmp_path / "same.txt", tokenizer, tmp_path / "expected")

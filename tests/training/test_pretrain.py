@@ -277,6 +277,12 @@ NEW = {"model_config": None}  # networks of a named size
         ({"cache_size": "1GB"}, "--cache_size is for remote shards"),
         ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor has no place"),
         ({"prediction_loss_only": True}, "--prediction_loss_only has no place"),
+        ({"bf16_full_eval": True}, "--bf16_full_eval has no place"),
+        ({"metric_for_best_model": "loss"}, "--metric_for_best_model has no place"),
+        ({"save_strategy": "best"}, "--save_strategy best.*no step is the best"),
+        ({"accelerator_config": '{"split_batches": true}'}, "split_batches have no place"),
+        ({"data_seed": -1}, "--data_seed is -1"),
+        ({"old_held_out_files": __file__}, "--old_held_out_files is for --continue_from"),
         ({"masking": "words"}, "--masking: there is no 'words'"),
         (NEW | {"generator_type": "unigram", "generator_learning_rate": 1}, "--generator_learning_rate needs a gen"),
         (NEW | {"objective": "mlm", "clip_separately": True}, "--clip_separately needs a generator that learns"),
@@ -311,6 +317,30 @@ def test_mistakes_are_told_before_any_work_is_lost(pretrain, tmp_path, options, 
     with pytest.raises((ValueError, OSError), match=message):
         pretrain(**options)
     assert not (tmp_path / "run" / "blocks").exists()
+
+
+def test_a_backbone_where_the_run_would_write_is_refused(pretrain, copied_run):
+    options = {"backbone": copied_run / "discriminator", "model_config": None, "sharing": "none"}
+    with pytest.raises(ValueError, match=r"--backbone .* lies where this run writes"):
+        pretrain("--overwrite_output_dir", **options)
+    assert (copied_run / "discriminator" / "model.safetensors").exists()
+
+
+def test_what_replaces_a_run_leaves_none_of_its_networks(pretrain, copied_run):
+    shutil.copytree(copied_run / "discriminator", copied_run / "detector")
+    tiny_config(objective="mlm").save_pretrained(copied_run.parent / "mlm")
+    pretrain("--overwrite_output_dir", model_config=copied_run.parent / "mlm")
+    assert not (copied_run / "detector").exists()
+    assert not (copied_run / "generator").exists()
+
+
+def test_text_that_is_trained_on_is_not_held_out_and_a_resumed_run_keeps_what_is(pretrain, finished_run, tmp_path):
+    blocks = {part: finished_run / "blocks" / f"{part}.blocks" for part in ("train", "held_out")}
+    with pytest.raises(ValueError, match="which is held out, is what is trained on"):
+        pretrain(train_files=blocks["train"], held_out_files=blocks["train"])
+    pretrain(train_files=blocks["train"], held_out_files=blocks["held_out"])
+    with pytest.raises(ValueError, match=r"held_out was .*, now None"):
+        pretrain("--resume_from_checkpoint", "latest", train_files=blocks["train"], eval_strategy="no")
 
 
 def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_run, copied_run, tmp_path):

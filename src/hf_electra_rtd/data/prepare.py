@@ -215,6 +215,8 @@ def log_header(what: str, header: BlockHeader) -> None:
 def check_held_out(train: Blocks, held_out: Blocks) -> None:
     """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
     first, second = train.header, held_out.header
+    if first.sha256 == second.sha256:
+        raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]
     names = {source["sha256"]: source["name"] for source in first.sources}
     for source in second.sources:

@@ -97,8 +97,13 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
             raise ValueError(f"{text}: {key}={value} is not {wanted}.") from None
         place = place[: match.start()]
     is_dataset = is_dataset or _is_saved_dataset(place)
-    options = defaults | options
-    return [Source(found, is_dataset, **options) for found in ([place] if is_dataset else find_files(place))]
+    named = [place] if is_dataset else find_files(place)
+    sources = [Source(found, is_dataset, **defaults | options) for found in named]
+    if options and any(source.is_prepared for source in sources):
+        raise ValueError(
+            f"{text}: {place} is prepared already, so options mean nothing. Leave {next(iter(options))} out."
+        )
+    return sources
 
 
 def find_files(pattern: str) -> list[str]:
@@ -184,8 +189,10 @@ def _raw_lines(source: Source, longest: int) -> Iterator[str]:
     codecs.lookup_error(source.encoding_errors)  # raises LookupError for an unknown one
     encoding = codecs.lookup(source.encoding).name
     encoding = "utf-8-sig" if encoding == "utf-8" else encoding  # drops a byte order mark
-    # Decompresses by the file's name. `readline` ends lines at \n, \r\n and \r alone.
-    with io.TextIOWrapper(pa.input_stream(source.place), encoding, source.encoding_errors) as lines:
+    compression = {"gz": "gzip", "zst": "zstd"}.get(source.place.lower().rpartition(".")[2])
+    # `readline` ends lines at \n, \r\n and \r alone.
+    stream = pa.input_stream(source.place, compression=compression)
+    with io.TextIOWrapper(stream, encoding, source.encoding_errors) as lines:
         while line := lines.readline(longest + 1):  # a line that is too long stays so, to be refused
             yield line
 
@@ -282,7 +289,12 @@ def _load_dataset(source: Source) -> Any:
 
     if _is_saved_dataset(source.place):
         dataset = load_from_disk(source.place)
-        dataset = dataset[source.split] if isinstance(dataset, DatasetDict) else dataset
+        is_single = not isinstance(dataset, DatasetDict)
+        if source.config or source.revision or (is_single and source.split != Source.split):
+            raise ValueError(
+                "a saved dataset has no config and no revision, and a split only if it was saved with several"
+            )
+        dataset = dataset if is_single else dataset[source.split]
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}
         dataset = load_dataset(source.place, source.config, **options)

@@ -26,6 +26,11 @@ from hf_electra_rtd.recipes import get_size
 
 logger = logging.getLogger(__name__)
 
+# What the losses here, held-out metrics over all sequences, or our checkpoints do not go with.
+_REFUSED = """
+label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval dataloader_drop_last batch_eval_metrics
+metric_for_best_model
+"""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
 _ADVICE = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
@@ -86,16 +91,20 @@ class RTDTrainingArguments(TrainingArguments):
             raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
         settle_by_device(self)
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            if getattr(self, name) == "epoch":
-                raise ValueError(f"--{name} epoch: a run reads its sequences as one stream. Choose steps or no.")
+            if getattr(self, name) in ("epoch", "best"):
+                what = f"--{name} {getattr(self, name)}: a run reads its sequences as one stream"
+                raise ValueError(f"{what}, and no step is the best. Choose steps or no.")
         if self.clip_separately and not self.max_grad_norm:
             raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
-        for name in ("label_smoothing_factor", "prediction_loss_only"):
+        for name in _REFUSED.split():
             if getattr(self, name):
                 raise ValueError(f"--{name} has no place in this pre-training. Leave it out.")
         if self.save_on_each_node:
             raise ValueError("--save_on_each_node: a checkpoint is written once, for all nodes. Leave it out.")
         super().__post_init__()
+        loading: Any = self.accelerator_config
+        if not self.eval_do_concat_batches or loading.split_batches:
+            raise ValueError("eval_do_concat_batches=False and split_batches have no place here. Leave them out.")
         if self.load_best_model_at_end:
             raise ValueError("--load_best_model_at_end: losses rise as the generator learns, so no step is the best.")
 
@@ -140,8 +149,8 @@ def settle_by_device(args: TrainingArguments) -> None:
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
-    if args.bf16 and not torch.accelerator.is_available():
-        args.use_cpu = True  # without which bfloat16 is refused there
+    if not torch.accelerator.is_available():
+        args.use_cpu = True  # without which bfloat16 is refused, and processes do not find each other
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
 

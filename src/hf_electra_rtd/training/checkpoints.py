@@ -137,9 +137,12 @@ def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any],
         return found, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
-def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTrainingArguments) -> dict[str, Any]:
+def describe_run(
+    model: ElectraForRTDPretraining, stream: Any, held_out: Any, args: RTDTrainingArguments
+) -> dict[str, Any]:
     """What a resumed run must have in common with its checkpoint: what the networks do, what the optimizer would take
-    from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step."""
+    from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step, and what
+    its metrics are of."""
     described = {name: getattr(model.config, name) for name in _OF_MODEL}
     if (confusions := model.config.confusions) is not None:
         described["confusions"] = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
@@ -148,9 +151,9 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
     described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):
         return described
-    sequences = stream.sequences
     return described | {
-        "sequences": sequences.header.sha256 if isinstance(sequences, Blocks) else len(sequences),
+        "sequences": _identify(stream),
+        "held_out": _identify(held_out),
         "shuffle_window": stream.shuffle_window,
         "corrupted": None if stream.corrupted is None else stream.corrupted.header.sha256,
         "seed": stream.seed,
@@ -162,6 +165,11 @@ def describe_run(model: ElectraForRTDPretraining, stream: Any, args: RTDTraining
         # Of the run along which the temperature falls.
         "num_sequences": None if model.config.temperature_schedule == "constant" else len(stream),
     }
+
+
+def _identify(stream: Any) -> str | int | None:
+    sequences = getattr(stream, "sequences", stream)
+    return sequences.header.sha256 if isinstance(sequences, Blocks) else None if sequences is None else len(sequences)
 
 
 def check_resumable(

@@ -56,7 +56,7 @@ _OPTIONS = (
 )
 # Flags that name what is there.
 SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
-_BACKBONES = ("backbone", "generator_backbone")
+BACKBONES = ("backbone", "generator_backbone")
 # A flag that decides what others would decide.
 _EXCLUDED = {
     "backbone": ("continue_from", "two_stage_from", "model_config", "discriminator"),
@@ -172,7 +172,7 @@ class ModelArguments:
     @property
     def loaded_backbones(self) -> list[str]:
         """Those of the backbones whose weights are loaded: `backbone`, `generator_backbone`."""
-        given = {} if self.from_scratch else self.given(_BACKBONES)
+        given = {} if self.from_scratch else self.given(BACKBONES)
         return [name for name, place in given.items() if has_weights(place)]
 
     @property

@@ -60,7 +60,7 @@ from hf_electra_rtd.training.arguments import (
     settle_masking,
     settle_products,
 )
-from hf_electra_rtd.training.model import SOURCES, ModelArguments, build_model, recipe_defaults
+from hf_electra_rtd.training.model import BACKBONES, SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -171,6 +171,8 @@ def start(
     check_launcher(args)
     check_publishing(args, card, publication)
     _refuse_whole_documents(args, data_args.packing)
+    if run_args.old_held_out_files and model_args.continue_from is None:
+        raise ValueError("--old_held_out_files is for --continue_from. Leave it out.")
     data_args.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
@@ -265,7 +267,7 @@ def _settle_directory(
     with ExitStack() as until_seen:
         if args.process_index == 0:
             try:
-                checkpoints.check_sources(output_dir, model_args.given(SOURCES))
+                checkpoints.check_sources(output_dir, model_args.given((*SOURCES, *BACKBONES)))
                 choice = (output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
                 if not checkpoints.holds_run(output_dir):
                     find_checkpoint(*choice)  # a mistake leaves no directory
@@ -354,8 +356,8 @@ def prepare_output_dir(run: Run) -> None:
         return
     (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
     # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
-    old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", CURVES_FILE]
-    old += [checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
+    old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", "detector"]
+    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
     for path in (*there, *(run.directory / name for name in old)):
         if path.is_dir():
             remove_directory(path)

@@ -254,7 +254,9 @@ class RTDTrainer(Trainer):
 
     def _identity(self) -> tuple[str, dict[str, Any]]:
         """The name of this loop and its description, for the checkpoints."""
-        return type(self).__name__, checkpoints.describe_run(self.model, self.train_dataset, self.args)
+        return type(self).__name__, checkpoints.describe_run(
+            self.model, self.train_dataset, self.eval_dataset, self.args
+        )
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
         loss, output = super().compute_loss(model, inputs, True, *more, **kwargs)

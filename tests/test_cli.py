@@ -40,6 +40,7 @@ def config(tmp_path):
 def test_flags_may_be_written_with_dashes(config):
     assert parse("--learning-rate", "3", "--max-steps=4") == parse("--learning_rate", "3", "--max_steps=4")
     assert parse("--learning-rate", "3", "--max-steps=4").max_steps == 4
+    assert parse("--name", "-- a well-known text").name == "-- a well-known text"
 
 
 def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(config):

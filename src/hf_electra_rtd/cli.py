@@ -139,7 +139,7 @@ def parse_arguments(
     parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
     parser.set_defaults(**(defaults or {}))
     argv = [
-        re.sub("^--[^=]+", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in argv
+        re.sub(r"^--[\w-]+(?==|$)", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in argv
     ]  # `--max-steps`
     config = _value_of("--config", argv)
     given = [] if config is None else _read_config(config, parser)

@@ -139,10 +139,13 @@ def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
     input as they come."""
     import fsspec
 
-    options = {"encoding": "utf-8-sig", "newline": "\n", "compression": "infer"}
+    options: dict[str, Any] = {"encoding": "utf-8-sig", "newline": "\n"}
+    if path is not None and (compression := fsspec.utils.infer_compression(os.fspath(path))):
+        options["compression"] = compression
+    opened = fsspec.open if "compression" in options else open
     with (
         reading(path or "The standard input", "It must be text in UTF-8."),
-        nullcontext(sys.stdin) if path is None else fsspec.open(path, "rt", **options) as file,
+        nullcontext(sys.stdin) if path is None else opened(path, "rt", **options) as file,
     ):
         for line in file:
             yield line.rstrip("\r\n")

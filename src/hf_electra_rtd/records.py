@@ -257,7 +257,7 @@ def public_command(argv: Sequence[str]) -> str:
     for word in argv[1:]:
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")
-            flag = flag.replace("-", "_")
+            flag = flag.replace("-", "_") if re.fullmatch(r"[\w-]+", flag) else flag
             words.append(f"--{flag}{equals}{public(value, flag)}")
         else:
             words.append(public(word, flag))

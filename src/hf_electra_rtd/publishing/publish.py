@@ -267,8 +267,9 @@ def main(argv: list[str]) -> int:
     is_tuned = not is_pretraining and bool(EvaluationRecord.find(directory))
     useless: tuple[str, ...] = ("base_model",) if is_pretraining else ("parts", "evaluations", "compared")
     useless += () if is_pretraining or is_tuned else ("base_model",)
-    useless += () if flags["evaluations"] else ("compared",)
-    if given := [name for name in useless if flags[name]]:
+    useless += () if flags["evaluations"] else ("compared",)  # which stands beside them
+    given = [name for name in useless if flags[name] and flags[name] != known.get(name)]
+    if given and (is_pretraining or is_tuned or ExportRecord.find(directory, 1)):
         raise ValueError(f"--{given[0]} has no place in what is published. Leave it out.")
     if is_pretraining:
         repositories = pretraining_repositories(directory, flags)

@@ -169,7 +169,9 @@ def describe_run(
 
 def _identify(stream: Any) -> str | int | None:
     sequences = getattr(stream, "sequences", stream)
-    return sequences.header.sha256 if isinstance(sequences, Blocks) else None if sequences is None else len(sequences)
+    if isinstance(sequences, Blocks):
+        return sequences.header.sha256
+    return len(sequences) if hasattr(sequences, "__len__") else None
 
 
 def check_resumable(

@@ -205,14 +205,15 @@ def start(
             if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
                 what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
-            data_args.refuse_unused(run_args.old_held_out_files or ())
-            if not any("://" in name for name in [*data_args.train_files, *(data_args.held_out_files or ())]):
+            old = run_args.old_held_out_files or []
+            data_args.refuse_unused(old)
+            if not any("://" in name for name in [*data_args.train_files, *(data_args.held_out_files or ()), *old]):
                 refuse_given(run_args, "cache_dir cache_size", "is for remote shards: there are none. Leave it out.")
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
             _refuse_whole_documents(args, train.header.packing)
             old_held_out = None
-            if old := run_args.old_held_out_files:
+            if old:
                 if held_out is None:
                     raise ValueError("--old_held_out_files is evaluated beside --held_out_files. Name some.")
                 only = replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0)

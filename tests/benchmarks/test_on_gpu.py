@@ -126,7 +126,7 @@ def test_the_real_run_ends_on_time_with_a_record(job, blocks, tokenizer):
     tokenizer.save_pretrained(job.out / "tokenizer")
     for name, file in zip(("train", "held_out"), blocks, strict=True):
         Path(job.out, f"{name}.blocks").symlink_to(file.path)
-    assert on_gpu.run_part(replace(job, part="pretraining", blocks=job.out, until=time.time() + 10)) == 0
+    assert on_gpu.run_part(replace(job, part="pretraining", blocks=job.out, until=time.time() + 20)) == 0
     assert time.time() < job.until
     *_, last = read_findings(job.out)
     assert last["finding"] == "trained"

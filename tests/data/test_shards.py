@@ -188,11 +188,11 @@ def test_a_run_in_windows_goes_on_from_elsewhere_as_if_it_had_not_stopped(corpus
     what = ["--train_files", str(corpus), "--tokenizer", str(tmp_path / "vocab.txt"), "--max_seq_length", "32"]
     main([*what, "--output_dir", str(tmp_path / "text"), "--disable_tqdm", "True", "--shard_size", "2KB"])
     here = tmp_path / "text/train"
-    more = ["--shuffle_window", "2", "--held_out_files", str(tmp_path / "text/held_out"), "--cache_size", "6KB"]
-    more += ["--cache_dir", str(tmp_path / "cache")]
+    more = ["--shuffle_window", "2", "--held_out_files", str(tmp_path / "text/held_out")]
+    cache = ["--cache_size", "6KB", "--cache_dir", str(tmp_path / "cache")]
     assert pretrain.main(pretraining_flags(tmp_path, here, tmp_path / "run", *more)) == 0
     shutil.copytree(tmp_path / "run/checkpoint-2", tmp_path / "again/checkpoint-2")
-    flags = pretraining_flags(tmp_path, f"file://{here}", tmp_path / "again", *more)
+    flags = pretraining_flags(tmp_path, f"file://{here}", tmp_path / "again", *more, *cache)
     assert pretrain.main([*flags, "--resume_from_checkpoint", "latest"]) == 0
     one, other = (ElectraForRTDPretraining.from_pretrained(tmp_path / name).state_dict() for name in ("run", "again"))
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForTokenClassification,
     ElectraConfig,
     ElectraForPreTraining,
+    EuroBertConfig,
     MPNetConfig,
     pipeline,
 )
@@ -493,3 +494,13 @@ def test_a_run_of_another_family_leaves_what_stock_transformers_loads(tmp_path, 
     torch.testing.assert_close(encoder(ids)[0], hidden)
     with pytest.raises(ValueError, match="--initialization neighbours needs networks of ELECTRA"):
         pretrain.main([*flags, "--initialization", "neighbours", "--overwrite_output_dir"])
+
+
+def test_a_family_whose_word_table_lies_at_the_root_shares_it():
+    sizes = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 4, "intermediate_size": 64}
+    towers = [EuroBertConfig(num_hidden_layers=layers, **sizes, **ids) for layers in (1, 2)]
+    config = ElectraRTDConfig(generator_config=towers[0], discriminator_config=towers[1])
+    model = ElectraForRTDPretraining(config)
+    tables = [tower.get_input_embeddings().weight for tower in model.towers.values()]
+    assert tables[0] is tables[1]

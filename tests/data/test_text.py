@@ -275,3 +275,9 @@ def test_a_connection_that_breaks_leaves_nothing(dataset, tmp_path, tokenizer, m
     with pytest.raises(ValueError, match=r"letters cannot be read: reset by peer\. .*network"):
         prepare(Source(dataset, True, streaming=True, text_column="body"), tokenizer, tmp_path / "made")
     assert [path.name for path in (tmp_path / "made").iterdir()] == [".lock"]
+
+
+def test_a_compressed_file_is_read_whatever_the_case_of_its_name(tmp_path):
+    (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"the river\n"))
+    (source,) = parse_sources(str(tmp_path / "A.TXT.GZ"))
+    assert list(read_lines(source)) == ["the river", ""]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord, initialization
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.initialization import begin_on_neighbours, fit_neighbours
@@ -50,7 +50,9 @@ def make_model(**options) -> ElectraForRTDPretraining:
 
 
 @pytest.fixture
-def begun(chain, tokenizer):
+def begun(chain, tokenizer, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", 20)  # how well the vectors fit is tested alone
+
     def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
         model = make_model(vocab_size=len(tokenizer), **options)
         begin_on_neighbours(model, chain, tokenizer, seed)
@@ -98,6 +100,13 @@ def test_positions_have_dimensions_that_words_leave_free(begun):
     assert not words[0].any()  # [PAD]
 
 
+def test_the_discriminator_begins_at_the_share_of_masked_tokens_where_it_judges_all(begun):
+    for objective, probability in (("rtd", 0.15), ("rtd", 0.25), ("rtd_masked_only", 0.15)):
+        bias = begun(objective=objective, mask_probability=probability).discriminator.discriminator_predictions
+        expected = probability if objective == "rtd" else 0.5
+        assert bias.dense_prediction.bias.sigmoid().item() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("sharing", ["none", "word", "embeddings", "all", "gdes"])
 def test_each_network_gets_the_word_table_whatever_is_shared(begun, sharing):
     model = begun(sharing=sharing)
@@ -105,7 +114,8 @@ def test_each_network_gets_the_word_table_whatever_is_shared(begun, sharing):
     torch.testing.assert_close(native, model.generator.get_input_embeddings().weight)
 
 
-def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chain, tokenizer):
+def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chain, tokenizer, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", 20)
     tables = []
     for seed in (5, 5, 6):
         model = make_model(vocab_size=len(tokenizer), embedding_size=200)

@@ -3,7 +3,7 @@
 
     accelerate launch --num_cpu_threads_per_process 2 examples/pretrain_no_trainer.py
 
-trains the tiny size on the bundled corpus in about five minutes on two CPU cores. It refuses flags that it ignores.
+trains the tiny size on the bundled corpus in 5 to 7 minutes on two CPU cores. It refuses flags that it ignores.
 """
 
 from dataclasses import fields

@@ -18,6 +18,7 @@ from tests.conftest import pretraining_flags
 
 
 CARD = CardArguments()
+STEPS = initialization._STEPS
 NEVER = [0, 2, 3, 4]  # [PAD], [CLS], [SEP], [MASK] of the tests' tokenizer
 
 
@@ -79,7 +80,9 @@ def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
         {"embedding_size": 200, "hidden_size": 128},  # wider than the fitted vectors
     ],
 )
-def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape):
+def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape, monkeypatch):
+    if not shape:
+        monkeypatch.setattr(initialization, "_STEPS", STEPS)  # those of a run
     model = begun(**shape)
     model.set_attn_implementation("eager")
     ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
@@ -100,11 +103,32 @@ def test_positions_have_dimensions_that_words_leave_free(begun):
     assert not words[0].any()  # [PAD]
 
 
-def test_the_discriminator_begins_at_the_share_of_masked_tokens_where_it_judges_all(begun):
-    for objective, probability in (("rtd", 0.15), ("rtd", 0.25), ("rtd_masked_only", 0.15)):
-        bias = begun(objective=objective, mask_probability=probability).discriminator.discriminator_predictions
-        expected = probability if objective == "rtd" else 0.5
-        assert bias.dense_prediction.bias.sigmoid().item() == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        *(({"mask_probability": 0.15}, 0.15), ({"mask_probability": 0.3}, 0.3)),
+        *(({"objective": "rtd_masked_only"}, 0.5), ({"objective": "electric", "generator": "two_tower"}, 0.5)),
+    ],
+)
+def test_with_rtd_alone_the_discriminator_begins_at_the_share_of_masked_tokens(begun, chain, options, expected):
+    discriminator = begun(**options).discriminator
+    assert discriminator.discriminator_predictions.dense_prediction.bias.sigmoid().item() == pytest.approx(expected)
+    ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
+    with torch.no_grad():
+        assert discriminator(ids).logits.sigmoid().mean().item() == pytest.approx(expected, abs=0.03)
+
+
+def test_networks_that_predict_tokens_can_begin_on_the_neighbours(begun):
+    assert not hasattr(begun(objective="replace_mlm").discriminator, "discriminator_predictions")
+
+
+def test_a_run_begins_at_its_own_share_of_masked_tokens(tmp_path, corpus, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", 20)
+    options = {"model_config": None, "size": "tiny", "max_steps": 1, "save_strategy": "no", "mask_probability": 0.3}
+    assert main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **options)) == 0
+    model = ElectraForRTDPretraining.from_pretrained(tmp_path / "run")
+    bias = model.discriminator.discriminator_predictions.dense_prediction.bias
+    assert bias.sigmoid().item() == pytest.approx(0.3, abs=0.001)
 
 
 @pytest.mark.parametrize("sharing", ["none", "word", "embeddings", "all", "gdes"])

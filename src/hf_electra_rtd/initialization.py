@@ -7,10 +7,10 @@ neighbours for thousands of steps. So three things are set before the first step
    of the token before with this one, and of this one with the token after. Its vectors become the word table.
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
    of the discriminator, one head begins on the token before and one on the token after.
-3. The average. With `rtd`, the bias of the discriminator's output begins at the log odds of a masked token. From zero
-   it takes thousands of steps to get there. Until then all the weights learn the average instead of the context.
+3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
+   weights first move to the average, in about a hundred steps, and lose part of their start.
 
-The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (docs/results.md has figures).
+The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (figures: docs/results.md).
 """
 
 from __future__ import annotations

@@ -138,9 +138,8 @@ def parse_arguments(
     )
     parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
     parser.set_defaults(**(defaults or {}))
-    argv = [
-        re.sub(r"^--[\w-]+(?==|$)", lambda name: f"--{name[0][2:].replace('-', '_')}", word) for word in argv
-    ]  # `--max-steps`
+    # `--max-steps` is `--max_steps`.
+    argv = [re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in argv]
     config = _value_of("--config", argv)
     given = [] if config is None else _read_config(config, parser)
     if "--max_steps" in given and _value_of("--num_train_epochs", argv) is not None:

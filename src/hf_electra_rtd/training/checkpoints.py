@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -171,7 +171,7 @@ def _identify(stream: Any) -> str | int | None:
     sequences = getattr(stream, "sequences", stream)
     if isinstance(sequences, Blocks):
         return sequences.header.sha256
-    return len(sequences) if hasattr(sequences, "__len__") else None
+    return len(sequences) if isinstance(sequences, Sized) else None
 
 
 def check_resumable(

@@ -68,7 +68,8 @@ def train(run: pretrain.Run) -> None:
 
     def evaluate() -> None:
         with clock.paused():
-            log(meters.evaluate_held_out(prepared, held_out, accelerator))
+            log(values := meters.evaluate_held_out(prepared, held_out, accelerator))
+        meters.check_loss(state.global_step, values["eval_loss"])
         meters.warn_if_flat(state)
 
     prepared.train()

@@ -199,11 +199,12 @@ def _normal_auc(
 
 
 def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The area under the ROC curve for labels 0 and 1; others do not count. NaN where a class is missing."""
+    """The area under the ROC curve for labels 0 and 1; others do not count. NaN where a class is missing, or a
+    logit is."""
     from sklearn.metrics import roc_auc_score
 
     counts = (labels == 0) | (labels == 1)
-    replaced = labels[counts].astype(bool)
-    if not replaced.any() or replaced.all():
+    replaced, scores = labels[counts].astype(bool), logits[counts].astype(np.float64)
+    if not replaced.any() or replaced.all() or not np.isfinite(scores).all():
         return float("nan")
-    return float(roc_auc_score(replaced, logits[counts].astype(np.float64)))
+    return float(roc_auc_score(replaced, scores))

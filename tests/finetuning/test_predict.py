@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import shutil
+from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
@@ -124,6 +125,9 @@ def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_not
     records = [EvaluationRecord.load(tmp_path / f"reviews/seed_{seed}") for seed in (42, 43)]
     assert model.name == str(tmp_path / f"reviews/seed_{best_seed(records)}/model")
     assert all(record.command.startswith("hf-electra-rtd finetune --model_name") for record in records)
+    for split, best in (("dev", 43), ("test", 42)):  # a test split never chooses
+        scores = ({split: {records[0].main_metric: score}} for score in (0.1, 0.9))
+        assert best_seed([replace(each, metrics=score) for each, score in zip(records, scores, strict=True)]) == best
     with pytest.raises(ValueError, match="leaves no model to return"):
         finetune_in_python(encoder, rows, output_dir=str(tmp_path), keep_models="none")
 

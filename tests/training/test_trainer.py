@@ -187,6 +187,11 @@ def poison(model):
     model.generator.generator_lm_head.bias.data[3] = float("nan")
 
 
+def blow_up(model):
+    for parameter in model.parameters():
+        parameter.data.fill_(1e30)
+
+
 RARE = {"logging_steps": 100}  # too seldom for the loss to tell
 
 
@@ -195,6 +200,7 @@ RARE = {"logging_steps": 100}  # too seldom for the loss to tell
     [
         (At(4, poison, "on_step_begin"), {}, "Step 5: the loss", 1),
         (At(6, poison), RARE, "Step 6: a weight", 1),
+        (At(6, blow_up), RARE, "Step 6: the loss", 1),
         (At(6, poison), {**RARE, "save_strategy": "no", "eval_strategy": "no"}, "Step 6: a weight", 0),
     ],
 )

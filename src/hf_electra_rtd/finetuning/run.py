@@ -410,8 +410,14 @@ class FineTuning:
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
-    """The seed with the best score; the first of several."""
-    return max(records, key=lambda record: -math.inf if record.score is None else record.score).seed
+    """The seed with the best score on a dev split; the first of several, and without a dev split: no choice is made by
+    a test split."""
+
+    def score(record: EvaluationRecord) -> float:
+        is_dev = next(iter(record.metrics), "").startswith("dev")
+        return record.score if is_dev and record.score is not None else -math.inf
+
+    return max(records, key=score).seed
 
 
 def guess_size(config: Any) -> str:

@@ -302,12 +302,13 @@ class RTDTrainer(Trainer):
         return None, meters.held_out_tensors(self.model.held_out_measures, output, inputs), inputs["labels"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.is_in_train:
-            meters.check_loss(self.state.global_step, logs["loss"])
-            if measured := self.meters.drain(self.accelerator.reduce):
-                measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
-                logs |= {name: norm.item() for name, norm in self._norms.items()}
-                logs |= {**measured, "train_seconds": self.stopwatch.seconds}
+        if self.is_in_train:
+            for loss in logs.keys() & {"loss", "eval_loss"}:
+                meters.check_loss(self.state.global_step, logs[loss])
+        if "loss" in logs and self.is_in_train and (measured := self.meters.drain(self.accelerator.reduce)):
+            measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
+            logs |= {name: norm.item() for name, norm in self._norms.items()}
+            logs |= {**measured, "train_seconds": self.stopwatch.seconds}
         stream = self.train_dataset
         if isinstance(stream, SequenceStream) and self.state.max_steps > 0:
             # The Trainer's epoch is the whole stream; what people mean is passes over the sequences.

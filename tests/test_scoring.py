@@ -147,3 +147,14 @@ def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, cap
     expected = pair.pseudo_log_likelihood(TEXTS, tokenizer)
     assert ElectraForRTDPretraining.from_pretrained(tmp_path).pseudo_log_likelihood(TEXTS) == expected
     assert [line["pseudo_log_likelihood"] for line in found] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_command_passes_over_a_text_that_has_no_score_and_says_why(tokenizer, tmp_path, capsys):
+    make("electric").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    main(["--model", str(tmp_path), TEXTS[0], "the " * 63, TEXTS[1]])
+    output = capsys.readouterr()
+    found = [json.loads(line) for line in output.out.splitlines()]
+    assert ["skipped" in line for line in found] == [False, True, False]
+    assert "has 65 tokens" in found[1]["skipped"]
+    assert output.err.startswith("1 texts skipped")

@@ -31,6 +31,10 @@ from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_s
 from hf_electra_rtd.sharing import SHARING
 
 
+class UnscorableTextError(ValueError):
+    """A text has no token, or more of them than a model has positions."""
+
+
 @dataclass
 class ElectraRTDOutput(ModelOutput):
     """Output of [`ElectraForRTDPretraining`]. Fields that were not asked for or do not apply are None."""
@@ -218,7 +222,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU. Some
         pairs need one forward pass for a text, others one for each token (docs/objectives.md). The tokenizer is by
         default that of the directory that the model was loaded from. Raises ValueError for a pair that gives no such
-        probability, and for a text without tokens or with more of them than the model has positions."""
+        probability, and its subclass [`UnscorableTextError`] for a text without tokens or with more of them than the
+        model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
         if tokenizer is None and not self.name_or_path:
@@ -237,7 +242,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
                     if not count or length > longest:
                         many = f"{length} tokens with [CLS] and [SEP], and the model {longest} positions"
-                        raise ValueError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
+                        raise UnscorableTextError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
                 input_ids, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
                 inputs = {"attention_mask": None if min(lengths) == mask.shape[1] else mask}
                 log_p_BL = self.objective.log_likelihoods(self, input_ids, tokenizer.mask_token_id, **inputs)

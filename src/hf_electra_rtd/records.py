@@ -150,6 +150,12 @@ class EvaluationRecord(_Record):
         """The main metric on the first evaluated split; None if it is not finite or nothing was evaluated."""
         return next(iter(self.metrics.values()), {}).get(self.main_metric)
 
+    @property
+    def dev_score(self) -> float:
+        """What models are chosen by: the score on a dev split; else -infinity, as a test split must not choose."""
+        is_dev = next(iter(self.metrics), "").startswith("dev")
+        return self.score if is_dev and self.score is not None else -math.inf
+
 
 @strict
 @dataclass

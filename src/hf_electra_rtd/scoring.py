@@ -4,16 +4,18 @@
     hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
-[SEP], in nats, and `num_tokens`. Without texts, each line of the standard input is one; empty lines are left out.
-`--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of the objective
-`electric` (one pass a text), `rtd` or `mlm` (one pass a token).
+[SEP], in nats, and `num_tokens`; or `skipped`, why the text has no score. Without texts, each line of the standard
+input is one; empty lines are left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of
+a saved joint model, of the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from itertools import islice
+from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -21,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.cli import check_ranges, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import read_lines
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 
 
 def main(argv: list[str]) -> None:
@@ -39,12 +41,21 @@ def main(argv: list[str]) -> None:
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     tokenizer = load_tokenizer(arguments.model)
-    texts = filter(None, (line.strip() for line in lines))
+    texts, skipped = filter(None, (line.strip() for line in lines)), 0
+
+    def score(some: list[str]) -> list[dict[str, Any]]:
+        try:
+            found = model.token_log_likelihoods(some, tokenizer, arguments.batch_size)
+        except UnscorableTextError as error:
+            return [each for text in some for each in score([text])] if some[1:] else [{"skipped": str(error)}]
+        return [{"pseudo_log_likelihood": each.sum().item(), "num_tokens": len(each)} for each in found]
+
     while some := list(islice(texts, arguments.batch_size)):
-        found = model.token_log_likelihoods(some, tokenizer, arguments.batch_size)
-        for text, each in zip(some, found, strict=True):
-            line = {"text": text, "pseudo_log_likelihood": each.sum().item(), "num_tokens": len(each)}
-            print(json.dumps(line, ensure_ascii=False), flush=True)
+        for text, facts in zip(some, score(some), strict=True):
+            print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
+            skipped += "skipped" in facts
+    if skipped:
+        print(f"{skipped:,} texts skipped: they have no token, or too many.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -249,7 +249,8 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
         expected = model_class.config_class.model_type  # type: ignore[union-attr]
         found = read_config(source, **kwargs).get("model_type", expected)
         if found != expected:
-            hint = " Name one of its towers." if found == ElectraRTDConfig.model_type else ""
+            hints = {found: " Name one of its towers.", expected: " Name the run or the saved pair."}
+            hint = hints.get(ElectraRTDConfig.model_type, "")
             raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
         remedy = "A pickle, which could run any code, is not read: convert it (save_pretrained of transformers)."

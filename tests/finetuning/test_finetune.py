@@ -69,6 +69,8 @@ def test_a_task_is_learned_evaluated_predicted_and_recorded(finished):
 def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):
     run, flags = copied
     first = record_of(run).finished
+    assert run_finetune(**flags, keep_models="none") == 0
+    assert len(list(run.rglob("model"))) == 1  # nothing was trained, so nothing is deleted
     shutil.rmtree(run / "reviews/seed_43")
     assert run_finetune(**flags, keep_models="none") == 0
     assert record_of(run).finished == first
@@ -79,9 +81,17 @@ def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):
     assert "was not kept. Delete that directory" in caplog.text
 
 
-@pytest.mark.parametrize("more", [{}, {"select": "best", "eval_strategy": "steps", "eval_steps": 8}], ids=str)
+CORRECTION = {"task_kind": "correction", "labels": None}
+BEST = {"select": "best", "eval_strategy": "steps", "eval_steps": 8}
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [({}, 44), (BEST, 44), ({**BEST, "early_stopping_patience": 3, "learning_rate": 0}, 32)],  # best at step 8
+    ids=str,
+)
 def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
-    more, finished, tmp_path, caplog, monkeypatch
+    more, steps, finished, tmp_path, caplog, monkeypatch
 ):
     flags = {**finished[1], "seeds": 1, "max_steps": 44, "dropout": 0.1, "save_strategy": "steps", "save_steps": 8}
     flags |= {**more, "output_dir": tmp_path / "broken"}
@@ -101,12 +111,38 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     with pytest.raises(ValueError, match=r"checkpoint-\d+ is of a run with other settings"):
         run_finetune(**flags, weight_decay=0.3)
     assert run_finetune(**flags) == 0
-    assert len(taken) == 30 + 44 - 16
+    assert len(taken) == 30 + steps - 16
     assert "checkpoint-24 cannot be read: optimizer.pt missing or altered" in caplog.text
     whole, broken = (tmp_path / name / "reviews/seed_42" for name in ("whole", "broken"))
     for name in ("model/model.safetensors", "predictions_dev.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
     assert sorted(path.name for path in whole.iterdir()) == sorted(path.name for path in broken.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [({"max_steps": 12}, 12), ({**BEST, "eval_steps": 6, "early_stopping_patience": 1, "learning_rate": 0}, 12)],
+    ids=str,
+)
+def test_a_model_that_cannot_be_written_leaves_its_training(more, steps, finished, tmp_path, monkeypatch):
+    flags = {**finished[1], "seeds": 1, "save_strategy": "steps", "save_steps": 6, **more}
+    assert run_finetune(**flags | {"output_dir": tmp_path / "whole"}) == 0
+
+    def is_full(*arguments):
+        raise OSError("No space left on device")
+
+    flags["output_dir"] = tmp_path / "broken"
+    with monkeypatch.context() as patch:
+        patch.setattr(finetune.FineTuning, "_save_model", is_full)
+        with pytest.raises(OSError, match="No space"):
+            run_finetune(**flags)
+    monkeypatch.setattr(FineTuner, "training_step", is_full)
+    assert run_finetune(**flags) == 0
+    file = "reviews/seed_42/model/model.safetensors"
+    whole, broken = (load_file(tmp_path / name / file) for name in ("whole", "broken"))
+    assert all(torch.equal(whole[name], broken[name]) for name in whole)
+    assert record_of(tmp_path / "broken").steps == steps
+    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_scores_are_logged(
@@ -224,9 +260,12 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     first = record_of(run).finished
     flags["overwrite_output_dir"] = True
     (model,) = run.glob("reviews/*/model")
+    for name in ("reviews/mine.csv", "reviews/seed_42/mine.csv"):
+        shutil.copy(flags["train_file"], run / name)
     for difference, message in (
         ({"model_name_or_path": "absent/absent/absent"}, "absent"),
         ({"model_name_or_path": model}, "would delete"),
+        ({"train_file": run / "reviews/seed_42/mine.csv"}, "would delete .*mine.csv"),
         ({"label_column_name": "opinion"}, "opinion"),
         ({"push_to_hub": True, "hub_model_id": "ORG/NAME", "keep_models": "none"}, "no model to publish"),
         ({"labels": ["no", "maybe"]}, "maybe"),
@@ -239,6 +278,7 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
     assert (run / "publish.json").exists()
     assert not (run / "reviews/seed_43").exists()
+    assert (run / "reviews/mine.csv").exists()
 
 
 @pytest.mark.parametrize(
@@ -249,6 +289,16 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({"push_to_hub": True}, "needs --hub_model_id"),
         ({"task_name": "../elsewhere"}, "plain word"),
         ({"load_best_model_at_end": True}, "--load_best_model_at_end cannot be used .* --select best"),
+        (
+            {"metric_for_best_model": "macro_f1", "select": "best"},
+            "--metric_for_best_model cannot .* main metric chooses",
+        ),
+        ({"do_predict": True}, "--do_predict cannot be used here. Use --predict"),
+        ({"bf16_full_eval": True}, "--bf16_full_eval cannot be used here"),
+        ({"eval_do_concat_batches": False}, "--eval_do_concat_batches False cannot be used"),
+        ({"validation_file": None, "validation_share": 0, "eval_on_start": True, "seeds": 1}, "needs a dev split"),
+        ({"tokenizer": "other"}, "has other tokens than the tokenizer"),
+        ({**CORRECTION, "metrics": ["false_positive_rate"]}, "lower false_positive_rate is better"),
         ({"early_stopping_patience": 2}, "needs --select best"),
         ({"task_kind": "tagging", "labels": ["O", "B-X"], "class_weights": "balanced"}, "for classification, not"),
         ({"task_name": ["reviews", "others"]}, "several --task_name are for benchmarks"),
@@ -284,10 +334,26 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     ],
     ids=str,
 )
-def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tmp_path):
+def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tokenizer, tmp_path):
+    if "tokenizer" in flags:
+        flags = {**flags, "tokenizer": vocabulary_file(tmp_path / "vocab.txt", tokenizer)}
     with pytest.raises(ValueError, match=message):
         run_finetune(**finished[1] | {"labels": ["no", "yes"], "output_dir": tmp_path, **flags})
     assert not list(tmp_path.rglob("*.json"))
+
+
+def vocabulary_file(path, tokenizer) -> Path:
+    """The words of a tokenizer and three more, in another order."""
+    words = sorted(tokenizer.vocab, key=tokenizer.vocab.get)
+    path.write_text("".join(f"{word}\n" for word in [*words[:20], "one", "two", "three", *words[20:]]))
+    return path
+
+
+def test_a_model_from_scratch_has_a_row_for_each_token_of_another_tokenizer(finished, tokenizer, tmp_path):
+    flags = {**finished[1], "seeds": 1, "max_steps": 1, "from_scratch": True, "output_dir": tmp_path / "run"}
+    assert run_finetune(**flags, tokenizer=vocabulary_file(tmp_path / "vocab.txt", tokenizer)) == 0
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "run/reviews/seed_42/model")
+    assert model.config.vocab_size == len(tokenizer) + 3
 
 
 # ---- Benchmarks ----

@@ -228,12 +228,14 @@ def own_task(name: str, args: Any) -> Task:
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
     unknown = next((metric for metric in facts["metrics"] if metric not in METRICS[kind]), None)
+    lower = facts["metrics"][0] == "false_positive_rate"
     no_classes = labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1)
     refuse(
         (Path(name).name != name or name == "..", f"--task_name is {name!r}, but it must be a plain word."),
         (name == "submission", "--task_name submission is the directory of files for servers. Choose another name."),
         (bool(splits) == bool(args.dataset), "Give either files (--train_file, ...) or a --dataset of the Hub."),
         (no_classes, f"--labels must name two or more different classes or tags; there are none in {kind}."),
+        (lower, "--metrics: a lower false_positive_rate is better, so it cannot be the first."),
         (unknown, f"--metrics: {known_names(str(unknown), METRICS[kind], f'metrics of {kind}')}"),
     )
     if not args.dataset:

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,13 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from hf_electra_rtd.cli import refuse, refuse_given
-from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import (
+    fit_tokenizer,
+    load_tokenizer,
+    refuse_other_tokens,
+    save_tokenizer,
+    tokenizer_hash,
+)
 from hf_electra_rtd.families import max_length
 from hf_electra_rtd.files import hash_files, hash_model, remove_partial
 from hf_electra_rtd.finetuning import heads
@@ -35,7 +42,7 @@ from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
-from hf_electra_rtd.towers import refuse_energies
+from hf_electra_rtd.towers import fit_vocabulary, refuse_energies
 from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
 
@@ -103,6 +110,10 @@ class FineTuning:
         )
         self.encoder_name, self.config, _ = heads.open_encoder(self.name, weights=False)
         self.tokenizer = load_tokenizer(given.tokenizer or self.encoder_name)
+        if given.tokenizer and given.from_scratch:
+            fit_vocabulary(self.config, self.tokenizer)
+        elif given.tokenizer:
+            refuse_other_tokens(self.encoder_name, self.tokenizer, f"The model {self.name}")
         fit_tokenizer(self.tokenizer, self.config)
         self.size = given.size or guess_size(self.config)
         path, sha256 = Path(self.encoder_name), None
@@ -147,6 +158,7 @@ class FineTuning:
         weighs = given.class_weights == "balanced"
         no_choice = "Pass --select last, and --keep_models all or none."
         refuse(
+            (args.eval_on_start and not task.dev_splits, "--eval_on_start needs a dev split. Leave it out."),
             (is_chosen and not task.dev_splits, f"there is no dev split to choose the best model by. {no_choice}"),
             (few and not has_classes, f"--few_shot is for classification, not {task.kind}."),
             (few and weighs, "--class_weights is not for --few_shot, which draws as many of each class."),
@@ -230,8 +242,12 @@ class FineTuning:
         if not given.overwrite_output_dir:
             for seed in self.seeds:
                 self._finished(job, seed)
-        elif Path(self.name).resolve().is_relative_to((self.directory / task.name).resolve()):
-            raise ValueError(f"--overwrite_output_dir would delete {self.name}. Choose another --output_dir.")
+        else:
+            own = self.own_args
+            sources = (self.name, given.data_dir, own.train_file, own.validation_file, own.test_file)
+            for path, source in product(self._runs(task), filter(None, sources)):
+                if Path(source).resolve().is_relative_to(path.resolve()):
+                    raise ValueError(f"--overwrite_output_dir would delete {source}. Choose another --output_dir.")
         encode_task(job.kind, {name: split for name, split in splits.items() if name != "train" or not given.few_shot})
         if given.few_shot:
             number, train = given.few_shot, splits["train"]
@@ -271,25 +287,33 @@ class FineTuning:
     def _directory(self, task: Task, seed: int) -> Path:
         return self.directory / task.name / f"seed_{seed}"
 
+    def _runs(self, task: Task) -> list[Path]:
+        """The directories of a task's runs, by any call. What else lies beside them is the user's."""
+        return [path for path in (self.directory / task.name).glob("seed_*") if path.name[5:].isdecimal()]
+
     def run_task(self, job: Job) -> list[EvaluationRecord]:
         """Runs a task with all seeds, keeps the models that are asked for, and returns the records."""
         title, keep = job.task.title, self.task_args.keep_models
-        if self.task_args.overwrite_output_dir and self.is_main:
-            shutil.rmtree(self.directory / job.task.name, ignore_errors=True)
+        for path in self._runs(job.task) if self.task_args.overwrite_output_dir and self.is_main else ():
+            shutil.rmtree(path)
         PartialState().wait_for_everyone()
         counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
         logger.info(f"{title}: examples: {counts}.")
         records: dict[int, EvaluationRecord] = {}
         kept: list[int] = []
+        is_trained = False  # a call that finds all runs done deletes nothing
         for seed in self.seeds:
             record = self._finished(job, seed)
             if record is not None:
                 logger.info(f"{title}, seed {seed}: already done, {_describe_score(record)}.")
             records[seed] = record or self._run(job, seed)
+            is_trained |= record is None
             kept = {"all": list(records), "best": [best_seed(list(records.values()))], "none": []}[keep]
-            for other in records.keys() - set(kept) if self.is_main else ():
-                for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
-                    shutil.rmtree(self._directory(job.task, other) / name, ignore_errors=True)
+            for other in records.keys() - set(kept) if self.is_main and is_trained else ():
+                for path in (self._directory(job.task, other) / name for name in (MODEL_DIRECTORY, MERGED_DIRECTORY)):
+                    if path.exists():
+                        logger.info(f"{title}: deletes {path} (--keep_models {keep}).")
+                        shutil.rmtree(path)
         for directory in (self._directory(job.task, seed) for seed in kept if "train" in job.splits):
             if not (directory / MODEL_DIRECTORY).exists():
                 logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
@@ -358,8 +382,6 @@ class FineTuning:
         )
         if self.is_main:
             remove_partial(directory)
-            for path in list_checkpoints(directory):
-                shutil.rmtree(path)
             owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(task)}
             for name, (predictions, _) in answers.items():
                 owner, split = owners.get(name, (task, name))
@@ -367,13 +389,17 @@ class FineTuning:
                 write_submission(owner, split, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
             if self.task_args.keep_models != "none":
                 self._save_model(model, directory)
+            failure = None
             try:
                 for name, (predictions, scores) in answers.items():
                     write_report(directory, name, job.kind, predictions, scores, splits[name])
-            except Exception:
-                record.save(directory)
-                raise
+            except Exception as error:
+                failure = error
             record.save(directory)
+            for path in list_checkpoints(directory):  # until now they were all that was kept of the training
+                shutil.rmtree(path)
+            if failure is not None:
+                raise failure
         PartialState().wait_for_everyone()
         logger.info(f"{task.title}, seed {seed}: {_describe_score(record)}; {seconds:,.0f} s.")
         return record
@@ -384,6 +410,8 @@ class FineTuning:
         task, given = job.task, self.task_args
         options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": given.from_scratch}
         options["unit"] = job.unit
+        if given.from_scratch:
+            options |= {name: getattr(self.config, name) for name in ("vocab_size", "pad_token_id")}
         if job.settings["dropout"] is not None:
             options |= dict.fromkeys(heads.dropouts_of(self.config), job.settings["dropout"])
         model = heads.load_with_head(job.kind.auto_class, self.name, given.head, task.labels, **options)
@@ -410,14 +438,8 @@ class FineTuning:
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
-    """The seed with the best score on a dev split; the first of several, and without a dev split: no choice is made by
-    a test split."""
-
-    def score(record: EvaluationRecord) -> float:
-        is_dev = next(iter(record.metrics), "").startswith("dev")
-        return record.score if is_dev and record.score is not None else -math.inf
-
-    return max(records, key=score).seed
+    """The seed with the best `dev_score`; the first of several."""
+    return max(records, key=lambda record: record.dev_score).seed
 
 
 def guess_size(config: Any) -> str:

@@ -35,6 +35,10 @@ _ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu
 # Flags of the Trainer that fine-tuning would ignore, undo or break on, and what to do instead.
 _REFUSED = {
     "load_best_model_at_end": "Use --select best.",
+    "metric_for_best_model": "The task's main metric chooses.",
+    "do_predict": "Use --predict.",
+    "bf16_full_eval": "Models stay in float32.",
+    "fp16_full_eval": "Models stay in float32.",
     "resume_from_checkpoint": "The same command goes on with what is missing.",
     "data_seed": "The order of the examples follows --seed.",
     "label_smoothing_factor": "The task decides the loss.",
@@ -73,7 +77,10 @@ class FineTuningArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_ranges(self)
         refuse(*((getattr(self, name), f"--{name} cannot be used here. {why}") for name, why in _REFUSED.items()))
-        refuse((self.data_seed is not None, f"--data_seed cannot be used here. {_REFUSED['data_seed']}"))
+        refuse(
+            (self.data_seed is not None, f"--data_seed cannot be used here. {_REFUSED['data_seed']}"),
+            (not self.eval_do_concat_batches, "--eval_do_concat_batches False cannot be used here. Leave it out."),
+        )
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
@@ -144,6 +151,7 @@ class FineTuner(Trainer):
         self.add_callback(_EpochCallback)
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
+            args.restore_callback_states_from_checkpoint = True  # it counts on
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -186,6 +194,13 @@ class FineTuner(Trainer):
             processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             loss = losses.total * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing where a run goes on from its last step: the Trainer would take one step more."""
+        stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
+        is_stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stops)
+        if self.state.global_step < self.state.max_steps and not is_stopped:
+            super()._run_epoch(*args, **kwargs)
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
         """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).

@@ -18,7 +18,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +158,7 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         if not kept:
             logger.warning(f"{task.name}: no model was kept: it is not published. Fine-tune with --keep_models best.")
             continue
-        best = max(kept, key=lambda path: -inf if (score := runs[path].score) is None else score)
+        best = max(kept, key=lambda path: runs[path].dev_score)
         repo_id, model = _repo_id(flags["hub_model_id"], task.name), runs[best].model
         records = [runs.pop(best), *runs.values()]
         base = flags.get("base_model") or (None if model["sha256"] else model["name_or_path"])

@@ -41,7 +41,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 # The numbers that can ruin a run, ours and those of `TrainingArguments`, by their interval. `inf` excludes NaN, too.
 _INTERVALS = {
     "(0, inf)": "num_train_epochs adam_epsilon lora_alpha generator_hidden_size logging_steps eval_steps save_steps "
-    "ddp_timeout temperature_start temperature_decay",
+    "ddp_timeout temperature_start temperature_decay initializer_range",
     "[0, inf)": "learning_rate generator_learning_rate weight_decay max_grad_norm warmup_steps generator_weight "
     "discriminator_weight temperature generator_layers dataloader_num_workers doc_stride shuffle_window few_shot",
     "[0, 4294967295]": "seed data_seed",  # what NumPy takes

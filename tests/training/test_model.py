@@ -52,6 +52,15 @@ def test_a_configuration_file_replaces_the_size_and_flags_win_over_it(tmp_path, 
     assert (built.config.temperature, built.config.sharing) == (0.3, "embeddings")
 
 
+def test_a_named_size_has_the_dropout_and_the_scale_of_new_weights_that_are_given(tokenizer):
+    torch.manual_seed(0)
+    built = build_model(ModelArguments(size="tiny", dropout=0.2, initializer_range=0.5), tokenizer, 32)
+    for tower in built.towers.values():
+        assert tower.config.hidden_dropout_prob == tower.config.attention_probs_dropout_prob == 0.2
+        layer = tower.electra.encoder.layer[0].output.dense
+        assert layer.weight.std().item() == pytest.approx(0.5, rel=0.05)
+
+
 def test_the_second_stage_begins_with_the_generators_encoder_and_a_head_of_its_own(tmp_path, tokenizer):
     stage = ElectraForRTDPretraining(tiny_config(objective="mlm"))
     stage.save_pretrained(tmp_path)

@@ -292,6 +292,8 @@ NEW = {"model_config": None}  # networks of a named size
         (NEW | {"objective": "mlm", "sharing": "gdes"}, "gdes"),
         ({"generator": "x"}, "Leave --generator out"),
         (NEW | {"generator": "x", "generator_hidden_size": 0.5}, "Leave --generator_hidden_size out"),
+        ({"dropout": 0.1}, "Leave --dropout out"),
+        (NEW | {"initializer_range": 0}, "--initializer_range is 0"),
         (NEW | {"initialization": "neighbors"}, "there is no 'neighbors'. Did you mean 'neighbours'"),
         (NEW | {"initialization": "neighbours", "generator": "x"}, "Leave it or --generator out"),
         ({"freeze_generator": True, "sharing": "none"}, "untrained generator"),

@@ -48,6 +48,7 @@ from hf_electra_rtd.training.continuation import SavedPair, find_pair
 
 # Width and depth of a new generator, as fractions of the discriminator's.
 FRACTIONS = ("generator_hidden_size", "generator_layers")
+ARCHITECTURE = ("dropout", "initializer_range")  # what a named size may have otherwise
 _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     "generator_objective",
@@ -59,11 +60,12 @@ SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "disc
 BACKBONES = ("backbone", "generator_backbone")
 # A flag that decides what others would decide.
 _EXCLUDED = {
-    "backbone": ("continue_from", "two_stage_from", "model_config", "discriminator"),
+    "backbone": ("continue_from", "two_stage_from", "model_config", "discriminator", *ARCHITECTURE),
     "generator_backbone": ("generator", "corrupted", *FRACTIONS),
-    "continue_from": ("two_stage_from", "model_config", "generator", "discriminator"),
-    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *FRACTIONS),
-    "model_config": ("generator", "discriminator"),
+    "continue_from": ("two_stage_from", "model_config", "generator", "discriminator", *ARCHITECTURE),
+    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *FRACTIONS, *ARCHITECTURE),
+    "model_config": ("generator", "discriminator", *ARCHITECTURE),
+    "discriminator": ARCHITECTURE,
     "generator": FRACTIONS,
     "corrupted": ("two_stage_from", "continue_from", "generator", "generator_type", "generator_weight"),
 }
@@ -104,6 +106,9 @@ class ModelArguments:
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
+    # Of new networks of a named size.
+    dropout: float | None = flag(None, "In hidden layers and attention. Default: 0.1, of tiny 0.")
+    initializer_range: float | None = flag(None, "Standard deviation of new weights. Default: 0.02, of tiny 0.06.")
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
     generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.")
@@ -130,7 +135,7 @@ class ModelArguments:
         elif self.given(("two_stage_from", "generator", "discriminator")):
             ElectraRTDConfig(**self.options)
         elif self.model_config is None:
-            ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.options)
+            ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.architecture, **self.options)
         loaded = list(self.given(("two_stage_from", "continue_from", "corrupted", "generator", "discriminator")))
         loaded += self.loaded_backbones
         if self.initialization is None:
@@ -158,6 +163,12 @@ class ModelArguments:
         elif self.corrupted is not None:
             options = {"generator": "offline"}
         return options | {"generator" if name == "generator_type" else name: value for name, value in given}
+
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """The given fields of `ElectraConfig`, by its names."""
+        dropout = {f"{place}_dropout_prob": self.dropout for place in ("hidden", "attention_probs")}
+        return (dropout if self.dropout is not None else {}) | self.given(("initializer_range",))
 
     @cached_property
     def continued(self) -> SavedPair | None:
@@ -296,6 +307,7 @@ def _new_config(
         max_position_embeddings=max(MAX_LENGTH, max_seq_length),
         pad_token_id=tokenizer.pad_token_id,
         **arguments.given(FRACTIONS),
+        **arguments.architecture,
         **options,
     )
 

@@ -55,7 +55,7 @@ def train(run: pretrain.Run) -> None:
     state.compute_steps(args, args.max_steps)
     set_seed(args.seed + state.global_step + accelerator.process_index)  # dropout differs between processes
     if run.checkpoint:
-        checkpoints.load_state(run.checkpoint, accelerator, optimizer, schedule)
+        checkpoints.load_state(run.checkpoint, accelerator, schedule)
         loader = accelerator.skip_first_batches(loader, state.global_step * accumulated)
     saving = (args.output_dir, accelerator, args.save_total_limit, state, LOOP, described)
     clock, meter = meters.Stopwatch(state.log_history), meters.TrainingMeters(model.measures)
@@ -92,7 +92,7 @@ def train(run: pretrain.Run) -> None:
         state.global_step += 1
         state.epoch = state.global_step / args.max_steps * len(run.stream) / len(run.stream.sequences)
         control = DefaultFlowCallback().on_step_end(args, state, TrainerControl())
-        if control.should_log:
+        if control.should_log or control.should_save:
             mean = accelerator.reduce(loss, reduction="mean").item() / (state.global_step - logged_at)
             meters.check_loss(state.global_step, mean)
             values = {"loss": mean, "learning_rate": rate, **{name: norm.item() for name, norm in norms.items()}}

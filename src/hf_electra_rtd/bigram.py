@@ -104,7 +104,7 @@ class CountedBigram(Measure):
         scored = torch.from_numpy(self.scores(ids_BL.cpu().numpy(), seen.real.cpu().numpy())).float().to(ids_BL.device)
         scores, counts = seen.at(scored, self.masked_only)
         replaced, _ = seen.at(seen.output.replaced_labels, self.masked_only)
-        return scores, replaced.masked_fill(~counts, IGNORED)
+        return scores, replaced.to(torch.int8).masked_fill(~counts, IGNORED)
 
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         return {"bigram_auc": exact_auc(*whole)}

@@ -147,7 +147,7 @@ class Detection(Measure):
     def whole(self, seen: Observation) -> tuple[Tensor, ...]:
         logits, counts = seen.at(seen.output.logits.float(), self.masked_only)
         replaced, _ = seen.at(seen.output.replaced_labels, self.masked_only)
-        return logits, replaced.masked_fill(~counts, IGNORED)
+        return logits, replaced.to(torch.int8).masked_fill(~counts, IGNORED)
 
     def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
         tokens, replaced, flagged, found, right, *of_logits = totals

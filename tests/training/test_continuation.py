@@ -105,6 +105,10 @@ def test_heads_go_on_too_and_an_objective_without_generator_needs_none(tmp_path,
     assert dict(built.named_parameters()).keys() == dict(pair.named_parameters()).keys()
     for name, parameter in pair.named_parameters():
         assert torch.equal(built.get_parameter(name), parameter), name
+    if pair.main_head is not None:
+        with_new = build_model(ModelArguments(continue_from=str(tmp_path), new_generator=True), tokenizer, 32)
+        for name, parameter in pair.main_head.named_parameters():
+            assert torch.equal(with_new.main_head.get_parameter(name), parameter), name
 
 
 @pytest.mark.parametrize("form", ["run", "towers", "named"])

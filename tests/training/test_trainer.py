@@ -147,6 +147,9 @@ def trained(blocks, tokenizer, tmp_path_factory):
         ({"more": {"generator": "unigram"}}, "generator was masked_lm, now unigram"),
         ({"more": {"generator_objective": "adversarial"}}, "generator_objective was mle, now adversarial"),
         ({"optim": "adafactor"}, "optim was adamw_torch, now adafactor"),
+        ({"warmup_steps": 3, "max_grad_norm": 2.0}, r"warmup_steps was .*now 3.*max_grad_norm was 1\.0, now 2\.0"),
+        ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type was linear, now cosine"),
+        ({"more": {"freeze_generator": True, "sharing": "none"}}, "freeze_generator was False, now True"),
     ],
 )
 def test_a_run_is_not_resumed_with_another_stream_model_or_optimizer(
@@ -155,6 +158,30 @@ def test_a_run_is_not_resumed_with_another_stream_model_or_optimizer(
     trainer = make_trainer(tmp_path, blocks, tokenizer, **options)
     with pytest.raises(ValueError, match=message):
         trainer.train(resume_from_checkpoint=str(trained[0] / "checkpoint-3"))
+
+
+def test_a_run_that_becomes_longer_has_the_rates_of_the_longer_run_and_the_intervals_that_are_given_now(
+    trained, tmp_path, blocks, tokenizer
+):
+    flags = {"max_steps": 8, "logging_steps": 1}
+    whole = make_trainer(tmp_path / "whole", blocks, tokenizer, **flags, save_strategy="no")
+    whole.train()
+    longer = make_trainer(tmp_path / "longer", blocks, tokenizer, **flags, save_steps=1)
+    longer.train(resume_from_checkpoint=str(trained[0] / "checkpoint-6"))
+    logs = ([log for log in each.state.log_history if "loss" in log][-2:] for each in (whole, longer))
+    rates = [[(log["step"], log["learning_rate"]) for log in each] for each in logs]
+    assert rates[0] == rates[1]
+    assert rates[0][0][1] > 0
+    assert {path.name for path in (tmp_path / "longer").glob("checkpoint-*")} == {"checkpoint-7", "checkpoint-8"}
+
+
+def test_a_checkpoint_between_two_lines_of_the_log_knows_how_long_the_run_has_trained(tmp_path, blocks, tokenizer):
+    flags = {"max_steps": 6, "save_steps": 3, "logging_steps": 100}
+    make_trainer(tmp_path, blocks, tokenizer, **flags).train()
+    resumed = make_trainer(tmp_path, blocks, tokenizer, **flags)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    (before,) = (log["train_seconds"] for log in resumed.state.log_history if log["step"] == 3 and "loss" in log)
+    assert resumed.stopwatch.seconds > before > 0
 
 
 def test_a_run_may_be_resumed_with_its_batches_split_otherwise(trained, tmp_path, blocks, tokenizer):

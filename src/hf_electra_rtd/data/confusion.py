@@ -181,6 +181,9 @@ def main(argv: list[str]) -> None:
     sets = [read_confusions(path) for path in arguments.confusion_files]
     misspell = Misspeller(sets, arguments.shares or [1 / len(sets)] * len(sets), arguments.seed)
     sources = [source for name in arguments.files for source in parse_sources(name)]
+    for source in sources:
+        if source.is_dataset or source.is_prepared or source.weight != 1:
+            raise ValueError(f"{source}: --files are files of text alone, without a weight.")
     check_output(arguments.output_file, *(source.place for source in sources))
     pairs, changed, draw = 0, 0, random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:

@@ -26,10 +26,11 @@ from hf_electra_rtd.recipes import get_size
 
 logger = logging.getLogger(__name__)
 
-# What the losses here, held-out metrics over all sequences, or our checkpoints do not go with.
+# What the losses here, held-out metrics over all sequences, a stream that is read once, or our checkpoints do not go
+# with.
 _REFUSED = """
 label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval dataloader_drop_last batch_eval_metrics
-metric_for_best_model
+metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persistent_workers deepspeed
 """
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
 _ADVICE = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for

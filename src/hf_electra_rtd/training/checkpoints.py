@@ -9,24 +9,19 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import os
-import random
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast_object_list
-from accelerate.utils.other import load
-from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
@@ -50,18 +45,16 @@ OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written
 _REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
 _REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: "."}
 _REPLACED |= dict.fromkeys(("generator", "discriminator", "detector"), "config.json")
-_STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
-# What is in the file of random numbers: of the Trainer, and of accelerate.
-_RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
 # What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
 _OF_MODEL = (
     *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
-    *("generator_objective", "confusions"),
+    *("generator_objective", "confusions", "freeze_generator"),
     *("disallow_correct", "sampling_dropout", "temperature_schedule", "temperature_start", "temperature_decay"),
 )
 _OF_OPTIMIZER = (
     *("learning_rate", "generator_learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("bias_correction", "mixed_precision"),
+    *("bias_correction", "mixed_precision", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "clip_separately"),
+    "exact_loss_normalization",
 )
 SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
@@ -148,6 +141,7 @@ def describe_run(
         described["confusions"] = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["vocab_size"] = model.config.discriminator_config.vocab_size
+    described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value
     described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):
         return described
@@ -185,7 +179,8 @@ def check_resumable(
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
     begun = "Give the text and the flags that the run began with, or start a new run by --continue_from it"
     if any(text.startswith("mixed_precision ") for text in changed):
-        begun = f"Add --bf16 {before['mixed_precision'] == 'bf16'}. {begun}"
+        kind = before["mixed_precision"]
+        begun = f"Add {'--bf16 False' if kind == 'no' else f'--{kind} True'}. {begun}"
     for is_refused, why in (
         (manifest["loop"] != loop, f"was written by {manifest['loop']}, so {loop} cannot resume from it"),
         ("pytorch_model.bin" in os.listdir(checkpoint), "holds a pickle, so it is no checkpoint of ours"),
@@ -199,58 +194,23 @@ def check_resumable(
     return state
 
 
-def check_states(checkpoint: str | os.PathLike[str], optimizer: Any, schedule: Any) -> None:
-    """Raises ValueError, with the file's name, for weights, optimizer, schedule or random numbers that a run could not
-    have left at the checkpoint's step. What FSDP shards has other files, which it checks."""
-    path = Path(checkpoint)
-    step = TrainerState.load_from_json(str(path / STATE_FILE)).global_step
-    steps = range(step + 1) if any(path.glob("scaler.*")) else [step]  # in float16, steps are skipped
-    for file in path.iterdir():
-        is_weights = file.suffix == ".safetensors"
-        if file.is_dir() or not (is_weights or file.name.startswith(_STATES)):
-            continue
-        with reading(file, "It is no checkpoint of ours."):
-            try:
-                state: Any = load_file(file) if is_weights else load(file, map_location="cpu")
-            except Exception:  # torch would advise to run what the file holds
-                raise ValueError(f"{file} is no checkpoint of ours.") from None
-            if is_weights:
-                if not all(tensor.is_floating_point() and tensor.isfinite().all() for tensor in state.values()):
-                    raise ValueError("it holds numbers that are not finite, or whole")
-            elif file.stem == "optimizer":
-                _check_optimizer(state, optimizer, steps)
-            elif file.stem in ("scheduler", "custom_checkpoint_0"):
-                if isinstance(schedule, LambdaLR) and state["last_epoch"] not in steps:
-                    raise ValueError(f"it is of step {state['last_epoch']}")
-            else:  # random numbers: accelerate would leave out those that it cannot read
-                python, numpy, of_torch = (state[name] for name in _RANDOM[file.suffix])
-                random.Random().setstate(python)
-                np.random.RandomState().set_state(numpy)
-                torch.Generator().set_state(of_torch)
-
-
-def _check_optimizer(state: dict[str, Any], optimizer: Any, steps: range | list[int]) -> None:
-    groups, saved = optimizer.param_groups, state["param_groups"]
-    own = isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.AdamW)
-    if not own or isinstance(groups[0]["params"][0], DTensor):
-        return
-    for one, group in zip(saved, groups, strict=True):
-        expected = steps if one.get("bias_correction", True) else [math.inf]  # see `ElectraAdamW`
-        for index, parameter in zip(one["params"], group["params"], strict=True):
-            kept = state["state"].get(index, {})
-            for name in ("exp_avg", "exp_avg_sq"):
-                is_like = name in kept and (kept[name].shape, kept[name].dtype) == (parameter.shape, parameter.dtype)
-                if not is_like or not kept[name].isfinite().all():
-                    raise ValueError(f"{name} of parameter {index} is missing, not finite or of another shape or type")
-            if float(kept["step"]) not in expected:
-                raise ValueError(f"parameter {index} is of step {kept['step']:g}")
-
-
-def load_state(checkpoint: str, accelerator: Accelerator, optimizer: Any, schedule: Any) -> None:
-    """`accelerator.load_state`, for checkpoints of ours only."""
-    check_states(checkpoint, optimizer, schedule)
+def load_state(checkpoint: str, accelerator: Accelerator, schedule: Any) -> None:
+    """`accelerator.load_state`, and the learning rate of the next step by this run's schedule."""
     with reading(checkpoint, SAME_FLAGS):
         accelerator.load_state(checkpoint)
+    follow_schedule(schedule)
+
+
+def follow_schedule(schedule: Any) -> None:
+    """Sets the learning rate of the next step after loading: that in the checkpoint is by the length of the run that
+    left it, which may have had fewer steps."""
+    schedule = getattr(schedule, "scheduler", schedule)  # as `accelerate` prepared it
+    if isinstance(schedule, LambdaLR):
+        pairs = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        rates = [rate * factor(schedule.last_epoch) for rate, factor in pairs]
+        schedule._last_lr = rates
+        for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 # ---- Writing ----

@@ -55,10 +55,15 @@ class SavedPair:
         if config.generator_config is None:
             generator = None
         pair = ElectraForRTDPretraining(config, generator, discriminator)
-        for mine, other in ((pair.main_head, saved.main_head), (pair.generator_head, saved.generator_head)):
-            if mine is not None and type(mine) is type(other):
-                mine.load_state_dict(other.state_dict())
+        _copy_head(pair.main_head, saved.main_head)
+        _copy_head(pair.generator_head, saved.generator_head)
         return pair
+
+    def keep_head(self, pair: ElectraForRTDPretraining) -> None:
+        """Gives a pair with a new generator the head that was saved beside the discriminator. Only a joint model has
+        one."""
+        if not self.towers:
+            _copy_head(pair.main_head, self._load().main_head)
 
     def discriminator(self) -> Any:
         """The discriminator, to make a new generator for it: a place or a model."""
@@ -131,3 +136,8 @@ def _check_objective(name: str, family: str, architecture: str, objective: str) 
     if wanted is not None and architecture != (needed := wanted.__name__):
         what = f"in the discriminator's place is {architecture}, and the objective {objective!r} goes on with {needed}"
         raise ValueError(f"--continue_from {name}: {what}. Name the run, or the directory of such a tower.")
+
+
+def _copy_head(mine: Any, other: Any) -> None:
+    if mine is not None and type(mine) is type(other):
+        mine.load_state_dict(other.state_dict())

@@ -197,8 +197,8 @@ def warn_if_flat(state: TrainerState) -> None:
             if step == state.global_step:
                 logger.warning(
                     f"Step {step:,}: the discriminator does not read context yet. Its held-out AUC is {auc:.3f}, near "
-                    f"chance, and flat; a counted bigram has {bigram:.3f}. After a stock start it often rises only "
-                    "after thousands of steps: try --initialization neighbours, smaller batches or more --max_steps."
+                    f"chance, and flat; a counted bigram has {bigram:.3f}. Try smaller batches or more --max_steps: "
+                    "with --initialization stock it often rises only after thousands of steps."
                 )
             return
         aucs.append(auc)

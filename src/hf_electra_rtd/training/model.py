@@ -398,7 +398,9 @@ def _continued(
     for name in _OPTIONS:
         setattr(given, name, getattr(saved.config, "generator" if name == "generator_type" else name))
     given.generator, given.discriminator = saved.towers.get("generator"), saved.discriminator()
-    return _from_pretrained(given, tokenizer, max_seq_length)
+    pair = _from_pretrained(given, tokenizer, max_seq_length)
+    saved.keep_head(pair)
+    return pair
 
 
 def _from_pretrained(

@@ -201,8 +201,12 @@ class RTDTrainer(Trainer):
         self.meters, self.stopwatch = meters.TrainingMeters(model.measures), meters.Stopwatch()
         along: Any = TrainerCallback()
         along.on_train_begin = lambda *_, **__: self.stopwatch.start()  # everything is loaded
-        along.on_step_end = lambda *_, **__: self.export_fraction()  # before the checkpoint of the step
+        along.on_step_end = self._on_step_end
         self.add_callback(along)
+
+    def _on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.export_fraction()  # before the checkpoint of the step
+        control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
 
     def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
         loader = super()._get_dataloader(*args, **kwargs)
@@ -346,9 +350,14 @@ class RTDTrainer(Trainer):
             raise ValueError(f"missing tensors {missing}, unknown tensors {load_result.unexpected_keys}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            checkpoints.check_states(checkpoint, self.optimizer, self.lr_scheduler)
         super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            checkpoints.follow_schedule(self.lr_scheduler)
+
+    def _init_training_state(self, max_steps: int, *more: Any, **kwargs: Any) -> Any:
+        found = super()._init_training_state(max_steps, *more, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # intervals are as given now, not as in the checkpoint
+        return found
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
@@ -420,9 +429,6 @@ class RTDTrainer(Trainer):
             logger.error(f"{self._directory} was not published: {error}")
             self.published = [Published(repo_id, error=str(error))]
         return self.published
-
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing: a run is published at its end."""
 
 
 # ---- Signals ----

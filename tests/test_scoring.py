@@ -157,4 +157,4 @@ def test_the_command_passes_over_a_text_that_has_no_score_and_says_why(tokenizer
     found = [json.loads(line) for line in output.out.splitlines()]
     assert ["skipped" in line for line in found] == [False, True, False]
     assert "has 65 tokens" in found[1]["skipped"]
-    assert output.err.startswith("1 texts skipped")
+    assert output.err.startswith("Skipped: 1 text(s)")

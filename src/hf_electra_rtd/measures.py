@@ -200,7 +200,7 @@ def _normal_auc(
 
 def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     """The area under the ROC curve for labels 0 and 1; others do not count. NaN where a class is missing, or a
-    logit is."""
+    logit is not finite."""
     from sklearn.metrics import roc_auc_score
 
     counts = (labels == 0) | (labels == 1)

@@ -53,7 +53,7 @@ SIZES: Mapping[str, Size] = {
     "tiny": Size(
         architecture={
             **_architecture(4, 128, 2, 64),
-            "initializer_range": 0.06,  # 0.02 is for layers of 256 and more
+            "initializer_range": 0.06,  # 0.02 is for wide layers and long runs
             # A run of this size sees its text a few times at most, so dropout has nothing to prevent.
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,

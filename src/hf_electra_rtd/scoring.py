@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
             print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
             skipped += "skipped" in facts
     if skipped:
-        print(f"{skipped:,} texts skipped: they have no token, or too many.", file=sys.stderr)
+        print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
 
 
 if __name__ == "__main__":

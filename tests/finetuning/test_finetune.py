@@ -87,7 +87,7 @@ BEST = {"select": "best", "eval_strategy": "steps", "eval_steps": 8}
 
 @pytest.mark.parametrize(
     ("more", "steps"),
-    [({}, 44), (BEST, 44), ({**BEST, "early_stopping_patience": 3, "learning_rate": 0}, 32)],  # best at step 8
+    [({}, 44), (BEST, 44), ({**BEST, "early_stopping_patience": 3, "learning_rate": 1e-6}, 32)],  # best at step 8
     ids=str,
 )
 def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
@@ -121,7 +121,7 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
 
 @pytest.mark.parametrize(
     ("more", "steps"),
-    [({"max_steps": 12}, 12), ({**BEST, "eval_steps": 6, "early_stopping_patience": 1, "learning_rate": 0}, 12)],
+    [({"max_steps": 12}, 12), ({**BEST, "eval_steps": 6, "early_stopping_patience": 1, "learning_rate": 1e-6}, 12)],
     ids=str,
 )
 def test_a_model_that_cannot_be_written_leaves_its_training(more, steps, finished, tmp_path, monkeypatch):
@@ -137,6 +137,8 @@ def test_a_model_that_cannot_be_written_leaves_its_training(more, steps, finishe
         with pytest.raises(OSError, match="No space"):
             run_finetune(**flags)
     monkeypatch.setattr(FineTuner, "training_step", is_full)
+    if "eval_steps" in more:
+        flags["eval_on_start"] = True  # which must not count once more
     assert run_finetune(**flags) == 0
     file = "reviews/seed_42/model/model.safetensors"
     whole, broken = (load_file(tmp_path / name / file) for name in ("whole", "broken"))
@@ -262,9 +264,11 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     (model,) = run.glob("reviews/*/model")
     for name in ("reviews/mine.csv", "reviews/seed_42/mine.csv"):
         shutil.copy(flags["train_file"], run / name)
+    interrupted = shutil.copytree(model, run / "reviews/seed_44/model")  # killed before its record
     for difference, message in (
         ({"model_name_or_path": "absent/absent/absent"}, "absent"),
         ({"model_name_or_path": model}, "would delete"),
+        ({"model_name_or_path": interrupted, "seed": 44, "seeds": 1, "overwrite_output_dir": False}, "would delete"),
         ({"train_file": run / "reviews/seed_42/mine.csv"}, "would delete .*mine.csv"),
         ({"label_column_name": "opinion"}, "opinion"),
         ({"push_to_hub": True, "hub_model_id": "ORG/NAME", "keep_models": "none"}, "no model to publish"),

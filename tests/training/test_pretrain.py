@@ -277,6 +277,8 @@ NEW = {"model_config": None}  # networks of a named size
         ({"cache_size": "1GB"}, "--cache_size is for remote shards"),
         ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor has no place"),
         ({"auto_find_batch_size": True}, "--auto_find_batch_size has no place"),
+        ({"ignore_data_skip": True}, "--ignore_data_skip has no place"),
+        ({"dataloader_persistent_workers": True, "dataloader_num_workers": 1}, "persistent_workers has no place"),
         ({"prediction_loss_only": True}, "--prediction_loss_only has no place"),
         ({"bf16_full_eval": True}, "--bf16_full_eval has no place"),
         ({"metric_for_best_model": "loss"}, "--metric_for_best_model has no place"),

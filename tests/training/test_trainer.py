@@ -4,7 +4,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+    set_seed,
+)
 
 from hf_electra_rtd import (
     DataCollatorForRTD,
@@ -16,6 +23,7 @@ from hf_electra_rtd import (
     SequenceStream,
 )
 from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.training.meters import Stopwatch
 from tests.conftest import WORDS, tiny_config
 
 
@@ -182,6 +190,8 @@ def test_a_checkpoint_between_two_lines_of_the_log_knows_how_long_the_run_has_tr
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     (before,) = (log["train_seconds"] for log in resumed.state.log_history if log["step"] == 3 and "loss" in log)
     assert resumed.stopwatch.seconds > before > 0
+    state = TrainerState.load_from_json(str(tmp_path / "checkpoint-3/trainer_state.json"))
+    assert Stopwatch(state.log_history).seconds == before
 
 
 def test_a_run_may_be_resumed_with_its_batches_split_otherwise(trained, tmp_path, blocks, tokenizer):

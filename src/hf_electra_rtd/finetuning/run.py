@@ -153,13 +153,14 @@ class FineTuning:
         """A task with its recipe. Settings that it or the model cannot have are a ValueError."""
         given, args, size, lora = self.task_args, copy.copy(self.args), get_size(self.size), self.task_args.lora
         selects, few = given.select == "best", given.few_shot is not None
+        has_dev = any(name.startswith("dev") for name in task.dev_splits)  # CoNLL-2000 is evaluated on its test split
         is_chosen = selects or (given.keep_models == "best" and len(self.seeds) > 1)
         has_classes, keeps_head = task.kind == "classification", task.kind == "correction" or task.label_words
         weighs = given.class_weights == "balanced"
         no_choice = "Pass --select last, and --keep_models all or none."
         refuse(
             (args.eval_on_start and not task.dev_splits, "--eval_on_start needs a dev split. Leave it out."),
-            (is_chosen and not task.dev_splits, f"there is no dev split to choose the best model by. {no_choice}"),
+            (is_chosen and not has_dev, f"there is no dev split to choose the best model by. {no_choice}"),
             (few and not has_classes, f"--few_shot is for classification, not {task.kind}."),
             (few and weighs, "--class_weights is not for --few_shot, which draws as many of each class."),
             (few and selects, "--few_shot leaves no examples to choose a step by: dev is for scores alone."),
@@ -239,15 +240,15 @@ class FineTuning:
         if is_trained and given.class_weights == "balanced":
             counts = Counter(label for label in splits["train"].examples["label"] if label is not None)
             job.kind.class_weights = [counts.total() / len(task.labels) / max(counts[one], 1) for one in task.labels]
-        if not given.overwrite_output_dir:
-            for seed in self.seeds:
-                self._finished(job, seed)
+        if given.overwrite_output_dir:
+            deleted = self._runs(task)
         else:
-            own = self.own_args
-            sources = (self.name, given.data_dir, own.train_file, own.validation_file, own.test_file)
-            for path, source in product(self._runs(task), filter(None, sources)):
-                if Path(source).resolve().is_relative_to(path.resolve()):
-                    raise ValueError(f"--overwrite_output_dir would delete {source}. Choose another --output_dir.")
+            deleted = [self._directory(task, seed) for seed in self.seeds if self._finished(job, seed) is None]
+        own = self.own_args
+        sources = (self.name, given.tokenizer, given.data_dir, own.train_file, own.validation_file, own.test_file)
+        for path, source in product(deleted, filter(None, sources)):
+            if Path(source).resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"This call would delete {source}. Choose another --output_dir.")
         encode_task(job.kind, {name: split for name, split in splits.items() if name != "train" or not given.few_shot})
         if given.few_shot:
             number, train = given.few_shot, splits["train"]
@@ -306,6 +307,8 @@ class FineTuning:
             record = self._finished(job, seed)
             if record is not None:
                 logger.info(f"{title}, seed {seed}: already done, {_describe_score(record)}.")
+                for path in list_checkpoints(self._directory(job.task, seed)) if self.is_main else ():
+                    shutil.rmtree(path)  # it was killed after the record
             records[seed] = record or self._run(job, seed)
             is_trained |= record is None
             kept = {"all": list(records), "best": [best_seed(list(records.values()))], "none": []}[keep]
@@ -337,6 +340,7 @@ class FineTuning:
             shutil.rmtree(directory, ignore_errors=True)
         args = copy.copy(job.args)
         args.seed, args.data_seed, args.output_dir = seed, seed, str(directory)
+        args.eval_on_start = args.eval_on_start and checkpoint is None
         model = self.make_model(job, seed)
         decay = (job.settings["layerwise_lr_decay"], job.settings["layerwise_lr_decay_off_by_one"])
         job.kind.unit = job.unit
@@ -411,7 +415,8 @@ class FineTuning:
         options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": given.from_scratch}
         options["unit"] = job.unit
         if given.from_scratch:
-            options |= {name: getattr(self.config, name) for name in ("vocab_size", "pad_token_id")}
+            ids = (f"{name}_token_id" for name in ("pad", "cls", "sep", "bos", "eos"))
+            options |= {name: getattr(self.config, name, None) for name in ("vocab_size", *ids)}
         if job.settings["dropout"] is not None:
             options |= dict.fromkeys(heads.dropouts_of(self.config), job.settings["dropout"])
         model = heads.load_with_head(job.kind.auto_class, self.name, given.head, task.labels, **options)

@@ -37,6 +37,8 @@ _REFUSED = {
     "load_best_model_at_end": "Use --select best.",
     "metric_for_best_model": "The task's main metric chooses.",
     "do_predict": "Use --predict.",
+    "auto_find_batch_size": "The recipe needs its batch size.",
+    "ignore_data_skip": "A run goes on where it stopped.",
     "bf16_full_eval": "Models stay in float32.",
     "fp16_full_eval": "Models stay in float32.",
     "resume_from_checkpoint": "The same command goes on with what is missing.",
@@ -151,7 +153,7 @@ class FineTuner(Trainer):
         self.add_callback(_EpochCallback)
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
-            args.restore_callback_states_from_checkpoint = True  # it counts on
+            args.restore_callback_states_from_checkpoint = True  # its count goes on
         self.model_accepts_loss_kwargs = True  # have the labels of a step counted
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
@@ -195,8 +197,14 @@ class FineTuner(Trainer):
             loss = losses.total * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
 
+    def _init_training_state(self, max_steps: int, *more: Any, **kwargs: Any) -> Any:
+        found = super()._init_training_state(max_steps, *more, **kwargs)
+        self.state.compute_steps(self.args, max_steps)  # intervals are as given now, not as in the checkpoint
+        return found
+
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing where a run goes on from its last step: the Trainer would take one step more."""
+        """Nothing where a run goes on from its last step, or from where it stopped early: the Trainer would take one
+        step more."""
         stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
         is_stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stops)
         if self.state.global_step < self.state.max_steps and not is_stopped:

@@ -54,7 +54,7 @@ _OF_MODEL = (
 _OF_OPTIMIZER = (
     *("learning_rate", "generator_learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("bias_correction", "mixed_precision", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "clip_separately"),
-    "exact_loss_normalization",
+    *("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args"),
 )
 SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
@@ -178,9 +178,9 @@ def check_resumable(
     before, step = manifest["run"], state.global_step
     changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
     begun = "Give the text and the flags that the run began with, or start a new run by --continue_from it"
-    if any(text.startswith("mixed_precision ") for text in changed):
-        kind = before["mixed_precision"]
-        begun = f"Add {'--bf16 False' if kind == 'no' else f'--{kind} True'}. {begun}"
+    for kind, value in ((described.get("mixed_precision"), False), (before.get("mixed_precision"), True)):
+        if kind not in ("no", None) and any(text.startswith("mixed_precision ") for text in changed):
+            begun = f"Add --{kind} {value}. {begun}"
     for is_refused, why in (
         (manifest["loop"] != loop, f"was written by {manifest['loop']}, so {loop} cannot resume from it"),
         ("pytorch_model.bin" in os.listdir(checkpoint), "holds a pickle, so it is no checkpoint of ours"),

@@ -62,7 +62,7 @@ class SavedPair:
     def keep_head(self, pair: ElectraForRTDPretraining) -> None:
         """Gives a pair with a new generator the head that was saved beside the discriminator. Only a joint model has
         one."""
-        if not self.towers:
+        if not self.towers and pair.main_head is not None:
             _copy_head(pair.main_head, self._load().main_head)
 
     def discriminator(self) -> Any:

@@ -48,7 +48,7 @@ from hf_electra_rtd.training.continuation import SavedPair, find_pair
 
 # Width and depth of a new generator, as fractions of the discriminator's.
 FRACTIONS = ("generator_hidden_size", "generator_layers")
-ARCHITECTURE = ("dropout", "initializer_range")  # what a named size may have otherwise
+ARCHITECTURE = ("dropout", "initializer_range")  # of a named size, what flags may change
 _OPTIONS = (
     *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
     "generator_objective",
@@ -90,7 +90,7 @@ class ModelArguments:
     from_scratch: bool = flag(False, "With --backbone: take configurations alone, and make new networks.")
     two_stage_from: str | None = flag(None, "Run of --objective mlm: the frozen generator of a second stage.")
     continue_from: str | None = flag(None, "Run, pair, or discriminator beside its generator to go on with.")
-    new_generator: bool | None = flag(None, "With --continue_from: a new generator, of a quarter of the width.")
+    new_generator: bool | None = flag(None, "With --continue_from: a new, smaller generator.")
     extend_vocabulary: int | None = flag(None, "With --continue_from: so many new words of the training text.")
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config or --continue_from.
     objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")

@@ -152,6 +152,8 @@ class RTDTrainer(Trainer):
         check_balance(args, **vars(model.config))
         if args.generator_learning_rate is not None and any(kwargs.get("optimizers") or ()):
             raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
+        if args.deepspeed_plugin is not None:
+            raise ValueError("DeepSpeed shards weights in a way that checkpoints here do not. Use FSDP2.")
         is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
         if is_ours or data_collator is None:
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
@@ -306,9 +308,8 @@ class RTDTrainer(Trainer):
         return None, meters.held_out_tensors(self.model.held_out_measures, output, inputs), inputs["labels"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if self.is_in_train:
-            for loss in logs.keys() & {"loss", "eval_loss"}:
-                meters.check_loss(self.state.global_step, logs[loss])
+        for loss in logs.keys() & {"loss", "eval_loss"}:
+            meters.check_loss(self.state.global_step, logs[loss])
         if "loss" in logs and self.is_in_train and (measured := self.meters.drain(self.accelerator.reduce)):
             measured["tokens_per_second"] = measured.pop("tokens") / self.stopwatch.lap()
             logs |= {name: norm.item() for name, norm in self._norms.items()}

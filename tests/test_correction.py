@@ -332,6 +332,8 @@ def test_pairs_are_made_from_text_and_a_file_that_changes_none_is_refused(tmp_pa
     with pytest.raises(ValueError, match=r"set\.txt: of 100 sentences .* none got an error\. Give rows whose"):
         confusion.main(flags)
     assert not list(tmp_path.glob("pairs*"))
+    with pytest.raises(ValueError, match=r"set\.txt would replace a part of"):
+        confusion.main([*flags, "--output_file", str(tmp_path / "set.txt")])
     with pytest.raises(ValueError, match="--files are files of text alone"):
         confusion.main([*flags, "--files", str(tmp_path / "text.txt,weight=2")])
     (tmp_path / "set.txt").write_text("心 新\n店 电\nhouse horse\n")

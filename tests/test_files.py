@@ -138,3 +138,20 @@ def test_hashes_are_sha256_of_the_contents_in_order(tmp_path):
         (tmp_path / name).write_text(text)
     assert files.hash_files([tmp_path / "config.json", tmp_path / "notes.txt"]) == hashlib.sha256(b"cn").hexdigest()
     assert files.hash_model(tmp_path) == hashlib.sha256(b"cab").hexdigest()
+
+
+def test_the_standard_input_is_utf_8_whatever_the_locale_says():
+    code = "from hf_electra_rtd.files import read_lines; print([ascii(line) for line in read_lines()])"
+    command, environment = [sys.executable, "-c", code], {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    for given, shown in ((b"\xef\xbb\xbfna\xc3\xafve\r\n", b"na\\\\xefve"), (b"\xff\n", None)):
+        ran = subprocess.run(command, input=given, env=environment, capture_output=True, check=False)
+        assert shown in ran.stdout if shown else b"The standard input cannot be read" in ran.stderr
+
+
+def test_a_directory_with_something_of_the_users_is_not_replaced(tmp_path):
+    for name in ("index.json", "a.blocks"):
+        (tmp_path / name).touch()
+    files.check_output(tmp_path, replaces="index.json", ours=("*.blocks",))
+    (tmp_path / "notes.md").touch()
+    with pytest.raises(ValueError, match=r"notes\.md would be deleted with its directory"):
+        files.check_output(tmp_path, replaces="index.json", ours=("*.blocks",))

@@ -50,7 +50,7 @@ from hf_electra_rtd.data.words import is_inside, shown_tokens
 from hf_electra_rtd.detectors import detection_logits
 from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.families import max_length as longest
-from hf_electra_rtd.files import named_file, read_json, read_lines, write_text
+from hf_electra_rtd.files import check_output, named_file, read_json, read_lines, write_text
 from hf_electra_rtd.finetuning.correction_scores import read_pairs
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
@@ -339,6 +339,7 @@ def check_text_flags(
     if arguments.calibrate and arguments.thresholds is None:
         raise ValueError("--calibrate writes a file: name it (--thresholds FILE).")
     if arguments.calibrate:
+        check_output(arguments.thresholds, arguments.calibrate, getattr(arguments, "confusion_file", None))
         refuse_given(arguments, chosen, "is what --calibrate chooses. Leave it out.", parser)
     else:
         refuse_given(arguments, "false_positive_rate", "is for --calibrate. Leave it out.", parser)

@@ -136,7 +136,11 @@ def open_sources(name: str) -> Iterator[Source]:
     a tower, or of a fine-tuning run. Another model is a ValueError."""
     if Path(name, "discriminator").is_dir():
         towers = [Path(name, detector_of(name) or "discriminator"), Path(name, "generator")]
-        yield from (_open_tower(str(path)) for path in towers if path.is_dir())
+        for path in filter(Path.is_dir, towers):
+            source = _open_tower(str(path))
+            if path.name == "discriminator" and source.name == "generator":  # its objective predicts tokens, too
+                source.name = "discriminator"
+            yield source
     elif "fine_tuned_for" in read_config(place := find_model(name)):
         yield _open_classifier(place)
     else:

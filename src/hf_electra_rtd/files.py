@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ _REPLACED = "replaced"  # where `writing` keeps a directory until the new one ha
 
 
 @contextmanager
-def writing(path: str | os.PathLike[str], replaces: str | None = None) -> Iterator[Path]:
+def writing(path: str | os.PathLike[str], replaces: str | None = None, ours: Sequence[str] = ("*",)) -> Iterator[Path]:
     """Writes a file or, with `replaces`, a directory, whole or not at all. Yields a scratch path for the caller to
     create, which is forced to disk and takes the name `path` when the block ends without an error. `remove_partial`
     clears what a killed process left. Errors are those of `check_output`, before it writes, and of `naming`."""
     path = Path(path)
-    check_output(path, replaces=replaces)
+    check_output(path, replaces=replaces, ours=ours)
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}{PARTIAL}", dir=path.parent))
@@ -49,10 +49,12 @@ def writing(path: str | os.PathLike[str], replaces: str | None = None) -> Iterat
             _discard(scratch, path)
 
 
-def check_output(path: str | os.PathLike[str], *inputs: str | None, replaces: str | None = None) -> None:
+def check_output(
+    path: str | os.PathLike[str], *inputs: str | None, replaces: str | None = None, ours: Sequence[str] = ("*",)
+) -> None:
     """Raises ValueError for a name that must not be replaced: that of one of the `inputs` or in one; of a link, FIFO
     or device; of a directory where a file is written. A directory (see `writing`) may only replace an empty one, or
-    one that holds `replaces`, a file by which we know our own."""
+    one that holds `replaces`, a file by which we know our own, and nothing beside what the patterns `ours` match."""
     path = Path(path)
     for given in inputs:
         if given is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given)):
@@ -60,10 +62,15 @@ def check_output(path: str | os.PathLike[str], *inputs: str | None, replaces: st
     if not os.path.lexists(path):
         return
     with naming(path):
-        ours = path.is_file() if replaces is None else (path / replaces).exists() or not any(path.iterdir())
-    if path.is_symlink() or not ours:
+        is_ours = path.is_file() if replaces is None else (path / replaces).exists() or not any(path.iterdir())
+    if path.is_symlink() or not is_ours:
         kind = "no ordinary file" if replaces is None else "nothing that this program made"
         raise ValueError(f"{path} is there, and {kind}. Move it away, or choose another name.")
+    if replaces is None:
+        return
+    for entry in path.iterdir():
+        if not any(entry.match(pattern) for pattern in (replaces, *ours)):
+            raise ValueError(f"{entry} would be deleted with its directory. Move it away, or choose another name.")
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
@@ -145,10 +152,18 @@ def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
     opened = fsspec.open if "compression" in options else open
     with (
         reading(path or "The standard input", "It must be text in UTF-8."),
-        nullcontext(sys.stdin) if path is None else opened(path, "rt", **options) as file,
+        _standard_input(options) if path is None else opened(path, "rt", **options) as file,
     ):
         for line in file:
             yield line.rstrip("\r\n")
+
+
+def _standard_input(options: dict[str, Any]) -> Any:
+    """As it comes, whatever the locale says."""
+    try:
+        return open(sys.stdin.fileno(), **options, closefd=False)
+    except OSError:  # what stands in its place in Python has no file
+        return nullcontext(sys.stdin)
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:

@@ -158,7 +158,10 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     for pattern, found, passed in (
-        ("", "a.txt deep/er/a[1].JSONL.gz", "fifo.txt gone.txt out/tokenizer self.txt up zero.txt"),
+        (
+            *("", "a.txt deep/er/a[1].JSONL.gz"),
+            "d.blocks deep/c.pdf fifo.txt gone.txt out/tokenizer self.txt up zero.txt",
+        ),
         ("*.txt", "a.txt", "fifo.txt gone.txt self.txt zero.txt"),
         ("d*.blocks", "d.blocks", ""),
     ):
@@ -172,7 +175,8 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         (tmp_path / name).touch()
     assert len(find_files(str(tmp_path))) == 2  # among texts it is no index of shards
     assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
-    for wrong, message in (("x*.txt", "No file matches"), ("deep/*.pdf", r"c\.pdf is neither text nor prepared")):
+    not_text = r"c\.pdf is neither text nor prepared"
+    for wrong, message in (("[xo]*/*/*.txt", "No file matches"), ("deep/*.pdf", not_text)):
         with pytest.raises(ValueError, match=message):
             find_files(str(tmp_path / wrong))
 

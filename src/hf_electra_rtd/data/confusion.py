@@ -184,7 +184,7 @@ def main(argv: list[str]) -> None:
     for source in sources:
         if source.is_dataset or source.is_prepared or source.weight != 1:
             raise ValueError(f"{source}: --files are files of text alone, without a weight.")
-    check_output(arguments.output_file, *(source.place for source in sources))
+    check_output(arguments.output_file, *(source.place for source in sources), *arguments.confusion_files)
     pairs, changed, draw = 0, 0, random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("text\tright\n")

@@ -36,11 +36,11 @@ from datatrove.pipeline.base import PipelineStep
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import check_ranges
-from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
 from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, get_tokenizer, log_header
-from hf_electra_rtd.data.shards import SHARD_SIZE, ShardWriter, write_index
+from hf_electra_rtd.data.shards import INDEX_FILE, SHARD_SIZE, ShardWriter, write_index
 from hf_electra_rtd.data.text import Source, Text, document_lines
 from hf_electra_rtd.data.tokenization import check_tokenizer, keep_tokenizer, load_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, get_segmenter
@@ -403,6 +403,9 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
     flags = {key: getattr(data, key) for key in ("tokenizer", "vocab_size", "lowercase")}
     settings = {**flags, "train_files": reader.corpus}
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced
+    for file in (file for name in PARTS for file in (directory / name).glob("[!.]*")):
+        if file.suffix != BLOCK_SUFFIX and file.name != INDEX_FILE:
+            raise ValueError(f"{file} lies where shards are written. Choose another --output_dir.")
     tokenizer, cpus = get_tokenizer(data, arguments, directory), data.num_proc or 1
     packing = PackShards(directory, tokenizer, num_proc=cpus, settings=settings, **options)
     run = _submit if arguments.executor == "slurm" else _run_here

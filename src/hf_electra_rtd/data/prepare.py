@@ -26,8 +26,15 @@ from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
-from hf_electra_rtd.data.tokenization import keep_tokenizer, load_tokenizer, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.tokenization import (
+    TOKENIZER_FILE,
+    keep_tokenizer,
+    load_tokenizer,
+    tokenizer_hash,
+    train_wordpiece,
+)
 from hf_electra_rtd.data.words import get_segmenter
+from hf_electra_rtd.files import check_output
 
 
 logger = logging.getLogger(__name__)
@@ -145,6 +152,7 @@ def get_tokenizer(
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
+    check_output(trained, replaces=TOKENIZER_FILE)  # before the work
     with open_texts(sources, directory, arguments.disable_tqdm) as texts:
         logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
 

@@ -115,7 +115,7 @@ class ShardWriter:
 @contextmanager
 def writing_directory(path: Path, max_seq_length: int, vocab_size: int, shard_size: int) -> Iterator[ShardWriter]:
     """Yields a [`ShardWriter`] into a directory of its own, which is there with its index, whole or not at all."""
-    with writing(path, INDEX_FILE) as partial:
+    with writing(path, INDEX_FILE, (f"*{BLOCK_SUFFIX}",)) as partial:
         with ExitStack() as stack:
             writer = ShardWriter(stack, partial, path.name, max_seq_length, vocab_size, shard_size)
             yield writer

@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 TEXT_SUFFIXES = (*(kind + packed for kind in (".txt", ".jsonl") for packed in ("", ".gz", ".zst")), ".parquet")
 FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
+_SHOWN = 20  # names in a warning
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
 MAX_LINE, MAX_RECORD = 8 * 2**20, 64 * 2**20  # characters; a record is a line of JSON, which holds a whole document
 _REMEDIES = {  # by whether it is a dataset
@@ -110,9 +111,9 @@ def find_files(pattern: str) -> list[str]:
     """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
     address, and a directory of shards without texts, stay as they are.
 
-    What is no file (FIFOs, devices, links that lead nowhere or back) and directories that this program wrote are
-    passed over with a warning. Raises ValueError if there is none, or one is neither text nor prepared, OSError for a
-    directory that cannot be read.
+    What is no file (FIFOs, devices, links that lead nowhere or back), in a directory files of other kinds, and what
+    this program wrote is passed over with a warning. Raises ValueError if there is none, or one is neither text nor
+    prepared, OSError for a directory that cannot be read.
     """
     known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     if "://" in pattern:
@@ -122,12 +123,15 @@ def find_files(pattern: str) -> list[str]:
     else:
         found = {pattern} if os.path.isfile(pattern) else set(glob.glob(pattern, recursive=True))
     files = sorted(filter(os.path.isfile, found))
-    if passed := sorted(found.difference(files)):
-        logger.warning(f"Passed over, for they are no texts: {', '.join(passed)}.")
+    if not is_directory and found != {pattern}:  # of a glob: without the `vocab.txt` of a tokenizer
+        files = [file for file in files if not os.path.isfile(os.path.join(os.path.dirname(file), TOKENIZER_FILE))]
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
         if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
             return [pattern]
+    if passed := sorted(found.difference(files)):
+        more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
+        logger.warning(f"Passed over, for they are no texts: {', '.join(passed[:_SHOWN])}{more}.")
     unknown = [file for file in files if not file.lower().endswith(known)]
     if unknown or not files:
         problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."

@@ -139,8 +139,8 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
-    """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer."""
-    with writing(directory, TOKENIZER_FILE) as partial:
+    """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer alone."""
+    with writing(directory, TOKENIZER_FILE, (*_FILES, "special_tokens_map.json")) as partial:
         save_tokenizer(tokenizer, partial)
 
 

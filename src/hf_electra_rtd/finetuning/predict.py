@@ -140,7 +140,7 @@ def find_model(name: str) -> str:
     models = sorted(str(path.parent) for path in Path(name).rglob("model/config.json"))
     if len(models) != 1:
         found = f"the models {', '.join(models)}: pass one of them" if models else "no model"
-        raise ValueError(f"--model_name_or_path {name} holds {found}.")
+        raise ValueError(f"{name} holds {found}.")
     return models[0]
 
 

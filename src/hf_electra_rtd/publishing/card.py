@@ -68,7 +68,8 @@ _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
 _DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
 # Training arguments that the command of a card has, beyond `_SETTINGS`.
-_FLAGS = f"{_SETTINGS} per_device_train_batch_size gradient_accumulation_steps optim checkpoint_fractions"
+_FLAGS = f"""{_SETTINGS} per_device_train_batch_size gradient_accumulation_steps optim checkpoint_fractions data_seed
+shuffle_window"""
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
@@ -397,6 +398,7 @@ def _command(record: PretrainingRecord) -> str:
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
     flags |= {name: training[name] for name in _FLAGS.split() if name in training}
+    flags["exact_loss_normalization"] = training.get("exact_loss_normalization") or None
     if flags.get("continue_from"):
         del flags["size"]  # it follows from the networks
     sources = record.data.get("train", {}).get("sources", [])

@@ -184,6 +184,8 @@ def _push(api: HfApi, repository: Repository, key: str, private: bool, force: bo
                 paths, (last, *_) = there
                 if _TITLE in last.title and files.keys() != {CARD_FILE}:
                     gone = sorted({*paths} & {*MODEL_FILES} - files.keys())
+                    if not any(name.startswith("onnx/") for name in files):  # graphs there are not of this program
+                        gone = [name for name in gone if not name.startswith("onnx/")]
             commit = api.create_commit(
                 repo_id,
                 [CommitOperationDelete(path, is_folder=False) for path in gone]

@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def check_output(
     if replaces is None:
         return
     for entry in path.iterdir():
-        if not any(entry.match(pattern) for pattern in (replaces, *ours)):
+        if not any(fnmatch(entry.name, pattern) for pattern in (replaces, *ours)):
             raise ValueError(f"{entry} would be deleted with its directory. Move it away, or choose another name.")
 
 

@@ -55,7 +55,7 @@ def train(run: pretrain.Run) -> None:
     state.compute_steps(args, args.max_steps)
     set_seed(args.seed + state.global_step + accelerator.process_index)  # dropout differs between processes
     if run.checkpoint:
-        checkpoints.load_state(run.checkpoint, accelerator, schedule)
+        checkpoints.load_state(run.checkpoint, accelerator, optimizer, schedule)
         loader = accelerator.skip_first_batches(loader, state.global_step * accumulated)
     saving = (args.output_dir, accelerator, args.save_total_limit, state, LOOP, described)
     clock, meter = meters.Stopwatch(state.log_history), meters.TrainingMeters(model.measures)

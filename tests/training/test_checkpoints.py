@@ -98,6 +98,11 @@ def forge(name, change):
     return act
 
 
+def spoil(name, value):
+    """Puts something else into the optimizer's state of the first parameter."""
+    return forge("optimizer.pt", lambda state: state["state"][0].update({name: value(state["state"][0]["exp_avg"])}))
+
+
 def be_rounded(checkpoint):
     """Makes it one of `--bf16 True`, before manifests named the library of products."""
     manifest = json.loads((checkpoint / "checkpoint.json").read_text())
@@ -114,6 +119,18 @@ REFUSED = {
     "missing": (forge("model.safetensors", lambda state: state.pop(BIAS)), rf"missing tensors .*{BIAS}.*Give the fl"),
     "unknown": (forge("model.safetensors", lambda state: state.update(b=torch.ones(1))), r"unknown tensors \['b'\]"),
     "shape": (forge("model.safetensors", lambda state: state.update({BIAS: torch.ones(7)})), f"mismatch for {BIAS}"),
+    "moments of another shape": (spoil("exp_avg", lambda _: torch.ones(3)), "exp_avg .*shape"),
+    "moments of another type": (spoil("exp_avg_sq", lambda old: old.long()), "exp_avg_sq .*type"),
+    "moments that are not finite": (spoil("exp_avg", lambda old: old / 0), "not finite"),
+    "another step": (spoil("step", lambda _: torch.tensor(77.0)), "of step 77"),
+    "no state": (forge("optimizer.pt", lambda state: state["state"].clear()), "parameter 0 is missing"),
+    "other parameters": (forge("optimizer.pt", lambda state: state["param_groups"].pop()), "cannot be read"),
+    "no schedule": (forge("scheduler.pt", lambda state: state.clear()), "last_epoch"),
+    "a schedule of another step": (forge("scheduler.pt", lambda state: state.update(last_epoch=[1, 2])), "of step"),
+    "random numbers": (forge("rng_state.pth", lambda state: state.update(cpu=torch.zeros(3))), "cannot be"),
+    "code": (forge("scheduler.pt", lambda state: state.update(code=os.system)), "is no checkpoint of ours"),
+    "NaN": (forge("model.safetensors", lambda state: next(iter(state.values())).fill_(torch.nan)), "not finite"),
+    "whole numbers": (forge("model.safetensors", lambda state: state.update({BIAS: state[BIAS].long()})), "or whole"),
 }
 
 

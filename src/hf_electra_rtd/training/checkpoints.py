@@ -9,16 +9,22 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
+import random
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast_object_list
+from accelerate.utils.other import load
+from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
@@ -45,6 +51,9 @@ OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written
 _REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
 _REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: "."}
 _REPLACED |= dict.fromkeys(("generator", "discriminator", "detector"), "config.json")
+_STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
+# What is in the file of random numbers: of the Trainer, and of accelerate.
+_RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
 # What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
 _OF_MODEL = (
     *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
@@ -194,8 +203,57 @@ def check_resumable(
     return state
 
 
-def load_state(checkpoint: str, accelerator: Accelerator, schedule: Any) -> None:
-    """`accelerator.load_state`, and the learning rate of the next step by this run's schedule."""
+def check_states(checkpoint: str | os.PathLike[str], optimizer: Any, schedule: Any) -> None:
+    """Raises ValueError, with the file's name, for weights, optimizer, schedule or random numbers that a run could not
+    have left at the checkpoint's step. What FSDP shards has other files, which it checks."""
+    path = Path(checkpoint)
+    step = TrainerState.load_from_json(str(path / STATE_FILE)).global_step
+    steps = range(step + 1) if any(path.glob("scaler.*")) else [step]  # in float16, steps are skipped
+    for file in path.iterdir():
+        is_weights = file.suffix == ".safetensors"
+        if file.is_dir() or not (is_weights or file.name.startswith(_STATES)):
+            continue
+        with reading(file, "It is no checkpoint of ours."):
+            try:
+                state: Any = load_file(file) if is_weights else load(file, map_location="cpu")
+            except Exception:  # torch would advise to run what the file holds
+                raise ValueError(f"{file} is no checkpoint of ours.") from None
+            if is_weights:
+                if not all(tensor.is_floating_point() and tensor.isfinite().all() for tensor in state.values()):
+                    raise ValueError("it holds numbers that are not finite, or whole")
+            elif file.stem == "optimizer":
+                _check_optimizer(state, optimizer, steps)
+            elif file.stem in ("scheduler", "custom_checkpoint_0"):
+                if isinstance(schedule, LambdaLR) and state["last_epoch"] not in steps:
+                    raise ValueError(f"it is of step {state['last_epoch']}")
+            else:  # random numbers: accelerate would leave out those that it cannot read
+                python, numpy, of_torch = (state[name] for name in _RANDOM[file.suffix])
+                random.Random().setstate(python)
+                np.random.RandomState().set_state(numpy)
+                torch.Generator().set_state(of_torch)
+
+
+def _check_optimizer(state: dict[str, Any], optimizer: Any, steps: range | list[int]) -> None:
+    groups, saved = optimizer.param_groups, state["param_groups"]
+    own = isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.AdamW)
+    if not own or isinstance(groups[0]["params"][0], DTensor):
+        return
+    for one, group in zip(saved, groups, strict=True):
+        expected = steps if one.get("bias_correction", True) else [math.inf]  # see `ElectraAdamW`
+        for index, parameter in zip(one["params"], group["params"], strict=True):
+            kept = state["state"].get(index, {})
+            for name in ("exp_avg", "exp_avg_sq"):
+                is_like = name in kept and (kept[name].shape, kept[name].dtype) == (parameter.shape, parameter.dtype)
+                if not is_like or not kept[name].isfinite().all():
+                    raise ValueError(f"{name} of parameter {index} is missing, not finite or of another shape or type")
+            if float(kept["step"]) not in expected:
+                raise ValueError(f"parameter {index} is of step {kept['step']:g}")
+
+
+def load_state(checkpoint: str, accelerator: Accelerator, optimizer: Any, schedule: Any) -> None:
+    """`accelerator.load_state`, for checkpoints of ours only, and the learning rate of the next step by this run's
+    schedule."""
+    check_states(checkpoint, optimizer, schedule)
     with reading(checkpoint, SAME_FLAGS):
         accelerator.load_state(checkpoint)
     follow_schedule(schedule)

@@ -351,6 +351,8 @@ class RTDTrainer(Trainer):
             raise ValueError(f"missing tensors {missing}, unknown tensors {load_result.unexpected_keys}")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            checkpoints.check_states(checkpoint, self.optimizer, self.lr_scheduler)
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             checkpoints.follow_schedule(self.lr_scheduler)

@@ -471,6 +471,8 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
         (["a", "--file", "b"], "only one of texts, --file, --calibrate and --score"),
         (["--score", "a", "--calibrate", "a", "--thresholds", "b"], "only one of"),
         (["--calibrate", "a"], r"name it \(--thresholds FILE\)"),
+        (["--calibrate", "a", "--thresholds", "a"], "a would replace a part of a, which is read"),
+        (["--calibrate", "a", "--thresholds", "b", "--confusion_file", "b"], "b would replace a part of b"),
         (["a", "--threshold", "2"], "--threshold is 2: it must be at least 0 and at most 1"),
         (["a", "--false_positive_rate", "0.1"], "--false_positive_rate is for --calibrate"),
         (["--calibrate", "a", "--thresholds", "b", "--margin", "1"], "--margin is what --calibrate chooses"),

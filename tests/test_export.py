@@ -193,12 +193,12 @@ def test_weights_beside_a_graph_that_is_too_large_for_one_file(towers, tmp_path,
         torch.testing.assert_close(logits[0], wanted[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_a_discriminator_that_predicts_tokens_keeps_its_name_beside_the_generator(tokenizer, tmp_path):
     ElectraForRTDPretraining(tiny_config(objective="replace_mlm")).save_towers(tmp_path, tokenizer)
     assert [source.name for source in export.open_sources(str(tmp_path))] == ["discriminator", "generator"]
 
 
+@pytest.mark.slow
 def test_a_detector_of_another_family_takes_the_inputs_that_it_has(tokenizer, tmp_path):
     config = tiny_family_config("roberta", pad_token_id=0)
     detectors.label(config)

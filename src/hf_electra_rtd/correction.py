@@ -37,7 +37,7 @@ from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.families import inputs_of
-from hf_electra_rtd.files import hash_files
+from hf_electra_rtd.files import check_output, hash_files
 from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
@@ -334,6 +334,8 @@ def main(argv: list[str]) -> None:
     add("--sighan13", action="store_true", help=f"score no change to {' or '.join(SIGHAN13)}, as papers do there")
     arguments = parser.parse_args(argv)
     detection.check_text_flags(arguments, parser, "threshold margin")
+    if arguments.calibrate:
+        check_output(arguments.thresholds, arguments.confusion_file)
     if not arguments.score:
         refuse_given(arguments, "sighan13", "is for --score. Leave it out.", parser)
     disable_progress_bar()

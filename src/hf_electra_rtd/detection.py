@@ -339,7 +339,7 @@ def check_text_flags(
     if arguments.calibrate and arguments.thresholds is None:
         raise ValueError("--calibrate writes a file: name it (--thresholds FILE).")
     if arguments.calibrate:
-        check_output(arguments.thresholds, arguments.calibrate, getattr(arguments, "confusion_file", None))
+        check_output(arguments.thresholds, arguments.calibrate)
         refuse_given(arguments, chosen, "is what --calibrate chooses. Leave it out.", parser)
     else:
         refuse_given(arguments, "false_positive_rate", "is for --calibrate. Leave it out.", parser)

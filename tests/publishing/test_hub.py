@@ -57,9 +57,10 @@ def test_weights_and_card_are_one_private_commit_and_neither_a_lost_answer_nor_a
 def test_files_of_ours_that_are_gone_are_deleted_and_those_of_others_stay(run, hub):
     adapters = {"adapter_model.safetensors": LARGE, "adapter_config.json": b"{}"}
     send(run, Repository(DISCRIMINATOR, {"README.md": CARD, **adapters}))
-    hub.repositories[DISCRIMINATOR].branches["main"][-1].tree["banner.png"] = b"png"
+    others = {"banner.png": b"png", "onnx/model.onnx": b"graph"}
+    hub.repositories[DISCRIMINATOR].branches["main"][-1].tree.update(others)
     send(run)
-    assert set(hub.files(DISCRIMINATOR)) == {"README.md", "config.json", "model.safetensors", "banner.png"}
+    assert set(hub.files(DISCRIMINATOR)) == {"README.md", "config.json", "model.safetensors", *others}
 
 
 @pytest.mark.parametrize("pattern", ["whoami", "repos/create", "preupload", "objects", COMMIT])

@@ -28,6 +28,7 @@ from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import Source, open_texts, parse_sources
 from hf_electra_rtd.data.tokenization import (
     TOKENIZER_FILE,
+    TOKENIZER_FILES,
     keep_tokenizer,
     load_tokenizer,
     tokenizer_hash,
@@ -152,7 +153,7 @@ def get_tokenizer(
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
-    check_output(trained, replaces=TOKENIZER_FILE)  # before the work
+    check_output(trained, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
     with open_texts(sources, directory, arguments.disable_tqdm) as texts:
         logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
 

@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 TEXT_SUFFIXES = (*(kind + packed for kind in (".txt", ".jsonl") for packed in ("", ".gz", ".zst")), ".parquet")
 FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
-_SHOWN = 20  # names in a warning
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
+_SHOWN = 20  # names in a warning
 MAX_LINE, MAX_RECORD = 8 * 2**20, 64 * 2**20  # characters; a record is a line of JSON, which holds a whole document
 _REMEDIES = {  # by whether it is a dataset
     False: "It may be cut off, damaged, in another --encoding, or of another kind than its name says.",

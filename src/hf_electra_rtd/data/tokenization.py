@@ -27,6 +27,7 @@ _FILES = (
     *(TOKENIZER_FILE, "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"),
     *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
 )
+TOKENIZER_FILES = (*_FILES, "special_tokens_map.json")  # what a directory of a tokenizer holds
 _REMEDY = (
     "Name a vocab.txt, a directory with a tokenizer.json, or an id on the Hub. Where there is a SentencePiece model "
     "(spm.model) without a tokenizer.json: pip install sentencepiece protobuf."
@@ -140,7 +141,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer alone."""
-    with writing(directory, TOKENIZER_FILE, (*_FILES, "special_tokens_map.json")) as partial:
+    with writing(directory, TOKENIZER_FILE, TOKENIZER_FILES) as partial:
         save_tokenizer(tokenizer, partial)
 
 

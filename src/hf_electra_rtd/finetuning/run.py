@@ -415,8 +415,8 @@ class FineTuning:
         options: dict[str, Any] = {"unanswerable": task.unanswerable, "from_scratch": given.from_scratch}
         options["unit"] = job.unit
         if given.from_scratch:
-            ids = (f"{name}_token_id" for name in ("pad", "cls", "sep", "bos", "eos"))
-            options |= {name: getattr(self.config, name, None) for name in ("vocab_size", *ids)}
+            fitted = vars(self.config).items()  # to the tokenizer
+            options |= {name: value for name, value in fitted if name == "vocab_size" or name.endswith("_token_id")}
         if job.settings["dropout"] is not None:
             options |= dict.fromkeys(heads.dropouts_of(self.config), job.settings["dropout"])
         model = heads.load_with_head(job.kind.auto_class, self.name, given.head, task.labels, **options)

@@ -109,8 +109,12 @@ class _LengthGroupedSampler(LengthGroupedSampler):
         return itertools.chain(*batches)
 
 
-class _EpochCallback(TrainerCallback):
-    """Tells the sampler the epoch. In several processes accelerate does not, where it skips batches."""
+class _FineTuningCallback(TrainerCallback):
+    """Tells the sampler the epoch: in several processes accelerate does not, where it skips batches. Lets intervals of
+    a run that goes on be as given now, not as in the checkpoint."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         train_dataloader.set_epoch(int(state.epoch))
@@ -150,7 +154,7 @@ class FineTuner(Trainer):
         )
         if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise ValueError(f"Fine-tuning needs the whole model in each process. {_ONE_GPU_EACH}")
-        self.add_callback(_EpochCallback)
+        self.add_callback(_FineTuningCallback)
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
             args.restore_callback_states_from_checkpoint = True  # its count goes on
@@ -196,11 +200,6 @@ class FineTuner(Trainer):
             processes = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
             loss = losses.total * processes / num_items_in_batch
         return (loss, outputs) if return_outputs else loss
-
-    def _init_training_state(self, max_steps: int, *more: Any, **kwargs: Any) -> Any:
-        found = super()._init_training_state(max_steps, *more, **kwargs)
-        self.state.compute_steps(self.args, max_steps)  # intervals are as given now, not as in the checkpoint
-        return found
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Nothing where a run goes on from its last step, or from where it stopped early: the Trainer would take one

@@ -202,9 +202,12 @@ class RTDTrainer(Trainer):
                 self.add_callback(ours)
         self.meters, self.stopwatch = meters.TrainingMeters(model.measures), meters.Stopwatch()
         along: Any = TrainerCallback()
-        along.on_train_begin = lambda *_, **__: self.stopwatch.start()  # everything is loaded
-        along.on_step_end = self._on_step_end
+        along.on_train_begin, along.on_step_end = self._on_train_begin, self._on_step_end
         self.add_callback(along)
+
+    def _on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # intervals are as given now, not as in the checkpoint
+        self.stopwatch.start()  # everything is loaded
 
     def _on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.export_fraction()  # before the checkpoint of the step
@@ -356,11 +359,6 @@ class RTDTrainer(Trainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
             checkpoints.follow_schedule(self.lr_scheduler)
-
-    def _init_training_state(self, max_steps: int, *more: Any, **kwargs: Any) -> Any:
-        found = super()._init_training_state(max_steps, *more, **kwargs)
-        self.state.compute_steps(self.args, max_steps)  # intervals are as given now, not as in the checkpoint
-        return found
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is not None:

@@ -12,8 +12,9 @@ import zstandard
 
 from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import open_texts
-from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
 
 
@@ -108,6 +109,19 @@ def test_what_preparation_would_ignore_is_refused(tmp_path, corpus, monkeypatch,
     with pytest.raises(ValueError, match=told):
         prepare.main(["--train_files", str(corpus), *flags])
     assert not Path("runs").exists()
+
+
+def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(tmp_path, corpus, tokenizer):
+    flags = ["--max_seq_length", "32", "--disable_tqdm", "--output_dir", str(tmp_path / "out")]
+    save_tokenizer(tokenizer, tmp_path / "first")
+    prepare.main(["--train_files", str(corpus), "--tokenizer", str(tmp_path / "first"), *flags])
+    (other := load_tokenizer(str(tmp_path / "first"))).add_tokens("another")
+    save_tokenizer(other, tmp_path / "second")
+    (tmp_path / "short.txt").write_text("a\n\nb\n")
+    with pytest.raises(ValueError, match="too few for one sequence"):
+        prepare.main(["--train_files", str(tmp_path / "short.txt"), "--tokenizer", str(tmp_path / "second"), *flags])
+    kept = load_tokenizer(str(tmp_path / "out" / "tokenizer"))
+    assert open_blocks(tmp_path / "out" / "train.blocks").header.tokenizer_hash == tokenizer_hash(kept)
 
 
 def test_how_text_is_read_is_refused_where_all_of_it_is_prepared(tmp_path, corpus):

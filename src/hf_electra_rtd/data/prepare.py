@@ -255,10 +255,11 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
             raise ValueError(f"--executor needs the package datatrove ({error}): {remedy}") from None
         places, done = distributed.prepare(arguments, data)
     else:
-        tokenizer = get_tokenizer(data, arguments, directory)
-        if data.tokenizer is not None:
-            keep_tokenizer(tokenizer, directory / TOKENIZER_DIRECTORY)  # the blocks' own
+        tokenizer, kept = get_tokenizer(data, arguments, directory), directory / TOKENIZER_DIRECTORY
+        check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
         files, done = get_sequences(data, arguments, directory, tokenizer), "Train"
+        if data.tokenizer is not None:
+            keep_tokenizer(tokenizer, kept)  # after the blocks: where they fail, earlier ones keep their own
         places = [file.path for file in files if file is not None]
     flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", places[1]] if places[1:] else ["--held_out_share", "0"]

@@ -19,23 +19,28 @@ def test_what_is_given_wins_over_the_recipe_of_a_size():
 
 
 @pytest.mark.parametrize(
-    ("given", "gain", "hidden_size", "is_advised"),
+    ("given", "before", "gain", "hidden_size", "precision", "told"),
     [
-        ({}, 1.9, 256, True),
-        ({}, 0.1, 256, False),
-        ({}, 1.9, 128, False),  # at this width it was measured slower
-        ({"bf16": True}, 1.9, 256, False),
+        ({}, None, 1.9, 256, "bf16", "are in bfloat16, 1.9 times as fast"),
+        ({}, None, 0.1, 256, "no", None),
+        ({}, None, 1.9, 128, "no", None),  # at this width it was measured slower
+        ({}, None, 1.9, 768, "no", "would be 1.9 times as fast"),  # at this one no curves were compared
+        ({"bf16": True}, None, 0.1, 768, "bf16", None),
+        ({"bf16": False}, None, 1.9, 256, "no", None),
+        ({}, "no", 1.9, 256, "no", None),
+        ({}, "bf16", 0.1, 768, "bf16", None),
+        ({"bf16": False}, "bf16", 1.9, 256, "no", None),  # which the checkpoint then refuses
     ],
 )
-def test_a_cpu_rounds_to_bfloat16_as_the_flag_says_and_else_advises_it(
-    monkeypatch, caplog, given, gain, hidden_size, is_advised
+def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_else_where_it_is_faster(
+    monkeypatch, caplog, given, before, gain, hidden_size, precision, told
 ):
     monkeypatch.setattr(products, "bfloat16_gain", lambda: gain)
     args = RTDTrainingArguments("out", use_cpu=True, **given)
     caplog.set_level("INFO", "hf_electra_rtd")
-    settle_products(args, hidden_size)
-    assert (args.bf16, args.mixed_precision) == ((True, "bf16") if given else (False, "no"))
-    assert ("would be 1.9 times as fast" in caplog.text) == is_advised
+    settle_products(args, hidden_size, before and {"run": {"mixed_precision": before}, "products": "MKL"})
+    assert (args.bf16, args.mixed_precision) == (precision == "bf16", precision)
+    assert told in caplog.text if told else "bfloat16, " not in caplog.text and "would be" not in caplog.text
 
 
 def test_a_fraction_is_complete_at_the_end_of_its_step():

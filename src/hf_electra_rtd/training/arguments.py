@@ -33,8 +33,10 @@ label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval datalo
 metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persistent_workers deepspeed
 """
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
-_ADVICE = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
+_GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
+# Hidden size up to which held-out curves were the same in both precisions (docs/performance.md).
+_COMPARED = 256
 
 
 @dataclass
@@ -42,7 +44,7 @@ class RTDTrainingArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the paper, and what masking needs.
 
     `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; `lr_scheduler_type="linear"` is decay times
-    warm-up; bfloat16 is the default where the GPU supports it.
+    warm-up; bfloat16 is the default where the GPU supports it (for CPUs, see [`settle_products`]).
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
@@ -71,7 +73,7 @@ class RTDTrainingArguments(TrainingArguments):
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     hub_strategy: str = flag("end", "Leave it: a run is published at its end.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
-    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU supports it.")  # type: ignore[assignment]
+    bf16: bool | None = flag(None, "bfloat16 autocast. By default where it is known to pay.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
     dataloader_num_workers: int = flag(0, "Processes that make batches.")
     remove_unused_columns: bool = flag(False, "Leave off: sequences are not columns.")
@@ -90,6 +92,7 @@ class RTDTrainingArguments(TrainingArguments):
         check_hub_options(self)
         if self.generator_learning_rate is not None and self.optim not in ("adamw_torch", "adamw_torch_fused"):
             raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
+        self.chooses_precision = self.bf16 is None
         settle_by_device(self)
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             if getattr(self, name) in ("epoch", "best"):
@@ -157,20 +160,36 @@ def settle_by_device(args: TrainingArguments) -> None:
 
 
 def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:
-    """On a CPU, keeps freed memory and settles which library multiplies: in a run that is resumed, that of its
-    checkpoint, whose manifest is `before`. The log of a new one says where bfloat16 would be clearly faster. Every
-    process must call it, before its Trainer is made; all do what suits the main one."""
+    """On a CPU, keeps freed memory and settles which library multiplies and, where the arguments leave it open,
+    whether in bfloat16. A new run takes what is faster, one that is resumed what its checkpoint has; `before` is the
+    manifest of that. Every process must call it, before its Trainer is made; all do what suits the main one."""
     if args.device.type != "cpu":
         return
     keep_freed_memory()
     found: list[Any] = [None]
     if args.process_index == 0:
-        found = [(before or {}).get("products") or products.library()]
+        found = [((before or {}).get("products") or products.library(), _is_rounded(args, hidden_size, before))]
     broadcast_object_list(found)
-    products.use_library(found[0])
-    may_advise = before is None and args.process_index == 0 and args.mixed_precision == "no" and hidden_size >= _WIDE
-    if may_advise and (gain := products.bfloat16_gain()) > _ADVICE:
-        logger.info(f"Matrix products in bfloat16 would be {gain:.1f} times as fast as in float32 here: --bf16 True.")
+    library, args.bf16 = found[0]
+    products.use_library(library)
+    if args.bf16:
+        args.mixed_precision = "bf16"
+
+
+def _is_rounded(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None) -> bool:
+    """Whether a run on a CPU multiplies in bfloat16."""
+    if not args.chooses_precision or args.mixed_precision != "no":
+        return bool(args.bf16)
+    if before is not None:
+        return bool(before["run"]["mixed_precision"] == "bf16")
+    if hidden_size < _WIDE or (gain := products.bfloat16_gain()) < _GAIN:
+        return False
+    times = f"{gain:.1f} times as fast as in float32 here"
+    if hidden_size > _COMPARED:
+        logger.info(f"Matrix products in bfloat16 would be {times}: --bf16 True.")
+        return False
+    logger.info(f"Matrix products are in bfloat16, {times}. For float32: --bf16 False.")
+    return True
 
 
 def keep_freed_memory() -> None:

@@ -13,7 +13,6 @@ state is left out. TensorFlow, an optional extra, reads the file: pip install -e
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from torch import nn
 from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.cli import make_parser, run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
 from hf_electra_rtd.files import read_json, reading
@@ -36,9 +35,7 @@ from hf_electra_rtd.towers import save_towers
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--tf_checkpoint", required=True, metavar="PREFIX", help="path of its files up to .index")
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--hparams", metavar="FILE", help="JSON file of hparams, under the original's names")

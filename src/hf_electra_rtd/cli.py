@@ -162,6 +162,12 @@ def parse_arguments(
     return tuple(filled[: len(dataclass_types)])
 
 
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser that shows the description as it is written, and knows whole names of flags alone."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=formatter, allow_abbrev=False)
+
+
 def check_ranges(arguments: Any) -> None:
     """Raises ValueError for a number among flags outside its interval in `RANGES`; None means "not given"."""
     for name, interval in RANGES.items():

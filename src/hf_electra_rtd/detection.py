@@ -42,7 +42,7 @@ from rich.text import Text
 from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, refuse_given, run
+from hf_electra_rtd.cli import check_ranges, make_parser, refuse_given, run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
@@ -308,9 +308,7 @@ JUDGED_BY = ("threshold", "error_rate", "max_length", "batch_size")  # options o
 
 def text_parser(description: str | None) -> argparse.ArgumentParser:
     """Which model, which texts, and how they are judged; None stands for the default of the judge."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(description)
     add: Any = parser.add_argument
     add("texts", nargs="*", metavar="TEXT", help="quote each; without, and without --file: standard input, by lines")
     add("--model", help="directory of a run or a checkpoint, or a Hub id of the joint model")

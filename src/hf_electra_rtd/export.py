@@ -51,7 +51,7 @@ from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
 from hf_electra_rtd.publishing.hub import CARD_FILE
 from hf_electra_rtd.records import EvaluationRecord, ExportRecord
-from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, OnnxModel, OnnxOutput
+from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, HeadOutput, OnnxModel
 from hf_electra_rtd.tasks import get_task
 from hf_electra_rtd.towers import load_masked_lm, read_config
 
@@ -196,7 +196,7 @@ class _Graph(nn.Module):
             z_BL = detectors.detection_logits(self.model, **inputs)
             return {"logits": torch.stack([torch.zeros_like(z_BL), z_BL], dim=-1)}
         outputs = self.model(**inputs, **({"whole": True} if self.kind == "correction" else {}))
-        return {name: outputs[name] for name in OnnxOutput.__dataclass_fields__ if outputs.get(name) is not None}
+        return {name: outputs[name] for name in HeadOutput.__dataclass_fields__ if outputs.get(name) is not None}
 
 
 # ---- The export ----

@@ -142,29 +142,25 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
         return content
 
 
-def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """The lines of a text in UTF-8 without their ends, \\n or \\r\\n: of a file, plain or compressed, or of standard
-    input as they come."""
+def open_text(path: str | os.PathLike[str] | None = None) -> Any:
+    """A text in UTF-8, plain or compressed, or the standard input as it comes, whatever the locale says. Lines end
+    with \\n."""
     import fsspec
 
     options: dict[str, Any] = {"encoding": "utf-8-sig", "newline": "\n"}
-    if path is not None and (compression := fsspec.utils.infer_compression(os.fspath(path))):
-        options["compression"] = compression
-    opened = fsspec.open if "compression" in options else open
-    with (
-        reading(path or "The standard input", "It must be text in UTF-8."),
-        _standard_input(options) if path is None else opened(path, "rt", **options) as file,
-    ):
-        for line in file:
-            yield line.rstrip("\r\n")
-
-
-def _standard_input(options: dict[str, Any]) -> Any:
-    """As it comes, whatever the locale says."""
+    if path is not None:
+        return fsspec.open(path, "rt", compression="infer", **options)
     try:
         return open(sys.stdin.fileno(), **options, closefd=False)
     except OSError:  # what stands in its place in Python has no file
         return nullcontext(sys.stdin)
+
+
+def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """The lines of a text (see `open_text`) without their ends, \\n or \\r\\n."""
+    with reading(path or "The standard input", "It must be text in UTF-8."), open_text(path) as file:
+        for line in file:
+            yield line.rstrip("\r\n")
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:

@@ -70,18 +70,6 @@ class Measure(ABC):
         """The results by name, from the totals of the sums and `whole` of all sequences (empty in training)."""
 
 
-class Tokens(Measure):
-    """`tokens`: how many real tokens there were."""
-
-    num_sums = 1
-
-    def sums(self, seen: Observation) -> tuple[Tensor, ...]:
-        return (seen.real.sum(dim=1),)
-
-    def report(self, totals: Sequence[float], whole: Sequence[np.ndarray] = ()) -> dict[str, float]:
-        return {"tokens": totals[0]}
-
-
 class Mean(Measure):
     """A mean over tokens. `of`: for an observation, values and what counts of them, tensors (B, n)."""
 

@@ -26,14 +26,14 @@ MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electr
 
 
 @dataclass
-class OnnxOutput(ModelOutput):
-    """What a graph gives, in float32: those outputs that it has."""
+class HeadOutput(ModelOutput):
+    """What a graph gives, or a head that is not a stock one: those outputs that it has, float32."""
 
-    logits: Tensor | None = None
-    start_logits: Tensor | None = None
-    end_logits: Tensor | None = None
-    answerable_logits: Tensor | None = None
-    detection_logits: Tensor | None = None
+    logits: Tensor | None = None  # of correction: of the right tokens (B, L, V), or (B, L, 2) by `ops.best_and_lead`
+    start_logits: Tensor | None = None  # (B, L)
+    end_logits: Tensor | None = None  # (B, L)
+    answerable_logits: Tensor | None = None  # (B,), positive where the context holds an answer
+    detection_logits: Tensor | None = None  # (B, L), positive for wrong tokens
 
 
 class OnnxModel(nn.Module):
@@ -66,7 +66,7 @@ class OnnxModel(nn.Module):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         whole: bool = False,
-    ) -> OnnxOutput:
+    ) -> HeadOutput:
         """As the model itself is called; what is not given is as there: all tokens are real, and of type 0. Positions
         count from the first token: the graph holds them. `whole` is for models of correction, as there."""
         given = {
@@ -77,10 +77,10 @@ class OnnxModel(nn.Module):
         feed = {name: given[name].cpu().long().numpy() for name in self.input_names}
         found = self._session.run(None, feed)
         tensors = (torch.from_numpy(array).to(input_ids.device) for array in found)
-        output = OnnxOutput(**dict(zip(self.output_names, tensors, strict=True)))
+        output = HeadOutput(**dict(zip(self.output_names, tensors, strict=True)))
         if output.detection_logits is None or output.logits is None or whole:
             return output
-        return OnnxOutput(best_and_lead(output.logits, input_ids))
+        return HeadOutput(best_and_lead(output.logits, input_ids))
 
 
 def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None) -> OnnxModel:

@@ -11,7 +11,6 @@ a saved joint model, of the objective `electric` (one pass a text), `rtd` or `ml
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from itertools import islice
@@ -20,16 +19,14 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.cli import check_ranges, make_parser, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import read_lines
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("texts", nargs="*", metavar="TEXT", help="quote each")
     parser.add_argument("--model", required=True, help="directory of a run or a checkpoint, or a Hub id")
     parser.add_argument("--batch_size", type=int, default=32, help="texts at a time (%(default)s)")

@@ -175,6 +175,8 @@ class Blocks(Dataset):
 
     path: str
     header: BlockHeader
+    shard_rows: np.ndarray  # sequences of each shard, int64 (S,); a single file is one shard
+    shard_tokens: np.ndarray  # tokens of each, int64 (S,)
 
     def __len__(self) -> int:
         return self.header.num_sequences
@@ -200,16 +202,6 @@ class Blocks(Dataset):
         return self.header.num_tokens == self.header.num_sequences * self.header.max_seq_length
 
     # ---- Shards, of which a single file is one ----
-
-    @property
-    def shard_rows(self) -> np.ndarray:
-        """Sequences of each shard, int64 (S,)."""
-        return np.array([len(self)])
-
-    @property
-    def shard_tokens(self) -> np.ndarray:
-        """Tokens of each shard, int64 (S,)."""
-        return np.array([self.header.num_tokens])
 
     def part(self, shards: Sequence[int]) -> "Blocks":
         """The sequences of some shards."""
@@ -241,6 +233,7 @@ class BlockFile(Blocks):
             self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
             self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
             end += self._bits.nbytes
+            self.shard_rows, self.shard_tokens = np.array([header.num_sequences]), np.array([header.num_tokens])
             if end + -end % 8 + self._index.nbytes != len(content) or not self._index.nbytes:
                 raise ValueError("its header does not fit its content")
         found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256

@@ -14,7 +14,6 @@ in strokes, 10 % were random.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.cli import check_ranges, make_parser, run
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
@@ -160,9 +159,7 @@ class Misspeller:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     add: Any = parser.add_argument
     add("--files", nargs="+", required=True, help="text: files, directories or globs, as `pretrain --train_files`")
     add("--confusion_files", nargs="+", required=True, help="rows `wrong right right ...`, one file for each kind")

@@ -192,8 +192,9 @@ class ShardedBlocks(Blocks):
         return {**self.__dict__, "_open": {}, "_loading": None}  # a copy opens its own shards
 
     def _begin(self) -> None:
-        self._rows = np.array([shard.num_sequences for shard in self._shards])
-        self._ends = self._rows.cumsum()
+        self.shard_rows = np.array([shard.num_sequences for shard in self._shards])
+        self.shard_tokens = np.array([shard.num_tokens for shard in self._shards])
+        self._ends = self.shard_rows.cumsum()
         self._open: dict[int, BlockFile] = {}  # the last read one last
         self._now: list[int] = []
         self._then: list[int] = []
@@ -253,14 +254,6 @@ class ShardedBlocks(Blocks):
 
     # ---- As one file ----
 
-    @property
-    def shard_rows(self) -> np.ndarray:
-        return self._rows
-
-    @property
-    def shard_tokens(self) -> np.ndarray:
-        return np.array([shard.num_tokens for shard in self._shards])
-
     def part(self, shards: Sequence[int]) -> ShardedBlocks:
         part, some = object.__new__(ShardedBlocks), [self._shards[shard] for shard in shards]
         part.__dict__ |= {**self.__dict__, "header": dataclasses.replace(self.header, **_sums(some)), "_shards": some}
@@ -274,7 +267,7 @@ class ShardedBlocks(Blocks):
         for shard in found[np.argsort(firsts)].tolist():
             self._look_ahead()
             places = np.flatnonzero(shards == shard)
-            rows = indices[places] - (self._ends[shard] - self._rows[shard])
+            rows = indices[places] - (self._ends[shard] - self.shard_rows[shard])
             file = self._get(shard)
             if self._cache is not None:
                 with suppress(OSError):  # the least recently read one makes room first

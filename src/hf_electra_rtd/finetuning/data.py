@@ -13,23 +13,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import datasets
 import numpy as np
 
 from hf_electra_rtd import files
 from hf_electra_rtd.cli import refuse, refuse_given
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
+from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
 from hf_electra_rtd.records import public
 from hf_electra_rtd.tasks import HUB_SPLITS, SPANS, Task, guests
 
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-    from hf_electra_rtd.finetuning.kinds.base import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +58,11 @@ _NO_HUB = "Check its name and the connection, or give files instead (--data_dir,
 class Split:
     """A split of a task."""
 
-    examples: Dataset  # in the order of the file, with the columns of `reading.example_features`
+    examples: datasets.Dataset  # in the order of the file, with the columns of `reading.example_features`
     skipped: int  # rows without an example: a label `-`, a broken line, spans that cannot be right
     # `files`, from names without directories to SHA-256; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
     source: dict[str, Any]
-    features: Dataset | None = None  # what the model takes, once `encode_task` has made it
+    features: datasets.Dataset | None = None  # what the model takes, once `encode_task` has made it
     probabilities: Any = None  # (examples, labels), of the last predictions of classes
 
     def describe(self) -> dict[str, Any]:
@@ -88,9 +85,6 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     """Loads a split (`dev`) of a task, from files in the official layout under `data_dir`, from those of one's own, or
     from the Hub. Any label is taken where the task names none. `datasets` caches the examples by the files' content.
     A split that is not there or cannot be read, or has a row that cannot be used, or none, is a ValueError."""
-    from datasets import Dataset, load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
     if data_dir or not task.dataset:
         paths = reading.find_files(task, split, data_dir)
         name, there = paths[0], filter(os.path.isfile, [*paths, *map(reading.answer_file, paths)])
@@ -100,7 +94,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
         on_hub = task.splits.get(split, split)
         name = f"The dataset {task.dataset}, split {on_hub!r},"
         with files.reading(name, _NO_HUB):
-            hub = load_dataset(task.dataset, task.config, split=on_hub, revision=task.revision)
+            hub = datasets.load_dataset(task.dataset, task.config, split=on_hub, revision=task.revision)
         source = {"dataset": public(task.dataset, "dataset"), "config": task.config, "split": on_hub}
         source |= {"revision": task.revision, "fingerprint": hub._fingerprint}
         rows = reading.hub_rows(name, hub)
@@ -110,12 +104,12 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     identity = json.dumps([facts, split, source, hash_files([reading.__file__])])
     with files.reading(name):
         try:
-            examples = Dataset.from_generator(
+            examples = datasets.Dataset.from_generator(
                 lambda: reading.make_examples(task, split, rows),
                 features=reading.example_features(task.kind),
                 fingerprint=hashlib.sha256(identity.encode()).hexdigest()[:16],
             )
-        except DatasetGenerationError as error:
+        except datasets.exceptions.DatasetGenerationError as error:
             raise error.__cause__ or error from None
     if skipped := examples.data.column("id").null_count:
         examples = examples.filter(lambda id: id is not None, input_columns="id")
@@ -168,7 +162,7 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
                 logger.warning(f"{kind.task.title}, {name}: {of_all} {what}{why}.")
 
 
-def _hold_out(task: Task, examples: Dataset, dev: bool) -> Dataset:
+def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dataset:
     """The examples of the training file that are held out, or the others. The hashes of texts (of a question: of its
     context) draw them, so that equal texts stay together in any order of the file. In classification they are drawn
     from each class, of two or more texts one at least, and never all; a text with several labels counts for the
@@ -268,15 +262,13 @@ def own_task(name: str, args: Any) -> Task:
 
 def _hub_splits(args: Any) -> dict[str, str]:
     """The splits of a dataset on the Hub: those that are named, or those with the usual names."""
-    from datasets import get_dataset_split_names
-
     if args.dataset_splits:
         splits = dict(pair.partition("=")[::2] for pair in args.dataset_splits)
         if splits.keys() - HUB_SPLITS.keys():
             raise ValueError("--dataset_splits: the names of splits are train, dev and test: train=A dev=B test=C.")
     else:
         with files.reading(f"The dataset {args.dataset}", _NO_HUB):
-            names = get_dataset_split_names(args.dataset, args.dataset_config, revision=args.dataset_revision)
+            names = datasets.get_dataset_split_names(args.dataset, args.dataset_config, revision=args.dataset_revision)
         splits = {split: name for split, name in HUB_SPLITS.items() if name in names}
         if not splits:
             raise ValueError(f"{args.dataset} has {', '.join(names)}. Pass --dataset_splits train=A dev=B test=C.")

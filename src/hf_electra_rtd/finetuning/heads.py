@@ -11,7 +11,6 @@ import os
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from transformers import (
     ElectraForSequenceClassification,
     PreTrainedModel,
 )
-from transformers.utils import ModelOutput
 
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.detectors import is_labelled
@@ -33,6 +31,7 @@ from hf_electra_rtd.families import DROPOUTS, FAMILIES
 from hf_electra_rtd.files import reading
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.runtime import HeadOutput
 from hf_electra_rtd.towers import CONFIG_FILE, load_tower, load_whole, read_config
 
 
@@ -78,15 +77,6 @@ class PaperElectraForSequenceClassification(ElectraForSequenceClassification):
         self.post_init()
 
 
-@dataclass
-class AnswerableOutput(ModelOutput):
-    """Float32 logits of starts and ends (B, L), and (B,), positive where the context holds an answer."""
-
-    start_logits: Tensor | None = None
-    end_logits: Tensor | None = None
-    answerable_logits: Tensor | None = None
-
-
 class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
     """ELECTRA for questions that may have no answer (SQuAD 2.0): a logit `u . gelu(C [h_CLS; sum_i p(start = i) h_i]
     + c)` tells whether there is one. Source: google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`,
@@ -100,7 +90,7 @@ class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
 
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
-    ) -> AnswerableOutput:
+    ) -> HeadOutput:
         """An answer lies in tokens of type 1, or at [CLS], the first token, which stands for none. `token_type_ids`
         is 1 for the context and the [SEP] that ends it."""
         hidden_BLH = self.electra(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids, **kwargs)[0]
@@ -110,7 +100,7 @@ class ElectraForAnswerableQuestionAnswering(ElectraForQuestionAnswering):
         start_BL, end_BL = (logits.contiguous() for logits in logits_BL2.unbind(-1))
         start_BH = torch.einsum("bl,blh->bh", start_BL.softmax(dim=-1).to(hidden_BLH.dtype), hidden_BLH)
         hidden = nn.functional.gelu(self.answerable_hidden(torch.cat([hidden_BLH[:, 0], start_BH], dim=-1)))
-        return AnswerableOutput(start_BL, end_BL, self.answerable(hidden).squeeze(-1).float())
+        return HeadOutput(None, start_BL, end_BL, self.answerable(hidden).squeeze(-1).float())
 
 
 _PAPER_CLASSES: dict[Any, Any] = {

@@ -13,12 +13,11 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from hf_electra_rtd.data.units import align
-from hf_electra_rtd.files import known_names, reading
+from hf_electra_rtd.files import known_names, open_text, reading
 from hf_electra_rtd.tasks import Task
 
 
@@ -138,18 +137,11 @@ def read_rows(task: Task, split: str, path: str) -> Rows:
             yield from _table_rows(task, split, path, quoted=format == "csv")
 
 
-def _open(path: str) -> AbstractContextManager[TextIO]:
-    """A file in UTF-8, plain or compressed. Lines end with \\n."""
-    import fsspec
-
-    return fsspec.open(path, "rt", encoding="utf-8-sig", newline="\n", compression="infer")
-
-
 def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
     """Rows of a csv (RFC 4180), or of a tsv, in which quotes are characters like others."""
     csv.field_size_limit(2**31 - 1)  # 131,072 by default
     header = task.headers.get(split)
-    with _open(path) as file:
+    with open_text(path) as file:
         reader = csv.reader(file, strict=True)
         lines: Iterable[list[str]] = reader if quoted else (line.rstrip("\r\n").split("\t") for line in file)
         for number, cells in enumerate(lines, 1):
@@ -166,13 +158,13 @@ def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
 
 
 def _load(path: str) -> Any:
-    with _open(path) as file:
+    with open_text(path) as file:
         return json.load(file)
 
 
 def _json_rows(path: str) -> Iterator[tuple[str, Row]]:
     """JSON lines, or a list."""
-    with _open(path) as file:
+    with open_text(path) as file:
         text = file.read()
     if is_list := text.lstrip().startswith("["):
         yield from ((f"{path}, record {number}", row) for number, row in enumerate(json.loads(text), 1))
@@ -210,7 +202,7 @@ def _conll_rows(path: str) -> Rows:
     """A word a line, a blank line between sentences: the first column holds the words (`text`), the last one the tags
     (`label`)."""
     sentence: list[list[str]] = []
-    with _open(path) as file:
+    with open_text(path) as file:
         for number, line in enumerate(itertools.chain(file, ["\n"]), 1):
             line = line.rstrip("\r\n")  # by tabs or plain spaces: other white space, such as U+3000, may be a word
             cells = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]

@@ -36,7 +36,7 @@ from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission
-from hf_electra_rtd.finetuning.trainer import LAYERWISE_OPTIMIZERS, FineTuner, FineTuningArguments, layer_heights
+from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments, layer_heights
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
@@ -45,6 +45,7 @@ from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
 from hf_electra_rtd.towers import fit_vocabulary, refuse_energies
 from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
+from hf_electra_rtd.training.trainer import OWN_OPTIMIZERS
 
 
 if TYPE_CHECKING:
@@ -177,13 +178,13 @@ class FineTuning:
             args.max_steps = _FEW_STEPS
         args.num_train_epochs = args.num_train_epochs or task.epochs
         decay = given.layerwise_lr_decay or (1.0 if lora else size.layerwise_lr_decay)
-        if decay != 1 and args.optim not in LAYERWISE_OPTIMIZERS:
+        if decay != 1 and args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
         if decay == 1:
             refuse_given(
                 given, "layerwise_lr_decay_off_by_one", "is for a --layerwise_lr_decay below 1. Leave it out."
             )
-        if args.optim not in LAYERWISE_OPTIMIZERS:
+        if args.optim not in OWN_OPTIMIZERS:
             refuse_given(args, "bias_correction", f"is not for --optim {args.optim}. Leave it out.")
         flags = _FLAGS
         if selects:

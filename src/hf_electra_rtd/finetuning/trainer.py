@@ -6,31 +6,25 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import expit, softmax
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import LengthGroupedSampler
-from transformers.trainer_utils import SchedulerType
-from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.cli import check_ranges, flag, refuse
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
 from hf_electra_rtd.recipes import FINETUNING
 from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
-from hf_electra_rtd.training.checkpoints import writing_checkpoint
-from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
+from hf_electra_rtd.training.optimization import get_parameter_groups
+from hf_electra_rtd.training.trainer import OriginalTrainer
 
 
-LAYERWISE_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 _ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
 # Flags of the Trainer that fine-tuning would ignore, undo or break on, and what to do instead.
 _REFUSED = {
@@ -120,12 +114,12 @@ class _FineTuningCallback(TrainerCallback):
         train_dataloader.set_epoch(int(state.epoch))
 
 
-class FineTuner(Trainer):
+class FineTuner(OriginalTrainer):
     """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
     `settings` are kept in checkpoints, which are written whole or not at all. The loss of an optimizer step is the
     mean over all its labels, whatever batches and processes they fall into."""
 
-    args: FineTuningArguments
+    args: Any
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of the whole step
 
     def __init__(
@@ -141,7 +135,6 @@ class FineTuner(Trainer):
     ) -> None:
         args.label_names = ["labels"]
         self.kind, self.dev, self.settings = kind, dev, dict(settings or {})
-        self._staging: Path | None = None  # where a checkpoint is written
         self.layerwise_lr_decay, self.off_by_one = layerwise_lr_decay, off_by_one
         self.evaluation_seconds = 0.0
         super().__init__(
@@ -170,24 +163,12 @@ class FineTuner(Trainer):
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler:
         return SequentialSampler(eval_dataset)  # predictions go back to their examples by place
 
-    def create_optimizer(self, model: Any = None) -> Optimizer:
-        args: Any = self.args
-        trained: Any = model or self.model
-        if self.optimizer is None and args.optim in LAYERWISE_OPTIMIZERS:
-            rates = (args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
-            groups, betas = layerwise_groups(trained, *rates), (args.adam_beta1, args.adam_beta2)
-            options = {"bias_correction": args.bias_correction}
-            self.optimizer = ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, **options)
-        return super().create_optimizer(model)
+    def _groups(self, model: Any) -> list[dict[str, Any]]:
+        args = self.args
+        return layerwise_groups(model, args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> LRScheduler:
-        optimizer = optimizer or self.optimizer
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
-            assert optimizer is not None
-            warmup = self.args.get_warmup_steps(num_training_steps)
-            self.lr_scheduler = get_electra_schedule(optimizer, warmup, num_training_steps)
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
+    def _identity(self) -> tuple[str, dict[str, Any]]:
+        return "finetune", self.settings
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -240,18 +221,6 @@ class FineTuner(Trainer):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        saving = (str(self.args.output_dir), self.accelerator, self.args.save_total_limit, self.state)
-        with writing_checkpoint(*saving, "finetune", self.settings) as checkpoint:
-            self._staging = checkpoint.parent
-            super()._save_checkpoint(model, trial)
-            self._staging = None
-            if self.state.best_global_step == self.state.global_step:
-                self.state.best_model_checkpoint = str(Path(saving[0], checkpoint.name))
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
 
 
 # ---- Learning rates by depth ----

@@ -90,10 +90,10 @@ def remember(directory: str | Path, **flags: Any) -> dict[str, Any]:
     return values
 
 
-def check(repo_ids: Iterable[str], directory: str | Path, private: bool = True, force: bool = False) -> None:
+def check(repo_ids: Iterable[str], directory: str | Path | None, private: bool = True, force: bool = False) -> None:
     """Finds out before a training whether it may publish: a ValueError as by `publish`. Where the Hub cannot be
-    reached, it only warns."""
-    api, key = HfApi(), remember(directory)["run"]
+    reached, it only warns. None stands for the directory of a run that has no key yet."""
+    api, key = HfApi(), uuid.uuid4().hex if directory is None else remember(directory)["run"]
     try:
         with _limits():
             for repo_id in repo_ids:

@@ -56,6 +56,7 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 class PretrainingPublication:
     """Flags of a command that publishes a pre-training."""
 
+    is_new = False  # no flag: it replaces another run, whose key is not its own
     force: bool = flag(False, _FORCE)
     parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")  # noqa: RUF009
 

@@ -7,7 +7,6 @@ prints one table a benchmark of what `finetune` left there, as Markdown where th
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.cli import make_parser, run
 from hf_electra_rtd.files import read_json
 from hf_electra_rtd.records import EvaluationRecord
 from hf_electra_rtd.tasks import BENCHMARKS
@@ -243,9 +242,7 @@ def print_results(records: Iterable[EvaluationRecord]) -> None:
 
 def main(argv: list[str]) -> None:
     """Prints tables, and the difference of two models."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("directories", nargs="+", metavar="DIRECTORY", help="output_dir of a fine-tuning")
     records = read_evaluations(parser.parse_args(argv).directories)
     print_results(records.values())

@@ -24,7 +24,7 @@ from hf_electra_rtd import records
 from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.measures import Measure, Tokens, observe, report_totals, sum_rows
+from hf_electra_rtd.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.ops import masked_slots, num_masked
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
@@ -46,19 +46,23 @@ class TrainingMeters:
     """Sums over batches, on the model's device, read only when they are logged."""
 
     def __init__(self, measures: Sequence[Measure]) -> None:
-        self._measures = (*measures, Tokens())
+        self._measures = measures
         self._sums: Tensor | None = None
 
     @torch.no_grad()
     def update(self, output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> None:
         """Adds a batch without waiting for the device. `inputs` is what the model was called with."""
-        sums = sum_rows(self._measures, observe(output, inputs)).sum(dim=0)
+        seen = observe(output, inputs)
+        sums = torch.cat([seen.real.sum()[None], sum_rows(self._measures, seen).sum(dim=0)])
         self._sums = sums if self._sums is None else self._sums + sums
 
     def drain(self, reduce: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
         """The measures since the last call, and `tokens`; empty without a batch. `reduce` sums over processes."""
         sums, self._sums = self._sums, None
-        return {} if sums is None else report_totals(self._measures, reduce(sums).tolist())
+        if sums is None:
+            return {}
+        tokens, *totals = reduce(sums).tolist()
+        return report_totals(self._measures, totals) | {"tokens": tokens}
 
 
 class Stopwatch:

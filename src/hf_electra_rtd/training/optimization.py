@@ -103,9 +103,9 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
     return LambdaLR(optimizer, factor)
 
 
-def make_optimizer(model: nn.Module, args: RTDTrainingArguments) -> ElectraAdamW:
-    """The optimizer of a run."""
-    groups = get_parameter_groups(model, args.weight_decay, args.generator_learning_rate)
+def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | None = None) -> ElectraAdamW:
+    """The optimizer of a run, by default with the `groups` of pre-training."""
+    groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate)
     betas = (args.adam_beta1, args.adam_beta2)
     return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
 
@@ -132,7 +132,7 @@ def check_balance(args: RTDTrainingArguments, freeze_generator: bool = False, **
             raise ValueError(f"--{name} needs a generator that learns, and here nothing learns but the discriminator.")
 
 
-def make_schedule(optimizer: Optimizer, args: RTDTrainingArguments, num_training_steps: int) -> LambdaLR:
+def make_schedule(optimizer: Optimizer, args: Any, num_training_steps: int) -> LambdaLR:
     """The schedule of a run. Warns of a warm-up that takes the whole run."""
     num_warmup_steps = args.get_warmup_steps(num_training_steps)
     if num_warmup_steps >= num_training_steps:

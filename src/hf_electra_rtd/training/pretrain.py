@@ -130,9 +130,9 @@ def main(
             dry_run(run)
             return 0
         with StopSignal() as stop:
-            with _publication_of_its_own(run):
-                data = (run.stream, run.held_out, run.tokenizer, run.collator)
-                trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
+            run.publication.is_new = run.replaces_another
+            data = (run.stream, run.held_out, run.tokenizer, run.collator)
+            trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
             trainer.old_held_out, trainer.record_facts = run.old_held_out, run.record_facts
             prepare_output_dir(run)
             trainer.train(resume_from_checkpoint=run.checkpoint)
@@ -324,23 +324,6 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     return None if resume == "auto" else resume
 
 
-@contextmanager
-def _publication_of_its_own(run: Run) -> Iterator[None]:
-    """The Hub must not take a run that replaces another for it: the other's key is away while the Hub is asked, and
-    back if this run cannot start."""
-    path = run.directory / PUBLISH_FILE
-    is_replaced = run.args.process_index == 0 and run.replaces_another and run.args.push_to_hub and path.exists()
-    key = path.read_bytes() if is_replaced else None
-    if key is not None:
-        path.unlink()
-    try:
-        yield
-    except BaseException:
-        if key is not None:
-            path.write_bytes(key)
-        raise
-
-
 def prepare_output_dir(run: Run) -> None:
     """The last act before the loop, when everything else is checked: renames halves of checkpoints and, with
     `--overwrite_output_dir`, removes the run before. For every process."""
@@ -356,9 +339,9 @@ def prepare_output_dir(run: Run) -> None:
     if not run.replaces_another:
         return
     (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
-    # The prepared text and the tokenizer are the new run's already, and so is the key of one that publishes.
+    # The prepared text and the tokenizer are the new run's already.
     old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", "detector"]
-    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY, *([] if run.args.push_to_hub else [PUBLISH_FILE])]
+    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY, PUBLISH_FILE]
     for path in (*there, *(run.directory / name for name in old)):
         if path.is_dir():
             remove_directory(path)

@@ -54,6 +54,7 @@ from hf_electra_rtd.training.optimization import check_balance, clip_gradients, 
 
 logger = logging.getLogger(__name__)
 
+OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 SECONDS_BETWEEN_AGREEMENTS = 2.0  # on whether to stop: each waits for the device; launchers kill after 30 seconds
 SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have it from the terminal
 
@@ -113,7 +114,50 @@ def make_collator(
 # ---- The trainer ----
 
 
-class RTDTrainer(Trainer):
+class OriginalTrainer(Trainer):
+    """A Trainer with the original's optimizer and schedule, whose checkpoints are whole or not there."""
+
+    _staging: Path | None = None  # where the checkpoint that is being written lies
+
+    def _groups(self, model: Any) -> list[dict[str, Any]] | None:
+        """The groups of parameters; None: those of pre-training."""
+        return None
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        if self.optimizer is None and self.optimizer_cls_and_kwargs is None and self.args.optim in OWN_OPTIMIZERS:
+            trained: Any = self.model if model is None else model
+            self.optimizer = make_optimizer(trained, self.args, self._groups(trained))
+        return super().create_optimizer(model)
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
+        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
+            chosen: Any = optimizer or self.optimizer
+            self.lr_scheduler = make_schedule(chosen, self.args, num_training_steps)
+            self._created_lr_scheduler = True
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    def _identity(self) -> tuple[str, dict[str, Any]]:
+        """The name of this loop and its description, for the checkpoints."""
+        raise NotImplementedError
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        saving = (self._get_output_dir(trial), self.accelerator, self.args.save_total_limit, self.state)
+        with checkpoints.writing_checkpoint(*saving, *self._identity()) as checkpoint:
+            self._staging = checkpoint.parent
+            try:
+                super()._save_checkpoint(model, trial)
+            finally:
+                self._staging = None
+            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
+            if self.state.best_global_step == self.state.global_step:
+                self.state.best_model_checkpoint = str(Path(saving[0], checkpoint.name))
+
+    def _get_output_dir(self, trial: Any) -> str:
+        # The parent writes a checkpoint where this says: beside its final place.
+        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+
+
+class RTDTrainer(OriginalTrainer):
     """Trains an [`ElectraForRTDPretraining`].
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
@@ -185,7 +229,6 @@ class RTDTrainer(Trainer):
         self.published: list[Published] = []  # the outcome of the last push
         self._private = args.hub_private_repo is not False
         self._saved: PretrainingRecord | None = None
-        self._staging: Path | None = None  # where the checkpoint that is being written lies
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         self._directory = str(args.output_dir)
@@ -222,19 +265,6 @@ class RTDTrainer(Trainer):
 
     # ---- Optimization ----
 
-    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        stock = {OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED}
-        if self.optimizer is None and self.optimizer_cls_and_kwargs is None and self.args.optim in stock:
-            self.optimizer = make_optimizer(self.model if model is None else model, self.args)
-        return super().create_optimizer(model)
-
-    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> LRScheduler:
-        if self.lr_scheduler is None and self.args.lr_scheduler_type == SchedulerType.LINEAR:
-            chosen: Any = optimizer or self.optimizer
-            self.lr_scheduler = make_schedule(chosen, self.args, num_training_steps)
-            self._created_lr_scheduler = True
-        return super().create_scheduler(num_training_steps, optimizer)
-
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if not self.args.clip_separately:
             return super()._clip_grad_norm(model)
@@ -262,7 +292,6 @@ class RTDTrainer(Trainer):
         return result
 
     def _identity(self) -> tuple[str, dict[str, Any]]:
-        """The name of this loop and its description, for the checkpoints."""
         return type(self).__name__, checkpoints.describe_run(
             self.model, self.train_dataset, self.eval_dataset, self.args
         )
@@ -330,18 +359,8 @@ class RTDTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
-        saving = (self._get_output_dir(trial), self.accelerator, self.args.save_total_limit, self.state)
-        with self.stopwatch.paused(), checkpoints.writing_checkpoint(*saving, *self._identity()) as checkpoint:
-            self._staging = checkpoint.parent
-            try:
-                super()._save_checkpoint(model, trial)
-            finally:
-                self._staging = None
-            (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
-
-    def _get_output_dir(self, trial: Any) -> str:
-        # The parent writes a checkpoint where this says: beside its final place.
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+        with self.stopwatch.paused():
+            super()._save_checkpoint(model, trial)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):
@@ -410,7 +429,8 @@ class RTDTrainer(Trainer):
         if self.args.process_index == 0:
             about = (str(self.args.hub_model_id), self.model.config.to_dict(), self.publication.parts)
             names = publishing.repository_ids(*about).values()
-            check(names, self._directory, self._private, self.publication.force)
+            directory = None if self.publication.is_new else self._directory
+            check(names, directory, self._private, self.publication.force)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]
         """Saves the run (`save_run`) and publishes generator and discriminator, each with a card; exports at fractions

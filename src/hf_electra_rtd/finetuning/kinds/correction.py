@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,12 +12,12 @@ from datasets import Dataset, List, Value
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassification
-from transformers.utils import ModelOutput
 
 from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.ops import IGNORED, LossSum, best_and_lead
+from hf_electra_rtd.runtime import HeadOutput
 from hf_electra_rtd.towers import read_config
 
 
@@ -27,15 +26,6 @@ MASKED_SHARE = 0.2
 # Of the two losses (shibing624/pycorrector, MacBERT4CSC).
 DETECTION_WEIGHT, CORRECTION_WEIGHT = 0.3, 0.7
 _SUFFIX = "ForCorrection"
-
-
-@dataclass
-class CorrectionOutput(ModelOutput):
-    """`logits` (B, L, V) of the right tokens, and `detection_logits` (B, L), positive for wrong ones. In evaluation,
-    unless it is asked for as a `whole`, there are only `logits` (B, L, 2) by `ops.best_and_lead`."""
-
-    logits: Tensor | None = None
-    detection_logits: Tensor | None = None
 
 
 class _Models:
@@ -61,12 +51,13 @@ def _correction_class(stock: Any) -> Any:
             self.detection = nn.Linear(config.hidden_size, 1)
             self.post_init()
 
-        def forward(self, input_ids: Tensor, whole: bool = False, **inputs: Any) -> CorrectionOutput:
+        def forward(self, input_ids: Tensor, whole: bool = False, **inputs: Any) -> HeadOutput:
+            """Both logits in training, or as a `whole`; in evaluation there are only `logits` (B, L, 2)."""
             output = super().forward(input_ids=input_ids, output_hidden_states=True, **inputs)
             detection_BL = self.detection(output.hidden_states[-1]).squeeze(-1).float()
             if self.training or whole:
-                return CorrectionOutput(output.logits, detection_BL)
-            return CorrectionOutput(best_and_lead(output.logits, input_ids))
+                return HeadOutput(output.logits, detection_logits=detection_BL)
+            return HeadOutput(best_and_lead(output.logits, input_ids))
 
     Model.__name__ = Model.__qualname__ = stock.__name__.removesuffix("ForMaskedLM") + _SUFFIX
     return Model

@@ -15,7 +15,7 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 # One test process per core, at most four; each takes about 1 GB of memory.
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # Spelled out, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
@@ -26,7 +26,7 @@ pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(PYTEST) --no-loadscope-reorder
+	$(PYTEST)
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow

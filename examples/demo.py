@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, run
+from hf_electra_rtd.cli import check_ranges, make_parser, run
 from hf_electra_rtd.correction import Corrector
 from hf_electra_rtd.detection import FILL_COLUMNS, Detector, detect, fill_rows, load_for_detection
 from hf_electra_rtd.runtime import RUNTIMES, TORCH
@@ -127,9 +127,7 @@ def _or_message(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--model", help="directory of a run or a checkpoint, or a Hub id of the joint model")
     parser.add_argument("--generator", help="directory or Hub id, in place of --model")
     parser.add_argument("--discriminator", help="directory or Hub id, in place of --model")

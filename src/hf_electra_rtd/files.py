@@ -145,11 +145,11 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
 def open_text(path: str | os.PathLike[str] | None = None) -> Any:
     """A text in UTF-8, plain or compressed, or the standard input as it comes, whatever the locale says. Lines end
     with \\n."""
-    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
 
     options: dict[str, Any] = {"encoding": "utf-8-sig", "newline": "\n"}
-    if path is not None:
-        return fsspec.open(path, "rt", compression="infer", **options)
+    if path is not None:  # `fsspec.open` gives `::` and `~` in a name a meaning
+        return LocalFileSystem().open(os.path.abspath(path), "rt", compression="infer", **options)
     try:
         return open(sys.stdin.fileno(), **options, closefd=False)
     except OSError:  # what stands in its place in Python has no file

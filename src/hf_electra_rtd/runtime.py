@@ -1,5 +1,5 @@
 """Runs exported graphs by onnxruntime, in place of models of torch: called as a model is, with tensors, they give an
-output with `.logits`."""
+output with `.logits`. Heads that are not stock ones give the same output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electr
 
 @dataclass
 class HeadOutput(ModelOutput):
-    """What a graph gives, or a head that is not a stock one: those outputs that it has, float32."""
+    """What a graph gives, or a head that is not a stock one: those outputs that it has."""
 
     logits: Tensor | None = None  # of correction: of the right tokens (B, L, V), or (B, L, 2) by `ops.best_and_lead`
     start_logits: Tensor | None = None  # (B, L)

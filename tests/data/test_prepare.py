@@ -111,7 +111,11 @@ def test_what_preparation_would_ignore_is_refused(tmp_path, corpus, monkeypatch,
     assert not Path("runs").exists()
 
 
-def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(tmp_path, corpus, tokenizer):
+@pytest.mark.parametrize("later", [["--vocab_size", "60"], ["--tokenizer", "second"]])
+def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(
+    tmp_path, corpus, tokenizer, monkeypatch, later
+):
+    monkeypatch.chdir(tmp_path)
     flags = ["--max_seq_length", "32", "--disable_tqdm", "--output_dir", str(tmp_path / "out")]
     save_tokenizer(tokenizer, tmp_path / "first")
     prepare.main(["--train_files", str(corpus), "--tokenizer", str(tmp_path / "first"), *flags])
@@ -119,7 +123,7 @@ def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(tmp_
     save_tokenizer(other, tmp_path / "second")
     (tmp_path / "short.txt").write_text("a\n\nb\n")
     with pytest.raises(ValueError, match="too few for one sequence"):
-        prepare.main(["--train_files", str(tmp_path / "short.txt"), "--tokenizer", str(tmp_path / "second"), *flags])
+        prepare.main(["--train_files", "short.txt", *later, *flags])
     kept = load_tokenizer(str(tmp_path / "out" / "tokenizer"))
     assert open_blocks(tmp_path / "out" / "train.blocks").header.tokenizer_hash == tokenizer_hash(kept)
 

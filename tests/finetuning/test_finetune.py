@@ -106,6 +106,7 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
 
     monkeypatch.setattr(FineTuner, "training_step", stop_at_30)
     assert run_finetune(**flags) == 130
+    assert not list(tmp_path.rglob("training_args.bin"))  # a pickle
     with (tmp_path / "broken/reviews/seed_42/checkpoint-24/optimizer.pt").open("r+b") as file:
         file.write(b"damaged")
     with pytest.raises(ValueError, match=r"checkpoint-\d+ is of a run with other settings"):

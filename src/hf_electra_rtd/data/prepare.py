@@ -142,11 +142,16 @@ class PreparationArguments:
 
 
 def get_tokenizer(
-    data: DataArguments, arguments: Any, directory: Path, of_towers: str | None = None, checkpoint: str | None = None
+    data: DataArguments,
+    arguments: Any,
+    directory: Path,
+    of_towers: str | None = None,
+    checkpoint: str | None = None,
+    keeps: bool = True,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of `--tokenizer`, of the pre-trained towers (a directory), of the checkpoint that a run resumes
-    from, or one trained on the text, kept in `directory/tokenizer`. Raises ValueError if there is neither a tokenizer
-    nor text to train one on, or the text cannot be read."""
+    from, or one trained on the text, which goes to `directory/tokenizer` if this function `keeps` it. Raises
+    ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read."""
     named, trained = data.tokenizer or of_towers, directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
         return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
@@ -161,7 +166,8 @@ def get_tokenizer(
             return chain.from_iterable(text.read("Reading") for text in texts)
 
         tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
-        keep_tokenizer(tokenizer, trained)
+        if keeps:
+            keep_tokenizer(tokenizer, trained)
     return tokenizer
 
 
@@ -255,11 +261,11 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
             raise ValueError(f"--executor needs the package datatrove ({error}): {remedy}") from None
         places, done = distributed.prepare(arguments, data)
     else:
-        tokenizer, kept = get_tokenizer(data, arguments, directory), directory / TOKENIZER_DIRECTORY
+        kept = directory / TOKENIZER_DIRECTORY
         check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
+        tokenizer = get_tokenizer(data, arguments, directory, keeps=False)
         files, done = get_sequences(data, arguments, directory, tokenizer), "Train"
-        if data.tokenizer is not None:
-            keep_tokenizer(tokenizer, kept)  # after the blocks: where they fail, earlier ones keep their own
+        keep_tokenizer(tokenizer, kept)  # after the blocks: without new ones for training, earlier ones keep theirs
         places = [file.path for file in files if file is not None]
     flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", places[1]] if places[1:] else ["--held_out_share", "0"]

@@ -92,7 +92,7 @@ def remember(directory: str | Path, **flags: Any) -> dict[str, Any]:
 
 def check(repo_ids: Iterable[str], directory: str | Path | None, private: bool = True, force: bool = False) -> None:
     """Finds out before a training whether it may publish: a ValueError as by `publish`. Where the Hub cannot be
-    reached, it only warns. None stands for the directory of a run that has no key yet."""
+    reached, it only warns. With None, the run has no key yet, so nothing on the Hub is its own."""
     api, key = HfApi(), uuid.uuid4().hex if directory is None else remember(directory)["run"]
     try:
         with _limits():

@@ -56,7 +56,7 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 class PretrainingPublication:
     """Flags of a command that publishes a pre-training."""
 
-    is_new = False  # no flag: it replaces another run, whose key is not its own
+    is_new = False  # not a flag; true for a run that replaces another, whose key it must not use
     force: bool = flag(False, _FORCE)
     parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")  # noqa: RUF009
 

@@ -35,7 +35,7 @@ metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persisten
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
-# Hidden size up to which held-out curves were the same in both precisions (docs/performance.md).
+# Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/performance.md).
 _COMPARED = 256
 
 

@@ -67,8 +67,10 @@ def main(argv: list[str]) -> None:
             if path.exists() and not run.arguments.overwrite_output_dir:
                 found: Any = CorruptedFile(path, verify=True).header
                 if found.num_sequences != len(stream) or any(getattr(found, key) != header[key] for key in header):
+                    then, now = found.generator.get("precision"), how["precision"]
+                    whose = "another run" if then == now else f"a run with other precision (then {then}, now {now})"
                     remedy = "Choose another --output_dir, or add --overwrite_output_dir."
-                    raise ValueError(f"{path} has the samples of another run. {remedy}")
+                    raise ValueError(f"{path} has the samples of {whose}. {remedy}")
                 logger.info(f"{path} is done.")
                 continue
             wanted.append((path, stream, batch_size, header))

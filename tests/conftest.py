@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -36,9 +37,20 @@ WORDS = _WORDS.split()
 VOCABULARY = [*SPECIAL_TOKENS, ".", ",", "!", "?", '"', *WORDS, "##s", "##ing", "##ed"]
 
 
+def pytest_collection_finish() -> None:
+    """The trainers collect garbage in every run, half a second each among all that the tests imported."""
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     set_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch) -> None:
+    """An empty picture after a run: a real one takes longer than the steps of most. `finished_run` has a real one."""
+    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: Path(path).touch())
 
 
 @pytest.fixture(scope="session")

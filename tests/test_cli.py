@@ -1,7 +1,7 @@
 """Flags, YAML files and exit statuses of the commands."""
 
+import os
 import signal
-import subprocess
 import sys
 from dataclasses import dataclass, field
 from math import inf, nan
@@ -132,10 +132,9 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(sent, status):
-    script = f"import os\nfrom hf_electra_rtd.cli import run\nrun(lambda argv: os.kill(os.getpid(), {int(sent)}))"
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "", "\nInterrupted.\n")
+def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeypatch, capsys, sent, status):
+    stopped = exit_of(lambda: run(lambda argv: os.kill(os.getpid(), sent)), monkeypatch, capsys, "command")
+    assert stopped == (status, "\nInterrupted.\n")
 
 
 @pytest.mark.parametrize(

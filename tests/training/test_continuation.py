@@ -212,7 +212,6 @@ def native_towers(pair):
 def go_on(tmp_path, finished_run, monkeypatch):
     """Runs the command on other text; returns its directory."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
-    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
     words = 5 * ["gardenings", "morningeds"] + 4 * ["riverings"]
     (tmp_path / "new.txt").write_text(make_text(40, seed=5) + "\n\n" + " the mill .\n\n".join(words) + "\n")
     (tmp_path / "old.txt").write_text(make_text(6, seed=9))

@@ -34,8 +34,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def pretrain(tmp_path, corpus, monkeypatch):
     """Runs the command for four steps, by default in `tmp_path/run`; returns its status and directory."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
-    # The picture takes longer than the steps; `finished_run` has one.
-    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: None)
 
     def run(*flags, output_dir=tmp_path / "run", pair=None, command=main, **options):
         argv = pretraining_flags(tmp_path, corpus, output_dir, *flags, **options)
@@ -69,6 +67,7 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
         *("generator", "discriminator", "run_record.json", "training_curves.png", "blocks", "fractions"),
         "tokenizer_config.json",
     }
+    assert (finished_run / "training_curves.png").read_bytes().startswith(b"\x89PNG")
     record = PretrainingRecord.load(finished_run)
     assert (record.steps, record.sequences, record.tokens) == (4, 32, 32 * 32)
     assert record.command.startswith("hf-electra-rtd pretrain --output_dir run --train_files corpus.txt")

@@ -1,6 +1,7 @@
 # make pretrain   pre-train the tiny size on the bundled corpus (creates its environment first)
 # make test       the tests
 # make test-slow  kills, several processes, compilation
+# make test-nodes kills among two nodes (four minutes; not in .ci/run)
 # make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
 # make quality    ruff, formatting, import contract, types
@@ -20,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
 
-.PHONY: pretrain test test-slow test-tf bench quality style clean
+.PHONY: pretrain test test-slow test-nodes test-tf bench quality style clean
 
 pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
@@ -30,6 +31,9 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(PYTEST) -m slow
+
+test-nodes: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m nodes
 
 test-tf: $(VENV)/.installed-tf
 	$(BIN)/python -m pytest -m tensorflow

@@ -19,7 +19,7 @@ from hf_electra_rtd.training.checkpoints import list_checkpoints
 from tests.conftest import make_text, pretraining_flags, tiny_config
 
 
-SAVE_STEPS, MAX_STEPS = 40, 480  # processes agree on whether to stop every 200 of such steps
+SAVE_STEPS, MAX_STEPS = 40, 320  # processes agree on whether to stop every 200 of such steps
 WEIGHTS = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 ENVIRONMENT["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see `pretrain.check_launcher`
@@ -37,7 +37,7 @@ def workplace(tmp_path_factory):
 
 
 def flags(workplace, output_dir, *more, **options):
-    options = {"max_steps": MAX_STEPS, "save_steps": SAVE_STEPS, "eval_steps": 240, **options}
+    options = {"max_steps": MAX_STEPS, "save_steps": SAVE_STEPS, "eval_steps": 160, **options}
     options = {"logging_steps": 40, "save_total_limit": 100, **options}
     options |= {"model_config": workplace / "dropout"}
     return pretraining_flags(workplace, workplace / "corpus.txt", output_dir, *more, **options)
@@ -108,7 +108,7 @@ def test_two_nodes_end_with_the_weights_of_one_node_with_two_processes(workplace
     assert_same_weights(one_node, workplace / "two-nodes")
 
 
-@pytest.mark.slow
+@pytest.mark.nodes
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_process_that_is_killed_is_started_again_and_the_weights_are_those_of_an_undisturbed_run(
     workplace, one_node, node
@@ -128,7 +128,7 @@ def test_a_process_that_is_killed_is_started_again_and_the_weights_are_those_of_
     assert_same_weights(one_node, output_dir)
 
 
-@pytest.mark.slow
+@pytest.mark.nodes
 def test_a_job_whose_nodes_get_a_signal_saves_and_ends_with_the_same_weights_when_it_is_started_again(
     workplace, one_node
 ):

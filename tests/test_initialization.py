@@ -46,7 +46,8 @@ def make_model(**options) -> ElectraForRTDPretraining:
     torch.manual_seed(1)
     sizes = {"vocab_size": 64, "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64}
     sizes |= {"embedding_size": 40, "pad_token_id": 0}
-    sizes |= {} if options.get("sharing") == "all" else {"generator_hidden_size": 0.5}
+    alone = options.get("sharing") == "all" or options.keys() & {"objective", "generator"}
+    sizes |= {} if alone else {"generator_hidden_size": 0.5}
     return ElectraForRTDPretraining(ElectraRTDConfig.from_size("tiny", **{**sizes, **options})).eval()
 
 
@@ -54,9 +55,9 @@ def make_model(**options) -> ElectraForRTDPretraining:
 def begun(chain, tokenizer, monkeypatch):
     monkeypatch.setattr(initialization, "_STEPS", 20)  # how well the vectors fit is tested alone
 
-    def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
+    def begin(seed: int = 0, in_both: bool = False, **options) -> ElectraForRTDPretraining:
         model = make_model(vocab_size=len(tokenizer), **options)
-        begin_on_neighbours(model, chain, tokenizer, seed)
+        begin_on_neighbours(model, chain, tokenizer, seed, in_both)
         return model
 
     return begin
@@ -84,14 +85,41 @@ def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape, monkeyp
     if not shape:
         monkeypatch.setattr(initialization, "_STEPS", STEPS)  # those of a run
     model = begun(**shape)
-    model.set_attn_implementation("eager")
+    assert all(weight > 0.4 for weight in weights_beside(model.discriminator, chain))
+    assert not any(weight > 0.4 for weight in weights_beside(model.generator, chain))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        *({}, {"embedding_size": 64, "generator_hidden_size": 1.0}),  # narrower than the embeddings, and as wide
+        {"num_attention_heads": 1},
+        {"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67},
+    ],
+)
+def test_heads_of_the_generator_begin_there_too_if_that_is_wanted(begun, chain, shape, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", STEPS)
+    model = begun(in_both=True, **shape)
+    for tower in model.towers.values():
+        assert all(weight > 0.4 for weight in weights_beside(tower, chain))
+
+
+def weights_beside(tower, chain) -> list[float]:
+    """The mean attention of the token before and of the one after in the heads that may begin there."""
+    tower.set_attn_implementation("eager")
     ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
     with torch.no_grad():
-        weights_BHLL = model.discriminator(ids, output_attentions=True).attentions[0]
-    heads = model.config.discriminator_config.num_attention_heads
-    for head, offset in enumerate((-1, 1)[:heads]):
-        beside = weights_BHLL[:, head].diagonal(offset, dim1=1, dim2=2).mean()
-        assert beside > 0.4, f"head {head}"
+        attentions = tower(ids, output_attentions=True).attentions
+    one = tower.config.num_attention_heads == 1  # a layer
+    heads = [attentions[0][:, 0], attentions[1][:, 0] if one else attentions[0][:, 1]]
+    pairs = zip(heads, (-1, 1), strict=True)
+    return [head_BLL.diagonal(offset, dim1=1, dim2=2).mean().item() for head_BLL, offset in pairs]
+
+
+@pytest.mark.parametrize("options", [{"objective": "mlm"}, {"generator": "unigram"}, {"sharing": "all"}], ids=str)
+def test_only_a_masked_language_model_of_its_own_begins_on_the_neighbours_as_a_generator(begun, options):
+    with pytest.raises(ValueError, match=r"neighbours_in_both needs a generator .* Use --initialization neighbours"):
+        begun(in_both=True, **options)
 
 
 def test_positions_have_dimensions_that_words_leave_free(begun):
@@ -165,6 +193,7 @@ def test_networks_without_room_are_refused(begun, shape):
         ({}, "neighbours"),
         ({"size": "small"}, "stock"),
         ({"size": "small", "initialization": "neighbours"}, "neighbours"),
+        ({"initialization": "neighbours_in_both"}, "neighbours_in_both"),
         ({"initialization": "stock"}, "stock"),
         ({"objective": "mlm"}, "stock"),
         ({"discriminator": "trained"}, None),

@@ -1,4 +1,5 @@
-"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`.
+"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`
+(`neighbours_in_both`: the generator, too).
 
 A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
 neighbours for thousands of steps. So three things are set before the first step:
@@ -6,7 +7,9 @@ neighbours for thousands of steps. So three things are set before the first step
 1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
    of the token before with this one, and of this one with the token after. Its vectors become the word table.
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
-   of the discriminator, one head begins on the token before and one on the token after.
+   of the discriminator, one head begins on the token before and one on the token after. With `neighbours_in_both`,
+   heads of the generator do so, too. Its projection of the embeddings, which is narrower than they are, then leaves
+   the positions apart: mixed with words, its heads could not find them.
 3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
    weights first move to the average, in about a hundred steps, and lose part of their start.
 
@@ -32,7 +35,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 
 logger = logging.getLogger(__name__)
 
-INITIALIZATIONS = ("stock", "neighbours")
+INITIALIZATIONS = ("stock", "neighbours", "neighbours_in_both")
 # All numbers here were found by trial on `tiny`. Positions must be a minority of the variance before LayerNorm, and
 # their frequencies high: with slow sines, every token attends to itself.
 _POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for each frequency
@@ -49,16 +52,27 @@ _STEPS, _BATCH_SIZE, _LEARNING_RATE, _REPLACED, _BIAS = 600, 64, 2e-2, 0.15, -1.
 
 
 def begin_on_neighbours(
-    model: ElectraForRTDPretraining, sequences: Blocks, tokenizer: PreTrainedTokenizerBase, seed: int
+    model: ElectraForRTDPretraining,
+    sequences: Blocks,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    in_both: bool = False,
 ) -> None:
-    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator. Raises
-    ValueError for embeddings or attention heads of too few dimensions."""
+    """Sets the tables and the first heads of new networks; `in_both`: those of the generator, too. Draws no number
+    from torch's own generator. Raises ValueError for embeddings or attention heads of too few dimensions, and
+    `in_both` without a generator that is a masked language model with layers of its own."""
     tables, families = model.towers, {each.model_type for each in model.config.towers.values()}
     if model.config.sharing == "gdes" and model.generator is not None:
         tables = {"generator": model.generator}  # those of the discriminator hold differences, which begin at zero
-    config = model.config.discriminator_config
+    configs = {"discriminator": model.config.discriminator_config}
+    if in_both:
+        if model.config.generator != "masked_lm" or model.generator is None or model.config.sharing == "all":
+            what = "--initialization neighbours_in_both needs a generator that is a masked language model of its own"
+            raise ValueError(f"{what}. Use --initialization neighbours.")
+        configs["generator"] = model.config.generator_config
     width = min(tower.get_input_embeddings().embedding_dim for tower in tables.values())
-    size, head_size = min((width - _POSITION_SIZE) // 2, _LARGEST), config.hidden_size // config.num_attention_heads
+    size = min((width - _POSITION_SIZE) // 2, _LARGEST)
+    head_size = min(config.hidden_size // config.num_attention_heads for config in configs.values())
     if families != {"electra"} or size < _SMALLEST or head_size < _POSITION_SIZE:
         least = f"{_POSITION_SIZE + 2 * _SMALLEST} dimensions and attention heads of at least {_POSITION_SIZE}"
         what = f"--initialization neighbours needs networks of ELECTRA with embeddings of at least {least}"
@@ -69,7 +83,8 @@ def begin_on_neighbours(
     with torch.no_grad():
         for tower in tables.values():
             _set_tables(tower, vectors, tokenizer.pad_token_id, generator)
-        _set_heads(model.discriminator.base_model, config)
+        for name, config in configs.items():
+            _set_heads(model.towers[name].base_model, config)
         if model.config.objective == "rtd":
             odds = model.config.mask_probability / (1 - model.config.mask_probability)
             model.discriminator.discriminator_predictions.dense_prediction.bias.fill_(math.log(odds))
@@ -137,11 +152,21 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 
 
 def _set_heads(encoder: Any, config: Any) -> None:
-    """One head of the first layer for each offset: its queries are its keys, turned by that many places."""
+    """One head for each offset: its queries are its keys, turned by that many places. They are in the first layer, or
+    in the first two, if there is one head a layer."""
     size, project = config.hidden_size, getattr(encoder, "embeddings_project", None)
+    if project is not None and size < project.in_features:
+        scale = project.weight.norm(dim=1).mean()
+        project.weight[:_POSITION_SIZE] = 0
+        project.weight[:, :_POSITION_SIZE] = 0
+        project.weight[:_POSITION_SIZE, :_POSITION_SIZE] = scale * torch.eye(_POSITION_SIZE)
     select = (torch.eye(size) if project is None else torch.linalg.pinv(project.weight))[:_POSITION_SIZE]
-    attention, head_size = encoder.encoder.layer[0].attention.self, size // config.num_attention_heads
-    for head, offset in enumerate(_OFFSETS[: config.num_attention_heads]):
+    head_size = size // config.num_attention_heads
+    for number, offset in enumerate(_OFFSETS):
+        index, head = (0, number) if config.num_attention_heads > 1 else (number, 0)
+        if index == len(encoder.encoder.layer):
+            break
+        attention = encoder.encoder.layer[index].attention.self
         cosines, sines = ((offset * _FREQUENCIES).cos().diag(), (offset * _FREQUENCIES).sin().diag())
         turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])
         rows = slice(head * head_size, (head + 1) * head_size)

@@ -112,7 +112,9 @@ class ModelArguments:
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
     generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.")
-    initialization: str | None = flag(None, "How new ones begin: stock or neighbours (default for tiny).")
+    initialization: str | None = flag(
+        None, "How new ones begin: stock, neighbours (default for tiny), neighbours_in_both."
+    )
     attn_implementation: str | None = flag(None, "Attention of both, as in transformers. Default: sdpa.")
 
     def __post_init__(self) -> None:

@@ -223,8 +223,9 @@ def start(
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
-        if checkpoint is None and model_args.initialization == "neighbours":
-            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
+        if checkpoint is None and model_args.initialization in ("neighbours", "neighbours_in_both"):
+            in_both = model_args.initialization == "neighbours_in_both"
+            begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
         if model_args.corrupted is not None:
             streams = {"train": stream, "held_out": held_out_positions}

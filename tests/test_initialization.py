@@ -181,9 +181,16 @@ def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chai
     assert not torch.equal(tables[0], tables[2])
 
 
-@pytest.mark.parametrize("shape", [{"embedding_size": 20}, {"num_attention_heads": 8}], ids=["words", "heads"])
-def test_networks_without_room_are_refused(begun, shape):
-    with pytest.raises(ValueError, match=r"--initialization neighbours needs .* Use --initialization stock"):
+@pytest.mark.parametrize(
+    ("shape", "name", "remedy"),
+    [
+        ({"embedding_size": 20}, "neighbours", "stock"),
+        ({"num_attention_heads": 8}, "neighbours", "stock"),
+        ({"generator_hidden_size": 0.25, "in_both": True}, "neighbours_in_both", "neighbours"),
+    ],
+)
+def test_networks_without_room_are_refused(begun, shape, name, remedy):
+    with pytest.raises(ValueError, match=rf"--initialization {name} needs .* Use --initialization {remedy}\."):
         begun(**shape)
 
 

@@ -59,35 +59,51 @@ def begin_on_neighbours(
     in_both: bool = False,
 ) -> None:
     """Sets the tables and the first heads of new networks; `in_both`: those of the generator, too. Draws no number
-    from torch's own generator. Raises ValueError for embeddings or attention heads of too few dimensions, and
-    `in_both` without a generator that is a masked language model with layers of its own."""
-    tables, families = model.towers, {each.model_type for each in model.config.towers.values()}
-    if model.config.sharing == "gdes" and model.generator is not None:
-        tables = {"generator": model.generator}  # those of the discriminator hold differences, which begin at zero
-    configs = {"discriminator": model.config.discriminator_config}
-    if in_both:
-        if model.config.generator != "masked_lm" or model.generator is None or model.config.sharing == "all":
-            what = "--initialization neighbours_in_both needs a generator that is a masked language model of its own"
-            raise ValueError(f"{what}. Use --initialization neighbours.")
-        configs["generator"] = model.config.generator_config
-    width = min(tower.get_input_embeddings().embedding_dim for tower in tables.values())
+    from torch's own generator. Errors are those of `check_room`."""
+    check_room(model, in_both)
+    tables = _tables(model)
+    width = min(tower.get_input_embeddings().embedding_dim for tower in tables)
     size = min((width - _POSITION_SIZE) // 2, _LARGEST)
-    head_size = min(config.hidden_size // config.num_attention_heads for config in configs.values())
-    if families != {"electra"} or size < _SMALLEST or head_size < _POSITION_SIZE:
-        least = f"{_POSITION_SIZE + 2 * _SMALLEST} dimensions and attention heads of at least {_POSITION_SIZE}"
-        what = f"--initialization neighbours needs networks of ELECTRA with embeddings of at least {least}"
-        raise ValueError(f"{what}. Use --initialization stock.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
     vectors = fit_neighbours(sequences, size, seed, never)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for tower in tables.values():
+        for tower in tables:
             _set_tables(tower, vectors, tokenizer.pad_token_id, generator)
-        for name, config in configs.items():
-            _set_heads(model.towers[name].base_model, config)
+        _set_heads(model.discriminator.base_model, model.config.discriminator_config)
+        if in_both:
+            _set_heads(model.generator.base_model, model.config.generator_config)
         if model.config.objective == "rtd":
             odds = model.config.mask_probability / (1 - model.config.mask_probability)
             model.discriminator.discriminator_predictions.dense_prediction.bias.fill_(math.log(odds))
+
+
+def check_room(model: ElectraForRTDPretraining, in_both: bool = False) -> None:
+    """Raises ValueError for embeddings, layers or attention heads of too few dimensions, and `in_both` without a
+    generator that is a masked language model with layers of its own."""
+    config, name, remedy = model.config, "neighbours", "stock"
+    configs = [config.discriminator_config]
+    if in_both:
+        name, remedy = "neighbours_in_both", "neighbours"
+        if config.generator != "masked_lm" or model.generator is None or config.sharing == "all":
+            what = f"--initialization {name} needs a generator that is a masked language model of its own"
+            raise ValueError(f"{what}. Use --initialization {remedy}.")
+        configs.append(config.generator_config)
+    widths = [tower.get_input_embeddings().embedding_dim for tower in _tables(model)]
+    least = _POSITION_SIZE + 2 * _SMALLEST
+    narrow = min([*widths, *(each.hidden_size for each in configs)]) < least
+    narrow = narrow or min(each.hidden_size // each.num_attention_heads for each in configs) < _POSITION_SIZE
+    if narrow or {each.model_type for each in config.towers.values()} != {"electra"}:
+        room = f"{least} dimensions and attention heads of at least {_POSITION_SIZE}"
+        what = f"--initialization {name} needs networks of ELECTRA with embeddings and layers of at least {room}"
+        raise ValueError(f"{what}. Use --initialization {remedy}.")
+
+
+def _tables(model: ElectraForRTDPretraining) -> list[Any]:
+    """The networks whose word tables are set."""
+    if model.config.sharing == "gdes" and model.generator is not None:
+        return [model.generator]  # those of the discriminator hold differences, which begin at zero
+    return list(model.towers.values())
 
 
 def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) -> Tensor:
@@ -155,7 +171,7 @@ def _set_heads(encoder: Any, config: Any) -> None:
     """One head for each offset: its queries are its keys, turned by that many places. They are in the first layer, or
     in the first two, if there is one head a layer."""
     size, project = config.hidden_size, getattr(encoder, "embeddings_project", None)
-    if project is not None and size < project.in_features:
+    if project is not None and size < project.in_features:  # it would mix positions with words
         scale = project.weight.norm(dim=1).mean()
         project.weight[:_POSITION_SIZE] = 0
         project.weight[:, :_POSITION_SIZE] = 0

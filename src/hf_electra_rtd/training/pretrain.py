@@ -44,7 +44,7 @@ from hf_electra_rtd.data.corruption import attach
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory, remove_partial
-from hf_electra_rtd.initialization import begin_on_neighbours
+from hf_electra_rtd.initialization import begin_on_neighbours, check_room
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import PUBLISH_FILE
@@ -192,6 +192,10 @@ def start(
             of_towers = None if data_args.tokenizer else model_args.tokenizer_source
             tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
             model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
+            on_neighbours = checkpoint is None and model_args.initialization in ("neighbours", "neighbours_in_both")
+            in_both = model_args.initialization == "neighbours_in_both"
+            if on_neighbours:
+                check_room(model, in_both)
             check_balance(args, **vars(model.config))
             saved = model_args.continued
             known: Any = args if saved is None or saved.towers else saved.config  # of single towers it is not known
@@ -223,8 +227,7 @@ def start(
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
-        if checkpoint is None and model_args.initialization in ("neighbours", "neighbours_in_both"):
-            in_both = model_args.initialization == "neighbours_in_both"
+        if on_neighbours:
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
         if model_args.corrupted is not None:

@@ -48,9 +48,10 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch) -> None:
-    """An empty picture after a run: a real one takes longer than the steps of most. `finished_run` has a real one."""
-    monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: Path(path).touch())
+def _quick(request, monkeypatch) -> None:
+    """An empty picture after a run, but in slow tests and `finished_run`: a real one takes longer than most runs."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: Path(path).touch())
 
 
 @pytest.fixture(scope="session")

@@ -62,8 +62,7 @@ def begin_on_neighbours(
     from torch's own generator. Errors are those of `check_room`."""
     check_room(model, in_both)
     tables = _tables(model)
-    width = min(tower.get_input_embeddings().embedding_dim for tower in tables)
-    size = min((width - _POSITION_SIZE) // 2, _LARGEST)
+    size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
     vectors = fit_neighbours(sequences, size, seed, never)
     generator = torch.Generator().manual_seed(seed)
@@ -81,22 +80,25 @@ def begin_on_neighbours(
 def check_room(model: ElectraForRTDPretraining, in_both: bool = False) -> None:
     """Raises ValueError for embeddings, layers or attention heads of too few dimensions, and `in_both` without a
     generator that is a masked language model with layers of its own."""
-    config, name, remedy = model.config, "neighbours", "stock"
-    configs = [config.discriminator_config]
+    config, option = model.config, f"--initialization {'neighbours_in_both' if in_both else 'neighbours'}"
+    networks = {"stock": config.discriminator_config}  # by what to choose where one has no room
     if in_both:
-        name, remedy = "neighbours_in_both", "neighbours"
-        if config.generator != "masked_lm" or model.generator is None or config.sharing == "all":
-            what = f"--initialization {name} needs a generator that is a masked language model of its own"
-            raise ValueError(f"{what}. Use --initialization {remedy}.")
-        configs.append(config.generator_config)
-    widths = [tower.get_input_embeddings().embedding_dim for tower in _tables(model)]
-    least = _POSITION_SIZE + 2 * _SMALLEST
-    narrow = min([*widths, *(each.hidden_size for each in configs)]) < least
-    narrow = narrow or min(each.hidden_size // each.num_attention_heads for each in configs) < _POSITION_SIZE
-    if narrow or {each.model_type for each in config.towers.values()} != {"electra"}:
-        room = f"{least} dimensions and attention heads of at least {_POSITION_SIZE}"
-        what = f"--initialization {name} needs networks of ELECTRA with embeddings and layers of at least {room}"
-        raise ValueError(f"{what}. Use --initialization {remedy}.")
+        if model.generator is None or config.generator != "masked_lm" or config.sharing == "all":
+            what = "a generator that is a masked language model of its own"
+            raise ValueError(f"{option} needs {what}. Use --initialization neighbours.")
+        networks["neighbours"] = config.generator_config
+    least, width = _POSITION_SIZE + 2 * _SMALLEST, min(map(_embedding_size, _tables(model)))
+    is_electra = {each.model_type for each in config.towers.values()} == {"electra"}
+    for remedy, network in networks.items():
+        head_size = network.hidden_size // network.num_attention_heads
+        if not is_electra or min(width, network.hidden_size) < least or head_size < _POSITION_SIZE:
+            room = f"{least} dimensions and attention heads of at least {_POSITION_SIZE}"
+            what = f"networks of ELECTRA with embeddings and layers of at least {room}"
+            raise ValueError(f"{option} needs {what}. Use --initialization {remedy}.")
+
+
+def _embedding_size(tower: Any) -> int:
+    return int(tower.get_input_embeddings().embedding_dim)
 
 
 def _tables(model: ElectraForRTDPretraining) -> list[Any]:

@@ -132,3 +132,4 @@ def test_the_real_run_ends_on_time_with_a_record(job, blocks, tokenizer):
     assert last["finding"] == "trained"
     assert last["last_loss"] < last["first_loss"]
     assert any("eval_discriminator_auc" in curve for curve in PretrainingRecord.load(job.out).curves)
+    assert (job.out / "training_curves.png").stat().st_size > 0

@@ -114,6 +114,13 @@ def test_what_this_run_did_not_write_is_replaced_with_force_alone(message, write
     assert not send(run)[0].changed
 
 
+def test_a_run_without_a_key_owns_nothing_on_the_hub(run, hub):
+    send(run)
+    check([DISCRIMINATOR], run)
+    with pytest.raises(ValueError, match="the last commit is of another run"):
+        check([DISCRIMINATOR], None)
+
+
 def test_a_public_repository_is_refused_unless_it_may_be_public(run, hub):
     assert send(run, private=False)[0].changed
     assert not hub.repositories[DISCRIMINATOR].private

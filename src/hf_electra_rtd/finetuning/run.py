@@ -43,9 +43,8 @@ from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_si
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
 from hf_electra_rtd.towers import fit_vocabulary, refuse_energies
-from hf_electra_rtd.training.arguments import keep_freed_memory
+from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS, keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
-from hf_electra_rtd.training.trainer import OWN_OPTIMIZERS
 
 
 if TYPE_CHECKING:

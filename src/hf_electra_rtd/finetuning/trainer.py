@@ -119,7 +119,7 @@ class FineTuner(OriginalTrainer):
     `settings` are kept in checkpoints, which are written whole or not at all. The loss of an optimizer step is the
     mean over all its labels, whatever batches and processes they fall into."""
 
-    args: Any
+    args: FineTuningArguments
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of the whole step
 
     def __init__(
@@ -164,11 +164,11 @@ class FineTuner(OriginalTrainer):
         return SequentialSampler(eval_dataset)  # predictions go back to their examples by place
 
     def _groups(self, model: Any) -> list[dict[str, Any]]:
-        args = self.args
+        args: Any = self.args
         return layerwise_groups(model, args.learning_rate, self.layerwise_lr_decay, args.weight_decay, self.off_by_one)
 
-    def _identity(self) -> tuple[str, dict[str, Any]]:
-        return "finetune", self.settings
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self._save_whole(model, trial, "finetune", self.settings)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

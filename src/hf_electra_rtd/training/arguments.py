@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.cli import check_ranges, flag, refuse_given
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
@@ -33,6 +34,7 @@ label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval datalo
 metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persistent_workers deepspeed
 """
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
+OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)  # names that mean `ElectraAdamW`
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/performance.md).
@@ -90,7 +92,7 @@ class RTDTrainingArguments(TrainingArguments):
         if self.confusion_file is not None and self.confusion_share is None:
             self.confusion_share = 0.5
         check_hub_options(self)
-        if self.generator_learning_rate is not None and self.optim not in ("adamw_torch", "adamw_torch_fused"):
+        if self.generator_learning_rate is not None and self.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)

@@ -192,7 +192,7 @@ def start(
             of_towers = None if data_args.tokenizer else model_args.tokenizer_source
             tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
             model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
-            on_neighbours = checkpoint is None and model_args.initialization in ("neighbours", "neighbours_in_both")
+            on_neighbours = checkpoint is None and model_args.initialization not in (None, "stock")
             in_both = model_args.initialization == "neighbours_in_both"
             if on_neighbours:
                 check_room(model, in_both)

@@ -25,7 +25,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_utils import SchedulerType
-from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.bigram import count_text
@@ -43,6 +42,7 @@ from hf_electra_rtd.publishing.hub import Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
+    OWN_OPTIMIZERS,
     RTDTrainingArguments,
     fraction_steps,
     read_token_confusions,
@@ -54,7 +54,6 @@ from hf_electra_rtd.training.optimization import check_balance, clip_gradients, 
 
 logger = logging.getLogger(__name__)
 
-OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)
 SECONDS_BETWEEN_AGREEMENTS = 2.0  # on whether to stop: each waits for the device; launchers kill after 30 seconds
 SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have it from the terminal
 
@@ -136,13 +135,10 @@ class OriginalTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _identity(self) -> tuple[str, dict[str, Any]]:
-        """The name of this loop and its description, for the checkpoints."""
-        raise NotImplementedError
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+    def _save_whole(self, model: nn.Module, trial: Any, loop: str, run: dict[str, Any]) -> None:
+        """Saves a checkpoint of a `loop` by that name, with the description of its `run`."""
         saving = (self._get_output_dir(trial), self.accelerator, self.args.save_total_limit, self.state)
-        with checkpoints.writing_checkpoint(*saving, *self._identity()) as checkpoint:
+        with checkpoints.writing_checkpoint(*saving, loop, run) as checkpoint:
             self._staging = checkpoint.parent
             try:
                 super()._save_checkpoint(model, trial)
@@ -292,6 +288,7 @@ class RTDTrainer(OriginalTrainer):
         return result
 
     def _identity(self) -> tuple[str, dict[str, Any]]:
+        """The name of this loop and its description, for the checkpoints."""
         return type(self).__name__, checkpoints.describe_run(
             self.model, self.train_dataset, self.eval_dataset, self.args
         )
@@ -360,7 +357,7 @@ class RTDTrainer(OriginalTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            super()._save_checkpoint(model, trial)
+            self._save_whole(model, trial, *self._identity())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):

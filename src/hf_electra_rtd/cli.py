@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import cache
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Any, NoReturn
 
 from hf_electra_rtd.files import known_names, reading
 
+
+logger = logging.getLogger(__name__)
 
 # Command: (module, what it does).
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -58,6 +62,20 @@ _INTERVALS = {
 }
 RANGES = {name: interval for interval, names in _INTERVALS.items() for name in names.split()}
 FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C (by SIGTERM: 143)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One row of a command's table: what a flag that is given, i.e. differs from its default, does not go with.
+
+    A name is that of a field; `name=value` is given where the field has this value.
+    """
+
+    flag: str
+    why: str  # the sentence that follows the flags in the message; may be empty
+    needs: tuple[str, ...] = ()  # at least one of these must be given, too
+    excludes: tuple[str, ...] = ()  # none of these may be given
+    changes_nothing: bool = False  # a warning, once, in place of an error
 
 
 def main() -> NoReturn:
@@ -213,11 +231,79 @@ def parse_size(flag: str, text: str) -> int:
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
-def flag(default: Any, help: str) -> Any:
-    """A field of such a dataclass; lists are copied."""
+def flag(default: Any, help: str, interval: str | None = None) -> Any:
+    """A field of a dataclass of flags; lists are copied. `interval`, such as `(0, 1]` or `[1, inf)`, bounds a number,
+    or each of a list; [`check_arguments`] checks it."""
+    metadata = {"help": help, "interval": interval}
     if isinstance(default, list):
-        return field(default_factory=default.copy, metadata={"help": help})
-    return field(default=default, metadata={"help": help})
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def check_arguments(*arguments: Any, rules: Sequence[Rule] = (), intervals: Mapping[str, str] | None = None) -> None:
+    """Checks dataclasses of flags: numbers by the intervals of their fields (for inherited fields: by `intervals`),
+    then the flags together by `rules`. Defaults are not checked. Raises ValueError with the names of flags; warns once
+    of flags that change nothing."""
+    known: dict[str, tuple[Any, Field[Any]]] = {}
+    for dataclass_ in arguments:
+        for entry in fields(dataclass_):
+            known[entry.name] = (getattr(dataclass_, entry.name), entry)
+    for name, (value, entry) in known.items():
+        interval = entry.metadata.get("interval") or (intervals or {}).get(name)
+        if interval is not None and value != _default(entry):
+            for number in value if isinstance(value, list) else [value]:
+                check_number(f"--{name}", number, interval)
+
+    def is_given(name: str) -> bool:
+        name, has_value, wanted = name.partition("=")
+        value, entry = known[name]
+        return str(value) == wanted if has_value else value != _default(entry)
+
+    for rule in rules:
+        if not is_given(rule.flag):
+            continue
+        clash = next((name for name in rule.excludes if is_given(name)), None)
+        if clash is not None:
+            relation = f"with {_as_flag(clash)}"
+            refusal = f"does not go {relation}"
+        elif rule.needs and not any(is_given(name) for name in rule.needs):
+            needed = " or ".join(map(_as_flag, rule.needs))
+            relation = f"without {needed}"
+            refusal = f"needs {needed}"
+        else:
+            continue
+        if not rule.changes_nothing:
+            raise ValueError(f"{_as_flag(rule.flag)} {refusal}. {rule.why}".rstrip())
+        _warn_once(f"{_as_flag(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
+
+
+def check_number(name: str, number: float | None, interval: str) -> None:
+    """Raises ValueError for a number outside an interval; `inf` as an end excludes NaN and infinity. None is none."""
+    low, high = map(float, interval[1:-1].split(", "))
+    if number is None:
+        return
+    above = number >= low if interval[0] == "[" else number > low
+    below = number <= high if interval[-1] == "]" else number < high
+    if above and below:
+        return
+    lower = f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
+    upper = "finite" if high == inf else f"{'at most' if interval[-1] == ']' else 'below'} {high:g}"
+    raise ValueError(f"{name} is {number:g}: it must be {lower} and {upper}.")
+
+
+def _default(entry: Field[Any]) -> Any:
+    return entry.default if entry.default_factory is MISSING else entry.default_factory()
+
+
+def _as_flag(name: str) -> str:
+    """The flag of a field: `--sharing none` of `sharing=none`."""
+    return f"--{name.replace('=', ' ')}"
+
+
+@cache
+def _warn_once(message: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of the processes of a launcher, the first one speaks
+        logger.warning(message)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

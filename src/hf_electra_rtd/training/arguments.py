@@ -33,6 +33,30 @@ _REFUSED = """
 label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval dataloader_drop_last batch_eval_metrics
 metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persistent_workers deepspeed
 """
+# For `check_arguments`: fields of `transformers.TrainingArguments`, whose declarations have no intervals.
+TRAINER_INTERVALS = {
+    "num_train_epochs": "(0, inf)",
+    "max_steps": "[1, inf)",
+    "per_device_train_batch_size": "[1, inf)",
+    "per_device_eval_batch_size": "[1, inf)",
+    "gradient_accumulation_steps": "[1, inf)",
+    "learning_rate": "[0, inf)",
+    "weight_decay": "[0, inf)",
+    "warmup_steps": "[0, inf)",
+    "max_grad_norm": "[0, inf)",
+    "adam_beta1": "[0, 1)",
+    "adam_beta2": "[0, 1)",
+    "adam_epsilon": "(0, inf)",
+    "label_smoothing_factor": "[0, 1)",
+    "logging_steps": "(0, inf)",
+    "eval_steps": "(0, inf)",
+    "save_steps": "(0, inf)",
+    "save_total_limit": "[1, inf)",
+    "dataloader_num_workers": "[0, inf)",
+    "ddp_timeout": "(0, inf)",
+    "seed": "[0, 4294967295]",  # what NumPy takes
+    "data_seed": "[0, 4294967295]",
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)  # names that mean `ElectraAdamW`
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for

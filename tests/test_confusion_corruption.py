@@ -20,7 +20,7 @@ from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.ops import IGNORED, confuse
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
-from hf_electra_rtd.training import corrupt, pretrain
+from hf_electra_rtd.training import pretrain
 from tests import reference
 from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
 
@@ -199,20 +199,6 @@ def test_new_words_of_the_vocabulary_are_confused(run, tmp_path, finished_run):
     options = {"tokenizer": None, "model_config": None, "train_files": tmp_path / "new.txt", "extend_vocabulary": 1}
     begun = run("extended", continue_from=finished_run, **options)
     assert PretrainingRecord.load(begun).model["confusions"]["tokens"] == 1
-
-
-@pytest.mark.slow
-def test_samples_drawn_before_the_run_give_the_same_run(run, finished_run):
-    options = {"sharing": "none", "freeze_generator": True}
-    generator = {"generator": finished_run / "generator", "model_config": None}
-    size = {"size": "tiny", "tokenizer": finished_run, "eval_strategy": "no", **options}
-    online = run("online", **generator, **size)
-    samples = run("samples", main=corrupt.main, **generator, **size)
-    offline = run(
-        "offline", corrupted=samples, size="tiny", tokenizer=finished_run, eval_strategy="no", model_config=None
-    )
-    one, other = weights(online), weights(offline)
-    assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
-"""Fast-ELECTRA: a frozen generator of any family, a falling temperature, and samples drawn before the run."""
+"""Fast-ELECTRA: a frozen generator of any family and a falling temperature."""
 
-import pickle
 import shutil
 import sys
-from functools import partial
 
 import numpy as np
-import pretrain_no_trainer
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,20 +13,17 @@ from transformers import (
 )
 
 from hf_electra_rtd import (
-    DataCollatorForRTD,
     ElectraForRTDPretraining,
-    PretrainingRecord,
     RTDTrainer,
     RTDTrainingArguments,
 )
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
 from hf_electra_rtd.data.collator import falling_temperature
-from hf_electra_rtd.data.corruption import CorruptedFile
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.families import masked_lm_class
 from hf_electra_rtd.ops import Sampling, predict_masked, sample_tokens
 from hf_electra_rtd.publishing.card import model_card
-from hf_electra_rtd.training import corrupt, pretrain
+from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
 from tests.families_for_tests import FAMILY_NAMES, tiny_family_config
 
@@ -174,131 +168,30 @@ def test_a_trainer_gives_its_collator_the_schedule_over_its_whole_run(blocks, to
 
 @pytest.fixture
 def command(tmp_path, corpus, tokenizer, monkeypatch):
-    """Runs a command with the flags of a run of four steps, on one text, with a frozen BERT or its samples."""
+    """Runs a command with the flags of a run of four steps, on one text, with a frozen BERT."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
     masked_lm(BERT).save_pretrained(tmp_path / "bert")
     save_tokenizer(tokenizer, tmp_path / "bert")
 
-    def run(main, name, *flags, **options):
-        options = {"model_config": None, "max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4} | options
-        return main(pretraining_flags(tmp_path, corpus, tmp_path / name, *flags, **options)) or tmp_path / name
+    def run(name, *flags, **options):
+        options = {
+            "model_config": None,
+            "max_steps": 4,
+            "save_steps": 2,
+            "per_device_train_batch_size": 4,
+            "generator": tmp_path / "bert",
+            "freeze_generator": True,
+            "temperature_schedule": "exponential",
+            **options,
+        }
+        assert pretrain.main(pretraining_flags(tmp_path, corpus, tmp_path / name, *flags, **options)) == 0
+        return tmp_path / name
 
     return run
 
 
-def frozen(tmp_path, schedule="exponential"):
-    return ["--generator", str(tmp_path / "bert"), "--freeze_generator", "True", "--temperature_schedule", schedule]
-
-
 def weights_of(run):
     return load_file(run / "discriminator" / "model.safetensors")
-
-
-def curves_of(run, names=("discriminator_loss", "replaced_share", "eval_discriminator_loss", "eval_replaced_share")):
-    logs = PretrainingRecord.load(run).curves
-    return [{name: log[name] for name in names if name in log} for log in logs]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("loop", "flags"), [(pretrain.main, []), (pretrain_no_trainer.main, ["--document_attention", "True"])]
-)
-def test_a_run_from_samples_in_a_file_is_equal_bit_for_bit_to_one_with_the_generator(
-    command, tmp_path, tokenizer, loop, flags, capsys
-):
-    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    network = ElectraForRTDPretraining(tiny_config(generator="uniform", **dropout))
-    network.save_towers(tmp_path, tokenizer)
-    command = partial(command, discriminator=tmp_path / "discriminator")
-    online = command(loop, "online", *frozen(tmp_path), *flags)
-    files = command(corrupt.main, "files", *frozen(tmp_path), *flags)
-    offline = command(loop, "offline", "--corrupted", str(files), *flags, tokenizer=None)
-    torch.testing.assert_close(weights_of(online), weights_of(offline), rtol=0, atol=0)
-    assert curves_of(online) == curves_of(offline)
-    assert not (offline / "generator").exists()
-    assert f"detect --model {offline} --as_is" in capsys.readouterr().out
-    assert (online / "generator" / "model.safetensors").exists()
-    # Either goes on from its checkpoint, and not with other samples.
-    others = command(corrupt.main, "others", *frozen(tmp_path, "linear"), *flags)
-    for run, source in ((online, frozen(tmp_path)), (offline, ["--corrupted", str(files)])):
-        given = [*source, *flags]
-        before = weights_of(run)
-        (run / "run_record.json").unlink()
-        shutil.rmtree(run / "checkpoint-4")
-        other = ["--temperature_decay", "0.2"] if run == online else ["--corrupted", str(others)]
-        with pytest.raises(ValueError, match=r"cannot be resumed by another run: .*(corrupted|temperature_decay) was"):
-            command(loop, run.name, *given, *other, "--resume_from_checkpoint", "latest")
-        with pytest.raises(ValueError, match=r"num_sequences was 16, now 20|it has 16 sequences, and this one 20"):
-            command(loop, run.name, *given, "--resume_from_checkpoint", "latest", max_steps=5)
-        command(loop, run.name, *given, "--resume_from_checkpoint", "latest")
-        assert all(torch.equal(before[name], tensor) for name, tensor in weights_of(run).items())
-
-
-def test_samples_of_another_run_are_refused_before_any_work(command, tmp_path):
-    files = command(corrupt.main, "files", *frozen(tmp_path))
-    written = (files / "train.corrupted").stat()
-    command(corrupt.main, "files", *frozen(tmp_path))  # finds them done
-    assert (files / "train.corrupted").stat().st_mtime_ns == written.st_mtime_ns
-    # A sequence of 32 tokens has 5 slots, of a position and an id each.
-    assert 16 * 5 * 4 < written.st_size < 16 * 5 * 4 + 1500
-    read = CorruptedFile(files / "train.corrupted", verify=True)
-    assert read.header.num_positions == 16
-    assert len(pickle.dumps(read)) < 1000  # without its content, for a worker
-    refused = {
-        ("--seed", "1"): "is of another run: .*seed was 42, now 1",
-        ("--mask_probability", "0.2"): "mask_probability was 0.15, now 0.2",
-        ("--masking", "span"): "is of another run: masking was token, now span",
-        ("--held_out_share", "0.2"): "is of another run: it has other text, tokenizer, packing or split",
-        ("--max_steps", "5"): "it has 16 sequences, and this one 20",
-        ("--max_steps", "3"): "its temperature falls over 16 sequences, not 12",
-        ("--freeze_generator", "True"): "does not go with freeze_generator=True",
-        ("--generator", str(tmp_path / "bert")): "Leave --generator out",
-        ("--initialization", "neighbours"): "Leave it or --corrupted out",
-    }
-    for flags, message in refused.items():
-        with pytest.raises(ValueError, match=message):
-            command(pretrain.main, "run", "--corrupted", str(files), *flags)
-    whole = (files / "train.corrupted").read_bytes()
-    for name, message in (("train", "it was altered after it was written"), ("held_out", "no whole file of samples")):
-        content = bytearray((files / f"{name}.corrupted").read_bytes())
-        content[100 if name == "train" else 0] ^= 1
-        (files / f"{name}.corrupted").write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}.corrupted cannot be read: .*{message}.*hf-electra-rtd corrupt"):
-            command(pretrain.main, "run", "--corrupted", str(files))
-        (files / "train.corrupted").write_bytes(whole)
-    (files / "longer").write_bytes(whole[:16] + whole[16:36] + whole[16:])
-    with pytest.raises(ValueError, match="longer cannot be read: its header does not fit its content"):
-        CorruptedFile(files / "longer")
-    with pytest.raises(ValueError, match=r"held_out\.corrupted cannot be read"):
-        command(corrupt.main, "files", *frozen(tmp_path), "--overwrite_output_dir", "False")
-    with pytest.raises(ValueError, match=r"train\.corrupted has the samples of another run\. Choose another"):
-        command(corrupt.main, "files", *frozen(tmp_path, "linear"))
-    command(corrupt.main, "files", *frozen(tmp_path, "linear"), "--overwrite_output_dir")
-    assert CorruptedFile(files / "train.corrupted", verify=True).header.generator["temperature_schedule"] == "linear"
-    assert not any((tmp_path / "run").glob("checkpoint-*"))
-    with pytest.raises(ValueError, match="Name their directory"):
-        command(pretrain.main, "run", "--generator_type", "offline")
-    with pytest.raises(ValueError, match="Only a frozen generator can"):
-        command(corrupt.main, "more", "--freeze_generator", "False")
-
-
-def test_other_tokens_and_samples_of_two_generators_are_refused_and_nothing_is_replaced(command, tmp_path, tokenizer):
-    files = command(corrupt.main, "files", *frozen(tmp_path))
-    others = command(corrupt.main, "others", *frozen(tmp_path), "--disallow_correct", "True")
-    kept = {path: path.read_bytes() for path in (*files.glob("tokenizer/*"), *files.glob("*.corrupted"))}
-    vocab = tokenizer.get_vocab()
-    vocab["river"], vocab["mill"] = vocab["mill"], vocab["river"]
-    save_tokenizer(BertTokenizer(vocab=vocab, do_lower_case=True), tmp_path / "bert")
-    with pytest.raises(ValueError, match=r"train\.corrupted has the samples of another run"):
-        command(corrupt.main, "files", *frozen(tmp_path), tokenizer=tmp_path / "bert")
-    assert len(kept) > 3
-    assert all(path.read_bytes() == content for path, content in kept.items())
-    message = r"bert has other tokens than the tokenizer: where it has \('mill', \d+\), .* has \('river', \d+\)"
-    with pytest.raises(ValueError, match=message):
-        command(pretrain.main, "run", *frozen(tmp_path))
-    shutil.copy(others / "held_out.corrupted", files)
-    with pytest.raises(ValueError, match=r"train\.corrupted and .*held_out\.corrupted have the samples of different"):
-        command(pretrain.main, "run", "--corrupted", str(files), tokenizer=None)
 
 
 def test_an_offline_pair_wants_its_samples(batch):
@@ -310,9 +203,24 @@ def test_an_offline_pair_wants_its_samples(batch):
     assert online.loss == 50 * online.discriminator_loss
 
 
-def test_samples_of_other_masks_are_refused_by_the_collator(blocks, tokenizer):
-    sequences = blocks[0].read(np.arange(4))
-    sequences.stream_positions = np.arange(4)
-    sequences.samples = np.zeros(4, dtype=[("positions", "<u2", (5,)), ("samples", "<u2", (5,))])
-    with pytest.raises(ValueError, match="belong to other masks"):
-        DataCollatorForRTD(tokenizer, seed=3)(sequences)
+@pytest.mark.slow
+def test_a_run_with_a_frozen_bert_and_a_falling_temperature_goes_on_to_the_bit(command, tmp_path):
+    run = command("run")
+    before = weights_of(run)
+    (run / "run_record.json").unlink()
+    shutil.rmtree(run / "checkpoint-4")
+    resume = ("--resume_from_checkpoint", "latest")
+    for changed, flags in {"temperature_decay": {"temperature_decay": 0.2}, "num_sequences": {"max_steps": 5}}.items():
+        with pytest.raises(ValueError, match=f"{changed} was"):
+            command("run", *resume, **flags)
+    command("run", *resume)
+    after = weights_of(run)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_a_frozen_generator_with_other_tokens_is_refused(command, tmp_path, tokenizer):
+    vocab = tokenizer.get_vocab()
+    vocab["river"], vocab["mill"] = vocab["mill"], vocab["river"]
+    save_tokenizer(BertTokenizer(vocab=vocab, do_lower_case=True), tmp_path / "bert")
+    with pytest.raises(ValueError, match="has other tokens than the tokenizer"):
+        command("run")

@@ -19,7 +19,6 @@ FEW_STEPS = "--max_steps 3 --eval_steps 3 --save_steps 3 --logging_steps 1 --war
 PRETRAIN = f"--size tiny --max_seq_length 64 --per_device_train_batch_size 4 {FEW_STEPS} {SHORT}"
 ADDED = {
     "pretrain": PRETRAIN,
-    "corrupt": PRETRAIN,
     "prepare": "--max_seq_length 64 --held_out_share 0.3 --disable_tqdm True",  # the text repeats itself
     "finetune": f"--max_steps 2 --max_seq_length 32 --seeds 1 {SHORT}",
 }

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 COMMANDS: dict[str, tuple[str, str]] = {
     "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
     "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
-    "corrupt": ("training.corrupt", "draw the samples of a frozen generator once, to train without it"),
     "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
     "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
     "export": ("export", "turn a model into an ONNX graph, checked against torch"),

@@ -208,7 +208,7 @@ class ExportRecord(_Record):
 _PATH_FLAGS = """
 output_dir logging_dir train_files held_out_files model_config two_stage_from config resume_from_checkpoint data_dir
 train_file validation_file test_file run evaluations compared accelerator_config deepspeed fsdp_config file
-old_held_out_files confusion_file corrupted cache_dir
+old_held_out_files confusion_file cache_dir
 """
 _PATH_OR_ID_FLAGS = """
 dataset train_datasets tokenizer generator discriminator continue_from model_name_or_path base_model name_or_path

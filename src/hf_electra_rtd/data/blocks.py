@@ -65,7 +65,6 @@ class SequenceBatch(Sequence[dict[str, Any]]):
     stream_positions: np.ndarray | None = None  # (B,) int64: places in the stream, which decide the random numbers
     word_starts: np.ndarray | None = None  # (B, L) bool: where a word begins; None if it is not known
     document_starts: np.ndarray | None = None  # (B, L) bool: where a document, or the part that is here, begins
-    samples: np.ndarray | None = None  # (B,) rows of a `CorruptedFile`, where there is one
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -274,12 +273,8 @@ class SequenceStream(Dataset):
     `sequences` are [`Blocks`], or any map-style dataset of dicts with `input_ids`. Every epoch is a permutation that
     depends on the seed and the epoch alone; `shuffle=False` keeps the order of the dataset. With `shuffle_window`,
     shards are drawn in a random order, and sequences shuffled within each window of so many shards. Positions are
-    counted from `first_position`. `corrupted` is a [`CorruptedFile`] of this stream, whose samples go with the
-    sequences of a block file. Raises ValueError for no sequence, a window of more shards than there are, or one that
-    does not fit in the cache.
+    counted from `first_position`. Raises ValueError for no sequence, and a window of more shards than there are.
     """
-
-    corrupted: Any = None
 
     def __init__(
         self,
@@ -322,9 +317,7 @@ class SequenceStream(Dataset):
         if isinstance(self.sequences, Blocks):
             if len(self._rows) > 1:
                 self.sequences.expect(*self._shards_at(positions))
-            batch = dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
-            batch.samples = None if self.corrupted is None else self.corrupted.read(positions)
-            return batch
+            return dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
         pairs = zip(found.tolist(), stream_positions.tolist(), strict=True)
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
 

@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.cli import check_ranges
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
 from hf_electra_rtd.data.confusion import TokenConfusions
-from hf_electra_rtd.data.corruption import fill
 from hf_electra_rtd.data.tokenization import check_tokenizer
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.files import known_names
@@ -63,8 +62,7 @@ class DataCollatorForRTD:
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
     `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
-    stream positions (B,), `sampling_temperature` (B,). Where a stream has samples (`SequenceStream.corrupted`), there
-    is `corrupted_input_ids` (B, L) in place of both. `confusions` add `confused_ids` (B, K): wrong tokens that stand
+    stream positions (B,), `sampling_temperature` (B,). `confusions` add `confused_ids` (B, K): wrong tokens that stand
     in place of samples, -1 where these stay. With `document_attention`, batches with several documents in a sequence
     have `document_ids` and `position_ids` (B, L). Raises ValueError for sequences that it cannot use.
     """
@@ -151,9 +149,7 @@ class DataCollatorForRTD:
         }
         if padded:
             arrays["attention_mask"] = real_BL.astype(np.int64)
-        if batch.samples is not None:
-            arrays["corrupted_input_ids"] = fill(batch.samples, input_ids_BL, positions_BK, used_BK)
-        elif self.seed is not None:
+        if self.seed is not None:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
             if self.temperature is not None and batch.stream_positions is not None:
                 arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)

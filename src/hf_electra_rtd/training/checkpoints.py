@@ -158,7 +158,6 @@ def describe_run(
         "sequences": _identify(stream),
         "held_out": _identify(held_out),
         "shuffle_window": stream.shuffle_window,
-        "corrupted": None if stream.corrupted is None else stream.corrupted.header.sha256,
         "seed": stream.seed,
         "sequences_per_step": args.sequences_per_step,
         "mask_probability": args.mask_probability,

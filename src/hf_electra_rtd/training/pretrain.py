@@ -40,7 +40,6 @@ from hf_electra_rtd.cli import flag, parse_arguments, parse_size, refuse_given
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.corruption import attach
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory, remove_partial
@@ -230,9 +229,6 @@ def start(
         if on_neighbours:
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
-        if model_args.corrupted is not None:
-            streams = {"train": stream, "held_out": held_out_positions}
-            attach(model_args.corrupted, streams, collator, verify=args.process_index == 0)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = model_args.loaded_backbones  # of a config.json nothing is
         if old:
@@ -414,7 +410,7 @@ def describe_batch(args: RTDTrainingArguments, size: str) -> str:
 def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
-    # No more steps than the run has: samples and a falling temperature end with it.
+    # No more steps than the run has: a falling temperature ends with it.
     args.max_steps, args.warmup_steps, args.learning_rate = min(1 + _TIMED_STEPS, run.args.max_steps), 0, 0.0
     args.generator_learning_rate = None
     args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"

@@ -21,6 +21,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
+from transformers import HfArgumentParser
+
 from hf_electra_rtd.files import known_names, reading
 
 
@@ -144,9 +146,7 @@ def parse_arguments(
     FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
     `more_defaults` gives others, from the values of all flags (None: not given).
     Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
-    from transformers import HfArgumentParser
-
-    parser = HfArgumentParser(
+    parser = _Parser(
         dataclass_types,
         description=description,
         allow_abbrev=False,
@@ -233,7 +233,7 @@ def parse_size(flag: str, text: str) -> int:
 def flag(default: Any, help: str, interval: str | None = None) -> Any:
     """A field of a dataclass of flags; lists are copied. `interval`, such as `(0, 1]` or `[1, inf)`, bounds a number,
     or each of a list; [`check_arguments`] checks it."""
-    metadata = {"help": help, "interval": interval}
+    metadata = {"help": help} if interval is None else {"help": help, "interval": interval}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -303,6 +303,11 @@ def _as_flag(name: str) -> str:
 def _warn_once(message: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # of the processes of a launcher, the first one speaks
         logger.warning(message)
+
+
+class _Parser(HfArgumentParser):
+    def add_argument(self, *names: Any, interval: str | None = None, **options: Any) -> Any:
+        return super().add_argument(*names, **options)
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

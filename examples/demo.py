@@ -9,16 +9,16 @@ to other machines. The redder a word, the more it is suspected, compared with th
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, make_parser, run
+from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.correction import Corrector
 from hf_electra_rtd.detection import FILL_COLUMNS, Detector, detect, fill_rows, load_for_detection
 from hf_electra_rtd.runtime import RUNTIMES, TORCH
@@ -36,6 +36,20 @@ table.fills th, table.fills td {padding: 2px 12px 2px 4px; text-align: left; whi
 """
 
 
+@dataclass
+class DemoArguments:
+    """Which model, and where the page is."""
+
+    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
+    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    runtime: str = flag(TORCH, "onnx, onnx-int8: --model is an export.", choices=RUNTIMES)
+    port: int = flag(7860, "Of this machine.", "[1, 65535]")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+
 def heat_map(tokens: Sequence[ScoredToken], words: Sequence[str], remarks: Sequence[str]) -> str:
     """Words over how much they are suspected, as HTML."""
     average, spans = average_probability(tokens), []
@@ -49,7 +63,7 @@ def heat_map(tokens: Sequence[ScoredToken], words: Sequence[str], remarks: Seque
     return f'<div class="heat">{" ".join(spans)}</div><p>{escape(SCORES.format(average))}</p>'
 
 
-def make_demo(arguments: argparse.Namespace) -> Any:
+def make_demo(arguments: DemoArguments) -> Any:
     """The page, with models loaded. What fails with a text is told in place of the answer."""
     import gradio
 
@@ -127,14 +141,7 @@ def _or_message(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model", help="directory of a run or a checkpoint, or a Hub id of the joint model")
-    parser.add_argument("--generator", help="directory or Hub id, in place of --model")
-    parser.add_argument("--discriminator", help="directory or Hub id, in place of --model")
-    parser.add_argument("--runtime", choices=RUNTIMES, default=TORCH, help="onnx: --model is an export (%(default)s)")
-    parser.add_argument("--port", type=int, default=7860, help="of this machine (%(default)s)")
-    arguments = parser.parse_args(argv)
-    check_ranges(arguments)
+    (arguments,) = parse_arguments((DemoArguments,), argv, __doc__)
     disable_progress_bar()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # it is read when gradio is imported
     try:

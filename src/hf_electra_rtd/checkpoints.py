@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import nn
 from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import make_parser, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
 from hf_electra_rtd.files import read_json, reading
@@ -34,20 +35,31 @@ from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.towers import save_towers
 
 
-def main(argv: list[str]) -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("--tf_checkpoint", required=True, metavar="PREFIX", help="path of its files up to .index")
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--hparams", metavar="FILE", help="JSON file of hparams, under the original's names")
-    model.add_argument(
-        "--size",
-        choices=[name for name, size in SIZES.items() if size.is_published],
-        help="a released size; small++ is electra_small",
-    )
-    parser.add_argument("--vocab_file", required=True, help="the checkpoint's vocab.txt")
-    parser.add_argument("--output_dir", required=True, help="a directory that is empty or does not exist")
-    arguments = parser.parse_args(argv)
+RULES = (Rule("hparams", "Each says what the model is.", excludes=("size",)),)
 
+
+@dataclass
+class ConvertArguments:
+    """Which checkpoint, and what model it holds."""
+
+    tf_checkpoint: str = required("Path of its files up to .index.")
+    vocab_file: str = required("The checkpoint's vocab.txt.")
+    output_dir: str = required("A directory that is empty or does not exist.")
+    hparams: str | None = flag(None, "JSON file of hparams, under the original's names.")
+    size: str | None = flag(
+        None,
+        "A released size; small++ is electra_small.",
+        choices=[name for name, size in SIZES.items() if size.is_published],
+    )
+
+    def __post_init__(self) -> None:
+        check_arguments(self, rules=RULES)
+        if self.hparams is None and self.size is None:
+            raise ValueError("It is not said what the model is. Name --size or --hparams.")
+
+
+def main(argv: list[str]) -> None:
+    (arguments,) = parse_arguments((ConvertArguments,), argv, __doc__)
     disable_progress_bar()
     output = Path(arguments.output_dir)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -56,14 +68,16 @@ def main(argv: list[str]) -> None:
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
         config = ElectraRTDConfig.from_size(arguments.size) if arguments.size else config_from_hparams(hparams)
     index = arguments.tf_checkpoint.removesuffix(".index") + ".index"
-    for flag, path in (("tf_checkpoint", index), ("vocab_file", arguments.vocab_file)):
+    for name, path in (("tf_checkpoint", index), ("vocab_file", arguments.vocab_file)):
         if not Path(path).is_file():
-            raise ValueError(f"There is no file {path} (--{flag}).")
+            raise ValueError(f"There is no file {path} (--{name}).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
     tokenizer.model_max_length = config.discriminator_config.max_position_embeddings
     if len(tokenizer) > (size := config.discriminator_config.vocab_size):
-        told = f"has {len(tokenizer)} tokens, but the hparams say {size} (vocab_size)"
-        raise ValueError(f"{arguments.vocab_file} (--vocab_file) {told}.")
+        raise ValueError(
+            f"{arguments.vocab_file} (--vocab_file) has {len(tokenizer)} tokens, but the hparams say {size} "
+            "(vocab_size)."
+        )
     config.take_special_tokens(tokenizer)
     variables = read_tf_variables(arguments.tf_checkpoint)
     print(f"read     {len(variables)} variables of {arguments.tf_checkpoint}, without the optimizer's state")
@@ -174,7 +188,7 @@ def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
 
 # From a parameter's name in [`ElectraForRTDPretraining`] to its variable's name (model/modeling.py and
 # run_pretraining.py of the original), rule after rule. What ends in KERNEL is transposed.
-RULES = (
+VARIABLE_NAMES = (
     (r"^discriminator\.electra\.", "electra."),
     (r"^generator\.electra\.", "generator."),
     (r"^generator\.(ltr|rtl)\.", r"generator_\1."),
@@ -228,7 +242,7 @@ def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if not name.endswith("_lm_head.weight"):  # it is the word table
             variable = prefix + name
-            for pattern, replacement in RULES:
+            for pattern, replacement in VARIABLE_NAMES:
                 variable = re.sub(pattern, replacement, variable)
             names[parameter] = variable
     return {name: parameter for parameter, name in names.items()}

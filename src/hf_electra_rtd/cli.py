@@ -1,20 +1,20 @@
-"""`hf-electra-rtd COMMAND ...`: the commands, and how each reads its flags and reports a mistake.
+"""How every command reads its flags, checks them and reports a mistake.
 
-Every command is a module with `main(argv)`, so that `accelerate launch -m MODULE` starts it in several processes.
+`hf_electra_rtd_command` lists the commands. Each is a module with `main(argv)`, so that `accelerate launch -m MODULE`
+starts it in several processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
 from math import inf
@@ -24,25 +24,11 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 
 from hf_electra_rtd.files import known_names, reading
+from hf_electra_rtd_command import COMMANDS, INTERRUPTED
 
 
 logger = logging.getLogger(__name__)
 
-# Command: (module, what it does).
-COMMANDS: dict[str, tuple[str, str]] = {
-    "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
-    "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
-    "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
-    "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
-    "export": ("export", "turn a model into an ONNX graph, checked against torch"),
-    "detect": ("detection", "show which tokens of a sentence look replaced"),
-    "correct": ("correction", "correct wrong words of texts"),
-    "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
-    "score": ("scoring", "how likely a model holds texts to be"),
-    "convert": ("checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
-    "compare": ("publishing.tables", "compare fine-tuning results in one table"),
-    "publish": ("publishing.publish", "publish a run on the Hub"),
-}
 # The numbers that can ruin a run, ours and those of `TrainingArguments`, by their interval. `inf` excludes NaN, too.
 _INTERVALS = {
     "(0, inf)": "num_train_epochs adam_epsilon lora_alpha generator_hidden_size logging_steps eval_steps save_steps "
@@ -62,14 +48,17 @@ _INTERVALS = {
     "(0, 1000]": "weight",
 }
 RANGES = {name: interval for interval, names in _INTERVALS.items() for name in names.split()}
-FAILED, INTERRUPTED = 2, 130  # exit statuses: a mistake with a message; stopped by Ctrl-C (by SIGTERM: 143)
+# What `--help` shows: the flags under each title, with a text of their own or None for that of the field.
+HelpGroups = Mapping[str, Mapping[str, str | None]]
+FAILED = 2  # exit status after a mistake, with a message
 
 
 @dataclass(frozen=True)
 class Rule:
     """One row of a command's table: what a flag that is given, i.e. differs from its default, does not go with.
 
-    A name is that of a field; `name=value` is given where the field has this value.
+    A name is that of a field; `name=value` is given where the field has this value. A row without `needs` and
+    `excludes` refuses the flag itself.
     """
 
     flag: str
@@ -77,18 +66,6 @@ class Rule:
     needs: tuple[str, ...] = ()  # at least one of these must be given, too
     excludes: tuple[str, ...] = ()  # none of these may be given
     changes_nothing: bool = False  # a warning, once, in place of an error
-
-
-def main() -> NoReturn:
-    """The console command `hf-electra-rtd`."""
-    parser = argparse.ArgumentParser("hf-electra-rtd", epilog="COMMAND --help lists the flags of a command.")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (_, help) in COMMANDS.items():
-        commands.add_parser(name, help=help)
-    command = parser.parse_args(sys.argv[1:2]).command
-    del sys.argv[1]
-    # Importing takes seconds, in which Ctrl-C may be pressed too: it happens inside `run`.
-    run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[command][0]}").main(argv), command)
 
 
 def run(command: Callable[[list[str]], int | None], name: str | None = None) -> NoReturn:
@@ -141,33 +118,31 @@ def parse_arguments(
     defaults: Mapping[str, Any] | None = None,
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
     more_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
+    help_groups: HelpGroups | None = None,
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
-    `more_defaults` gives others, from the values of all flags (None: not given).
+    `more_defaults` gives others, from the values of all flags (None: not given). With `help_groups`, `--help` shows
+    these flags alone, and `--help-all` shows all.
     Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
-    parser = _Parser(
-        dataclass_types,
-        description=description,
-        allow_abbrev=False,
-        usage="%(prog)s [--config FILE] [--flag value ...] (--help lists the flags)",  # all of them would fill screens
-        formatter_class=_HelpFormatter,
-    )
-    parser.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
-    parser.set_defaults(**(defaults or {}))
     # `--max-steps` is `--max_steps`.
     argv = [re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in argv]
+    parser = _Parser(dataclass_types, description, help_groups or {}, shows_all="--help_all" in argv)
+    parser.set_defaults(**(defaults or {}))
     config = _value_of("--config", argv)
-    given = [] if config is None else _read_config(config, parser)
-    if "--max_steps" in given and _value_of("--num_train_epochs", argv) is not None:
-        given.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
-    everything = [*given, *argv]
+    everything = list(argv)
+    if config is not None:
+        configured = _read_config(config, parser)
+        if "--max_steps" in configured and _value_of("--num_train_epochs", argv) is not None:
+            configured.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
+        # The last flag of the file must not take the words without a flag that may follow.
+        everything = [*configured, "--config", config, *argv]
     if recipes is not None:
         size = _value_of("--size", everything) or parser.get_default("size")
         if size not in recipes:
             parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
         nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
-        flags = [word for word in everything if word not in ("-h", "--help")]  # which shows the defaults
+        flags = [word for word in everything if word not in ("-h", "--help", "--help_all")]  # which show the defaults
         recipe = {**recipes[size], **more_defaults(vars(parser.parse_known_args(flags, nothing)[0]))}
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
@@ -230,50 +205,84 @@ def parse_size(flag: str, text: str) -> int:
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
 
-def flag(default: Any, help: str, interval: str | None = None) -> Any:
+def flag(
+    default: Any,
+    help: str,
+    interval: str | None = None,
+    choices: Iterable[str] | None = None,
+    words: str | None = None,
+) -> Any:
     """A field of a dataclass of flags; lists are copied. `interval`, such as `(0, 1]` or `[1, inf)`, bounds a number,
-    or each of a list; [`check_arguments`] checks it."""
-    metadata = {"help": help} if interval is None else {"help": help, "interval": interval}
+    or each of a list; `choices` are the names that a text may be: [`check_arguments`] checks both. A list with `words`
+    takes the words of the command line that have no flag; this is what the help calls each of them."""
+    ours = {"interval": interval, "one_of": choices and tuple(choices), "words": words}
+    metadata = {"help": help, **{key: value for key, value in ours.items() if value is not None}}
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
-def check_arguments(*arguments: Any, rules: Sequence[Rule] = (), intervals: Mapping[str, str] | None = None) -> None:
-    """Checks dataclasses of flags: numbers by the intervals of their fields (for inherited fields: by `intervals`),
-    then the flags together by `rules`. Defaults are not checked. Raises ValueError with the names of flags; warns once
-    of flags that change nothing."""
-    known: dict[str, tuple[Any, Field[Any]]] = {}
+def required(help: str) -> Any:
+    """A field of a dataclass of flags without a default."""
+    return field(metadata={"help": help})
+
+
+def check_arguments(
+    *arguments: Any,
+    rules: Sequence[Rule] = (),
+    intervals: Mapping[str, str] | None = None,
+    dashes: str = "--",
+) -> None:
+    """Checks dataclasses of flags: numbers and names by their fields (numbers of inherited fields by `intervals`),
+    then the flags together by `rules`. Defaults need no check. Raises ValueError with the names of flags, with
+    `dashes`; warns once of flags that change nothing."""
+    values: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for dataclass_ in arguments:
         for entry in fields(dataclass_):
-            known[entry.name] = (getattr(dataclass_, entry.name), entry)
-    for name, (value, entry) in known.items():
-        interval = entry.metadata.get("interval") or (intervals or {}).get(name)
-        if interval is not None and value != _default(entry):
-            for number in value if isinstance(value, list) else [value]:
-                check_number(f"--{name}", number, interval)
+            name = entry.name
+            value = values[name] = getattr(dataclass_, name)
+            default = defaults[name] = entry.default if entry.default_factory is MISSING else entry.default_factory()
+            interval = entry.metadata.get("interval") or (intervals or {}).get(name)
+            choices = entry.metadata.get("one_of")
+            if value is None or value == default:
+                continue
+            if interval is not None:
+                for number in value if isinstance(value, list) else [value]:
+                    check_number(f"{dashes}{name}", number, interval)
+            if choices is not None and value not in choices:
+                known = known_names(str(value), choices, "names")
+                raise ValueError(f"{dashes}{name}: there is no {value!r}. {known}")
 
     def is_given(name: str) -> bool:
         name, has_value, wanted = name.partition("=")
-        value, entry = known[name]
-        return str(value) == wanted if has_value else value != _default(entry)
+        value = values[name]
+        return value == wanted or str(value) == wanted if has_value else value != defaults[name]
+
+    def shown(name: str) -> str:
+        return f"{dashes}{name.replace('=', ' ' if dashes else '=')}"
 
     for rule in rules:
         if not is_given(rule.flag):
             continue
         clash = next((name for name in rule.excludes if is_given(name)), None)
         if clash is not None:
-            relation = f"with {_as_flag(clash)}"
+            relation = f"with {shown(clash)}"
             refusal = f"does not go {relation}"
-        elif rule.needs and not any(is_given(name) for name in rule.needs):
-            needed = " or ".join(map(_as_flag, rule.needs))
+        elif rule.needs:
+            if any(is_given(name) for name in rule.needs):
+                continue
+            needed = " or ".join(map(shown, rule.needs))
             relation = f"without {needed}"
             refusal = f"needs {needed}"
-        else:
+        elif rule.excludes:
             continue
+        else:
+            relation = "here"
+            refusal = "has no place here"
         if not rule.changes_nothing:
-            raise ValueError(f"{_as_flag(rule.flag)} {refusal}. {rule.why}".rstrip())
-        _warn_once(f"{_as_flag(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
+            raise ValueError(f"{shown(rule.flag)} {refusal}. {rule.why}".rstrip())
+        _warn_once(f"{shown(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
 
 
 def check_number(name: str, number: float | None, interval: str) -> None:
@@ -290,15 +299,6 @@ def check_number(name: str, number: float | None, interval: str) -> None:
     raise ValueError(f"{name} is {number:g}: it must be {lower} and {upper}.")
 
 
-def _default(entry: Field[Any]) -> Any:
-    return entry.default if entry.default_factory is MISSING else entry.default_factory()
-
-
-def _as_flag(name: str) -> str:
-    """The flag of a field: `--sharing none` of `sharing=none`."""
-    return f"--{name.replace('=', ' ')}"
-
-
 @cache
 def _warn_once(message: str) -> None:
     if os.environ.get("RANK", "0") == "0":  # of the processes of a launcher, the first one speaks
@@ -306,8 +306,64 @@ def _warn_once(message: str) -> None:
 
 
 class _Parser(HfArgumentParser):
-    def add_argument(self, *names: Any, interval: str | None = None, **options: Any) -> Any:
-        return super().add_argument(*names, **options)
+    """Flags from dataclasses; knows whole names alone. The help has titles where there are `help_groups`."""
+
+    def __init__(
+        self, dataclass_types: Sequence[Any], description: str | None, help_groups: HelpGroups, shows_all: bool
+    ) -> None:
+        self._own_texts = {name: text for flags in help_groups.values() for name, text in flags.items()}
+        self._title_of = {name: title for title, flags in help_groups.items() for name in flags}
+        self._titled: dict[str, Any] = {}
+        self._shows_all = shows_all or not help_groups
+        known = [(entry, type_) for type_ in dataclass_types for entry in fields(type_)]
+        for entry, type_ in known if help_groups else ():
+            self._title_of.setdefault(entry.name, _title(type_, entry.name))
+        words = "".join(f" [{entry.metadata['words']} ...]" for entry, _ in known if "words" in entry.metadata)
+        self._has_words = bool(words)
+        super().__init__(
+            dataclass_types,
+            description=description,
+            allow_abbrev=False,
+            usage=f"%(prog)s [--config FILE] [--flag value ...]{words}",  # all flags would fill screens
+            formatter_class=_HelpFormatter,
+        )
+        self.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
+        if help_groups:
+            super().add_argument("--help-all", "--help_all", action="help", help="Show all flags.")
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """Adds a flag to its group, by its name with underscores: `parse_arguments` reads `--a-b` as `--a_b`."""
+        names = tuple(name for name in names if "-" not in name.lstrip("-"))
+        ours = {key: options.pop(key, None) for key in ("interval", "one_of", "words")}
+        name = names[0].lstrip("-")
+        if ours["words"] is not None:
+            metavar = ours["words"]
+            super().add_argument(name, nargs="*", metavar=metavar, default=argparse.SUPPRESS, help=options["help"])
+            options["help"] = argparse.SUPPRESS  # as a flag it is for `--config` alone
+        if self._has_words and options.get("const") is True:  # `--flag TEXT`: the text is not the value of a switch
+            options = {"action": "store_true", "help": options["help"]}
+        if options.get("type") in _METAVARS and "metavar" not in options:
+            options["metavar"] = _METAVARS[options["type"]]
+        title = self._title_of.get(options.get("dest", name))
+        if title is None:
+            return super().add_argument(*names, **options)
+        if name in self._own_texts:
+            options["help"] = self._own_texts[name] or options["help"]
+        elif not self._shows_all:
+            options["help"] = argparse.SUPPRESS
+        if not self._titled:  # in the order of the table
+            self._titled = {title: self.add_argument_group(title) for title in dict.fromkeys(self._title_of.values())}
+        return self._titled[title].add_argument(*names, **options)
+
+
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+
+
+def _title(dataclass_type: type, name: str) -> str:
+    """Of the group of a flag that no table names: what its dataclass says of itself."""
+    if name not in dataclass_type.__annotations__:
+        return f"Of {dataclass_type.__base__.__name__}"  # type: ignore[union-attr]
+    return str(dataclass_type.__doc__).strip().splitlines()[0].rstrip(".")
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -332,12 +388,15 @@ def _read_config(path: str, parser: argparse.ArgumentParser) -> list[str]:
         config, written = (yaml.load(text, loader) for loader in (yaml.SafeLoader, yaml.BaseLoader))
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold flags and values, such as `learning_rate: 5.0e-4`.")
-    known = {action.dest for action in parser._actions} - {"help", "config"}
+    known = {action.dest: action for action in parser._actions if action.dest not in ("help", "help_all", "config")}
     flags: list[str] = []
     for key, value in config.items():
         if key not in known:
             raise ValueError(f"{path}: there is no flag {key!r}. {known_names(str(key), known, 'flags')}")
         if value is None:
+            continue
+        if isinstance(value, bool) and known[key].nargs == 0:
+            flags += [f"--{key}"] if value else []
             continue
         as_written = json.dumps(value) if isinstance(value, dict) else written.get(key, value)  # a label `no` stays
         values = as_written if isinstance(as_written, list) else [as_written]

@@ -20,6 +20,7 @@ import json
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd import detection
-from hf_electra_rtd.cli import refuse_given, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
@@ -324,20 +325,32 @@ def _corrected(errors: Sequence[tuple[Any, ...]]) -> list[range]:
 # ---- The command ----
 
 
+@dataclass
+class CorrectArguments(detection.TextArguments):
+    """Which model, which texts, and what is changed in them."""
+
+    confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
+    margin: float | None = flag(None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).")
+    top_k: int | None = flag(None, "Proposals that are tried for a word (10).", "[1, inf)")
+    score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")
+    sighan13: bool = flag(False, f"Score no change to {' or '.join(SIGHAN13)}, as papers do there.")
+
+    def __post_init__(self) -> None:
+        check_arguments(self, rules=RULES)
+
+
+RULES = (
+    *detection.TEXT_RULES,
+    Rule("score", "Each says what is read.", excludes=("texts", "file", "calibrate")),
+    Rule("margin", "It is chosen.", excludes=("calibrate",), changes_nothing=True),
+    Rule("sighan13", "", needs=("score",), changes_nothing=True),
+)
+
+
 def main(argv: list[str]) -> None:
-    parser = detection.text_parser(__doc__)
-    add: Any = parser.add_argument
-    add("--confusion_file", metavar="FILE", help="rows `wrong right right ...`; `x x` protects x")
-    add("--margin", type=float, help="what the right word must gain, in logarithms (by --error_rate; trained: 0)")
-    add("--top_k", type=int, help="proposals that are tried for a word (10)")
-    add("--score", metavar="PAIRS", help="score corrections of a table with the columns `text` and `right`")
-    add("--sighan13", action="store_true", help=f"score no change to {' or '.join(SIGHAN13)}, as papers do there")
-    arguments = parser.parse_args(argv)
-    detection.check_text_flags(arguments, parser, "threshold margin")
+    (arguments,) = parse_arguments((CorrectArguments,), argv, __doc__)
     if arguments.calibrate:
-        check_output(arguments.thresholds, arguments.confusion_file)
-    if not arguments.score:
-        refuse_given(arguments, "sighan13", "is for --score. Leave it out.", parser)
+        check_output(arguments.thresholds, arguments.calibrate, arguments.confusion_file)
     disable_progress_bar()
     named = {name: getattr(arguments, name) for name in ("generator", "discriminator", "runtime", "confusion_file")}
     make = partial(Corrector.from_pretrained, arguments.model, **named)

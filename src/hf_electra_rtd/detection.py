@@ -21,7 +21,6 @@ named one by one (`--generator`, `--discriminator`); `--as_is` needs only the di
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
@@ -29,6 +28,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,7 @@ from rich.text import Text
 from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, make_parser, refuse_given, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
@@ -61,30 +61,81 @@ from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm, r
 from hf_electra_rtd.training import console
 
 
-# Flags that mean nothing where tokens are masked, and with `--as_is`.
-_OF_TEXTS = "file format threshold error_rate thresholds calibrate false_positive_rate max_length batch_size"
-_OF_MASKS = "generator mask_probability temperature top_k seed"
+# Shares of words that are wrong in texts, and of tokens that a generator replaces in pre-training.
+ERROR_RATE = 0.02
+REPLACED_RATE = 0.13
+_LINES_AT_ONCE = 256
+JUDGED_BY = ("threshold", "error_rate", "max_length", "batch_size")  # options of a judge
+
+
+@dataclass
+class TextArguments:
+    """Which model, which texts, and how they are judged."""
+
+    # What `open_judge` passes on has None for the default of the judge.
+    texts: list[str] = flag(
+        [], "Quote each. Without, and without --file: the lines of the standard input.", words="TEXT"
+    )
+    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
+    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    runtime: str = flag(TORCH, "onnx, onnx-int8: the towers are directories of exports.", choices=RUNTIMES)
+    file: str | None = flag(None, "A text file, UTF-8, one text a line, in place of TEXT.")
+    format: str | None = flag(
+        None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
+    )
+    threshold: float | None = flag(None, "A word is wrong above this probability (0.5).", "[0, 1]")
+    error_rate: float | None = flag(
+        None, f"Share of wrong words that is expected in the texts ({ERROR_RATE}).", "(0, 1)"
+    )
+    thresholds: str | None = flag(None, "JSON file that --calibrate writes, and other calls read.")
+    calibrate: str | None = flag(None, "A table with the columns `text` and `right`: choose thresholds by it.")
+    false_positive_rate: float = flag(0.05, "Of --calibrate, of right sentences.", "[0, 1]")
+    max_length: int | None = flag(None, "Tokens that are read at a time; longer texts are cut (128).", "[1, inf)")
+    batch_size: int | None = flag(None, "Pieces of texts read at a time (32).", "[1, inf)")
+
+
+# Of every command that judges texts.
+TEXT_RULES = (
+    Rule("file", "Each says what is read.", excludes=("texts", "calibrate")),
+    Rule("calibrate", "Each says what is read.", excludes=("texts",)),
+    Rule("calibrate", "It writes this file.", needs=("thresholds",)),
+    Rule("threshold", "It is chosen.", excludes=("calibrate",), changes_nothing=True),
+    Rule("false_positive_rate", "", needs=("calibrate",), changes_nothing=True),
+)
+
+
+@dataclass
+class DetectArguments(TextArguments):
+    """Which model, which texts, and what is shown of them."""
+
+    as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
+    mask: list[str] | None = flag(None, "Words to mask, at every occurrence.")
+    mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
+    temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
+    top_k: int = flag(5, "Proposals shown for a masked token.", "[1, inf)")
+    seed: int = flag(0, "Of masks and samples.", "[0, 4294967295]")
+
+    def __post_init__(self) -> None:
+        check_arguments(self, rules=RULES)
+        if not self.as_is and not self.texts:
+            raise ValueError("TEXT is missing. Give sentences before --mask, or add --as_is.")
+
+
+_OF_TEXTS = ("format", "threshold", "error_rate", "false_positive_rate", "max_length", "batch_size")
+_OF_MASKS = ("generator", "mask_probability", "temperature", "top_k", "seed")
+RULES = (
+    *TEXT_RULES,
+    Rule("mask", "Each says what is scored.", excludes=("as_is",)),
+    Rule("mask_probability", "It is of tokens at random.", excludes=("mask",), changes_nothing=True),
+    *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in ("file", "calibrate", "thresholds")),
+    *(Rule(name, "It is of texts as they are.", needs=("as_is",), changes_nothing=True) for name in _OF_TEXTS),
+    *(Rule(name, "It is of masked tokens.", excludes=("as_is",), changes_nothing=True) for name in _OF_MASKS),
+)
 
 
 def main(argv: list[str]) -> None:
-    parser = text_parser(__doc__)
-    masks = parser.add_mutually_exclusive_group()
-    masks.add_argument("--as_is", action="store_true", help="score the texts as they are; mask nothing")
-    masks.add_argument("--mask", nargs="+", metavar="WORD", help="words to mask, at every occurrence")
-    parser.add_argument("--mask_probability", type=float, default=0.15, help="share masked at random (%(default)s)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of the samples; 0 is greedy (%(default)s)")
-    parser.add_argument("--top_k", type=int, default=5, help="proposals shown for a masked token (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of masks and samples (%(default)s)")
-    arguments = parser.parse_args(argv)
-    if not arguments.as_is and not arguments.texts:
-        parser.error("SENTENCE is missing: give sentences before --mask, or add --as_is.")
-    check_text_flags(arguments, parser)
-    if arguments.as_is:
-        refuse_given(arguments, _OF_MASKS, "is for masked tokens. Leave it or --as_is out.", parser)
-    else:
-        refuse_given(arguments, _OF_TEXTS, "is for texts as they are. Add --as_is.", parser)
-    if arguments.mask:
-        refuse_given(arguments, "mask_probability", "is for tokens at random. Leave it or --mask out.", parser)
+    (arguments,) = parse_arguments((DetectArguments,), argv, __doc__)
     disable_progress_bar()
     towers = (arguments.model, arguments.generator, arguments.discriminator)
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
@@ -158,10 +209,6 @@ def detector_of(model: str) -> str | None:
 
 
 # ---- Texts as they are. B texts, L tokens ----
-
-# Shares of words that are wrong in texts, and of tokens that a generator replaces in pre-training.
-ERROR_RATE, REPLACED_RATE = 0.02, 0.13
-_LINES_AT_ONCE = 256
 
 
 def replaced_logits(tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -301,49 +348,10 @@ class Detector(TextJudge):
         return {"threshold": self.threshold, "false_positive_rate": rate, "wrong_sentences_flagged": found}
 
 
-# ---- The flags of commands that judge texts ----
-
-JUDGED_BY = ("threshold", "error_rate", "max_length", "batch_size")  # options of a judge
+# ---- What commands that judge texts do ----
 
 
-def text_parser(description: str | None) -> argparse.ArgumentParser:
-    """Which model, which texts, and how they are judged; None stands for the default of the judge."""
-    parser = make_parser(description)
-    add: Any = parser.add_argument
-    add("texts", nargs="*", metavar="TEXT", help="quote each; without, and without --file: standard input, by lines")
-    add("--model", help="directory of a run or a checkpoint, or a Hub id of the joint model")
-    add("--generator", help="directory or Hub id, in place of --model")
-    add("--discriminator", help="directory or Hub id, in place of --model")
-    add("--runtime", choices=RUNTIMES, default=TORCH, help="onnx: the towers are directories of exports (%(default)s)")
-    add("--file", help="a text file, UTF-8, one text a line, in place of TEXT")
-    add("--format", choices=("text", "json"), help="by default text for TEXT, else JSON lines")
-    add("--threshold", type=float, help="a word is wrong above this probability (0.5)")
-    add("--error_rate", type=float, help=f"share of wrong words that is expected in the texts ({ERROR_RATE})")
-    add("--thresholds", metavar="FILE", help="JSON that --calibrate writes, and other calls read")
-    add("--calibrate", metavar="PAIRS", help="a table with the columns `text` and `right`: choose thresholds by it")
-    add("--false_positive_rate", type=float, default=0.05, help="of --calibrate, of right sentences (%(default)s)")
-    add("--max_length", type=int, help="tokens that are read at a time; longer texts are cut (128)")
-    add("--batch_size", type=int, help="pieces of texts read at a time (32)")
-    return parser
-
-
-def check_text_flags(
-    arguments: argparse.Namespace, parser: argparse.ArgumentParser, chosen: str = "threshold"
-) -> None:
-    """Raises ValueError for flags that do not fit together. `chosen` are those that `--calibrate` chooses."""
-    check_ranges(arguments)
-    if sum(bool(getattr(arguments, name, None)) for name in ("texts", "file", "calibrate", "score")) > 1:
-        raise ValueError("Give only one of texts, --file, --calibrate and --score: what is read.")
-    if arguments.calibrate and arguments.thresholds is None:
-        raise ValueError("--calibrate writes a file: name it (--thresholds FILE).")
-    if arguments.calibrate:
-        check_output(arguments.thresholds, arguments.calibrate)
-        refuse_given(arguments, chosen, "is what --calibrate chooses. Leave it out.", parser)
-    else:
-        refuse_given(arguments, "false_positive_rate", "is for --calibrate. Leave it out.", parser)
-
-
-def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: argparse.Namespace) -> Any:
+def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextArguments) -> Any:
     """A judge made with those flags among `names` that were given, and else with the values of --thresholds. Raises
     ValueError for thresholds that were chosen for other weights (or graphs), another rate or other confusions."""
     given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
@@ -355,15 +363,18 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: argpar
         raise ValueError(f"{arguments.thresholds}: {', '.join(wrong)} must be numbers, as --calibrate writes them.")
     judge = make(**{**chosen, **given})
     if other := [name for name, value in judge.described().items() if kept.get(name) != value]:
-        what = f"{arguments.thresholds} was calibrated for {kept.get('model')} with other {', '.join(other)}"
-        raise ValueError(f"{what}. Choose thresholds for this model, runtime and flags by --calibrate.")
+        raise ValueError(
+            f"{arguments.thresholds} was calibrated for {kept.get('model')} with other {', '.join(other)}. "
+            "Choose thresholds for this model, runtime and flags by --calibrate."
+        )
     return judge
 
 
-def run_on_texts(judge: Any, arguments: argparse.Namespace, show: Callable[[dict[str, Any]], None]) -> None:
+def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
     """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
     texts were skipped."""
-    if arguments.calibrate:
+    if arguments.calibrate and arguments.thresholds:
+        check_output(arguments.thresholds, arguments.calibrate)
         kept = judge.calibrate(*read_pairs(arguments.calibrate), arguments.false_positive_rate)
         kept["model"] = public(arguments.model or arguments.discriminator, "model_name_or_path")
         kept |= {"calibrate": named_file(arguments.calibrate), **judge.described()}

@@ -23,7 +23,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +37,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATIO
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import detectors, records
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, refuse_given, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.detection import detector_of, load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
@@ -73,30 +73,29 @@ _SPEED_SHAPE, _SPEED_SECONDS = (8, 128), 4.0
 _SHAPES = ((3, 8), (1, 2), (1, 512), (2, 17), (7, 33), (2, 128))
 
 
+RULES = (
+    Rule("file", "Each names rows to try the graph on.", excludes=("data_dir",)),
+    *(Rule(name, "It is a column of this file.", needs=("file",), changes_nothing=True) for name in _COLUMNS),
+    Rule("batch_size", "", needs=("file", "data_dir"), changes_nothing=True),
+)
+
+
 @dataclass
 class ExportArguments:
     """What is exported, where to, and what it is tried on."""
 
-    model: str = field(
-        metadata={"help": "A pre-training or fine-tuning run, or directory or Hub id of a model of one."}
-    )
-    output_dir: str = field(metadata={"help": "Where the graph, its tokenizer and its card are written."})
+    model: str = required("A pre-training or fine-tuning run, or directory or Hub id of a model of one.")
+    output_dir: str = required("Where the graph, its tokenizer and its card are written.")
     format: Literal["onnx"] = flag("onnx", "Of the graph.")
     file: str | None = flag(None, "To try it on: labeled rows of a task, as for finetune, or texts, one a line.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(None, "Column of the label, number or tags: label; of answers: answers.")
     data_dir: str | None = flag(None, "In place of --file: files of the benchmark whose task the model was tuned on.")
-    batch_size: int = flag(64, "Batch size on these rows.")
+    batch_size: int = flag(64, "Batch size on these rows.", "[1, inf)")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.file and self.data_dir:
-            raise ValueError("--file and --data_dir both name rows to try the graph on. Give one.")
-        if not self.file:
-            refuse_given(self, " ".join(_COLUMNS), "is a column of --file, which is not given.")
-        if not (self.file or self.data_dir):
-            refuse_given(self, "batch_size", "is for the rows of --file or --data_dir. Leave it out.")
+        check_arguments(self, rules=RULES)
 
 
 @dataclass
@@ -357,9 +356,6 @@ def _rows(source: Source, args: ExportArguments) -> Any:
         return _labeled(source, source.classifier, args)
     if args.file is None:
         raise ValueError(f"--data_dir: {source.place} was not fine-tuned. Give it texts, one a line (--file).")
-    refuse_given(
-        args, " ".join(_COLUMNS), f"is for labeled rows, and {source.place} was not fine-tuned. Leave it out."
-    )
     if not (lines := [line for line in read_lines(args.file) if line.strip()]):
         raise ValueError(f"{args.file} holds no text.")
     return lines

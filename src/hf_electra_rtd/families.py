@@ -202,9 +202,9 @@ def check_document_attention(config: Any) -> None:
     attention = config._attn_implementation
     if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
-        raise ValueError(f"--document_attention is for the families {known}, not {config.model_type!r}.")
+        raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
     if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
-        what = f"--document_attention with --attn_implementation {attention} was never tried"
+        what = f"document_attention with attn_implementation={attention} was never tried"
         raise ValueError(f"{what}: take sdpa or eager.")
 
 

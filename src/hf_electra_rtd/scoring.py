@@ -13,42 +13,53 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_ranges, make_parser, run
+from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import read_lines
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 
 
+@dataclass
+class ScoreArguments:
+    """Which texts, and the model that scores them."""
+
+    model: str = required("Directory of a run or a checkpoint, or a Hub id.")
+    texts: list[str] = flag([], "Quote each.", words="TEXT")
+    batch_size: int = flag(32, "Texts at a time.", "[1, inf)")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+
 def main(argv: list[str]) -> None:
-    parser = make_parser(__doc__)
-    parser.add_argument("texts", nargs="*", metavar="TEXT", help="quote each")
-    parser.add_argument("--model", required=True, help="directory of a run or a checkpoint, or a Hub id")
-    parser.add_argument("--batch_size", type=int, default=32, help="texts at a time (%(default)s)")
-    arguments = parser.parse_args(argv)
-    check_ranges(arguments)
+    (arguments,) = parse_arguments((ScoreArguments,), argv, __doc__)
     lines = arguments.texts or read_lines()
     disable_progress_bar()
     model = ElectraForRTDPretraining.from_pretrained(arguments.model, dtype="float32")
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     tokenizer = load_tokenizer(arguments.model)
-    texts, skipped = filter(None, (line.strip() for line in lines)), 0
+    texts = filter(None, (line.strip() for line in lines))
+    skipped = 0
 
-    def score(some: list[str]) -> list[dict[str, Any]]:
+    def score(batch: list[str]) -> list[dict[str, Any]]:
         try:
-            found = model.token_log_likelihoods(some, tokenizer, arguments.batch_size)
+            log_likelihoods = model.token_log_likelihoods(batch, tokenizer, arguments.batch_size)
         except UnscorableTextError as error:
-            return [each for text in some for each in score([text])] if some[1:] else [{"skipped": str(error)}]
-        return [{"pseudo_log_likelihood": each.sum().item(), "num_tokens": len(each)} for each in found]
+            if len(batch) == 1:
+                return [{"skipped": str(error)}]
+            return [facts for text in batch for facts in score([text])]
+        return [{"pseudo_log_likelihood": row.sum().item(), "num_tokens": len(row)} for row in log_likelihoods]
 
-    while some := list(islice(texts, arguments.batch_size)):
-        for text, facts in zip(some, score(some), strict=True):
+    while batch := list(islice(texts, arguments.batch_size)):
+        for text, facts in zip(batch, score(batch), strict=True):
             print(json.dumps({"text": text, **facts}, ensure_ascii=False), flush=True)
             skipped += "skipped" in facts
     if skipped:

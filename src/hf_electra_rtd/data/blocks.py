@@ -294,7 +294,7 @@ class SequenceStream(Dataset):
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
-            what = f"--shuffle_window {shuffle_window}, but there are {len(self._rows)} shard(s)"
+            what = f"shuffle_window={shuffle_window}, but there are {len(self._rows)} shard(s)"
             raise ValueError(f"{what}. Choose at most as many, or prepare smaller shards (--shard_size).")
         self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
         if is_prepared:

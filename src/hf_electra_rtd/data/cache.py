@@ -29,7 +29,7 @@ CACHE_SIZE = 32 * 10**9
 CACHE_DIRECTORY = os.path.join(HF_HOME, "rtd-shards")
 PAUSE = 1.0  # seconds between looks at what is missing
 _PATIENCE = 3600.0  # seconds to wait for room, or for another process that copies
-_NETWORK = "Check the address, the network, your rights there, and the room in --cache_dir."
+_NETWORK = "Check the address, the network, your rights there, and the room in cache_dir."
 # The name of a copy: the hash, and the size of one that is not finished. Other files are not of the cache.
 _OURS = re.compile(r"([0-9a-f]{64})(?:\.blocks|-([0-9]+)\.partial)")
 
@@ -70,8 +70,8 @@ class Cache:
         free = self._free(self._files())
         if needed > min(self.size, free):
             what = f"{number} shard(s) of {self.url} are read at once and need {format_bytes(needed)}"
-            there = f"--cache_size is {format_bytes(self.size)}, {format_bytes(free)} are free in {self.directory}"
-            remedy = "Change --cache_size or --cache_dir, or lower --shuffle_window (without it, all are read at once)"
+            there = f"cache_size is {format_bytes(self.size)}, {format_bytes(free)} are free in {self.directory}"
+            remedy = "Change cache_size or cache_dir, or lower shuffle_window (without it, all are read at once)"
             raise ValueError(f"{what}: {there}. {remedy}.")
 
     def fetch(
@@ -101,7 +101,7 @@ class Cache:
                     if not waits:
                         return path
                     what = f"{self.directory} has no room for {where}: others copy, or fill the disk."
-                    remedy = "Raise --cache_size, free some of the disk, or give each run its own --cache_dir."
+                    remedy = "Raise cache_size, free some of the disk, or give each run its own cache_dir."
                     if time.monotonic() > until:
                         raise ValueError(f"{what} {remedy}")
                     if not self._has_warned:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges
+from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.tokenization import check_tokenizer
@@ -79,15 +79,22 @@ class DataCollatorForRTD:
         confusions: TokenConfusions | None = None,
         document_attention: bool = False,
     ) -> None:
-        self.mask_probability, self.keep_probability = mask_probability, keep_probability
-        check_ranges(self)
+        check_number("mask_probability", mask_probability, "(0, 1)")
+        check_number("keep_probability", keep_probability, "[0, 1]")
         check_tokenizer(tokenizer)
         if masking not in MASKING:
-            raise ValueError(f"There is no masking {masking!r}. {known_names(masking, MASKING, 'kinds')}")
-        self.tokenizer, self.masking = tokenizer, masking
-        self.seed, self.max_seq_length, self.temperature = seed, max_seq_length, temperature
-        self.confusions, self.document_attention = confusions, document_attention
-        self._run_lengths, self._continues = MASKING[masking], tokens_that_continue(tokenizer)
+            raise ValueError(f"masking: there is no {masking!r}. {known_names(masking, MASKING, 'kinds')}")
+        self.tokenizer = tokenizer
+        self.mask_probability = mask_probability
+        self.keep_probability = keep_probability
+        self.masking = masking
+        self.seed = seed
+        self.max_seq_length = max_seq_length
+        self.temperature = temperature
+        self.confusions = confusions
+        self.document_attention = document_attention
+        self._run_lengths = MASKING[masking]
+        self._continues = tokens_that_continue(tokenizer)
         self._never_masked = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
 
     def __call__(self, features: SequenceBatch | Sequence[dict[str, Any]]) -> dict[str, Tensor]:
@@ -108,7 +115,7 @@ class DataCollatorForRTD:
         documents: dict[str, np.ndarray] = {}
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
-                what = "--document_attention needs to know where documents begin, and these sequences do not say it"
+                what = "document_attention needs to know where documents begin, and these sequences do not say it"
                 raise ValueError(f"{what}. Prepare the text, or give plain features a column document_starts.")
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
@@ -162,7 +169,7 @@ class DataCollatorForRTD:
         if batch.word_starts is not None:
             return batch.word_starts
         if self._continues is None:
-            what = f"--masking {self.masking} needs to know where words begin, and these sequences do not say it"
+            what = f"masking={self.masking} needs to know where words begin, and these sequences do not say it"
             raise ValueError(f"{what}. Prepare the text again, or give plain features a column word_starts.")
         return ~self._continues[batch.ids]
 

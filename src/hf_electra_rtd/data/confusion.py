@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, make_parser, run
+from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
@@ -84,15 +84,19 @@ def read_confusions(path: str) -> Confusions:
         if wrong.startswith("#"):
             continue
         if not columns:
-            remedy = "Write a word and what it may be meant to be: `wrong right right ...` (`x x`: x stays)."
-            raise ValueError(f"{path}, line {number} has one column. {remedy}")
+            raise ValueError(
+                f"{path}, line {number} has one column. "
+                "Write a word and what it may be meant to be: `wrong right right ...` (`x x`: x stays)."
+            )
         if columns == [wrong]:
             protected.add(wrong)
             continue
         found = [part for column in columns for part in (column if is_han(column) else [column])]
         if is_han(wrong) and (len(wrong) > 1 or not all(map(is_han, found))):
-            what = "must be a single Chinese character and those that it may be, or the same word twice"
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} {what}.")
+            raise ValueError(
+                f"{path}, line {number}: {line.strip()!r} must be a single Chinese character and those that it may "
+                "be, or the same word twice."
+            )
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
     if not rights and not protected:
         raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
@@ -115,8 +119,10 @@ class TokenConfusions:
         self._starts = np.cumsum([0, *map(len, found)])
         self.num_tokens = sum(map(bool, found))  # that have an entry
         if not self.num_tokens:
-            rule = "both a word and what it may be meant to be are single tokens of the vocabulary"
-            raise ValueError(f"{path}: in none of its rows {rule}. Give rows of such words.")
+            raise ValueError(
+                f"{path}: in none of its rows both a word and what it may be meant to be are single tokens of the "
+                "vocabulary. Give rows of such words."
+            )
         self.share = share
         self.described = {**named_file(path), "tokens": self.num_tokens, "share": share}
 
@@ -130,8 +136,10 @@ class Misspeller:
 
     def __init__(self, sets: Sequence[Confusions], shares: Sequence[float], seed: int = 0) -> None:
         if len(shares) != len(sets) or min(shares) < 0 or sum(shares) > 1 + 1e-9:
-            what = f"--shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}"
-            raise ValueError(f"{what}: it needs one for each file, from 0 to 1, with a sum of 1 at most.")
+            raise ValueError(
+                f"shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}: "
+                "it needs one for each file, from 0 to 1, with a sum of 1 at most."
+            )
         self.sets, self.shares, self.draw = sets, [*shares, max(1 - sum(shares), 0)], random.Random(seed)
         known = dict.fromkeys(word for one in sets for word in one.wrongs)  # the right words: they are words
         self._strangers = {is_chinese: [word for word in known if is_han(word) == is_chinese] for is_chinese in (0, 1)}
@@ -158,23 +166,26 @@ class Misspeller:
 # ---- The command ----
 
 
-def main(argv: list[str]) -> None:
-    parser = make_parser(__doc__)
-    add: Any = parser.add_argument
-    add("--files", nargs="+", required=True, help="text: files, directories or globs, as `pretrain --train_files`")
-    add("--confusion_files", nargs="+", required=True, help="rows `wrong right right ...`, one file for each kind")
-    add(
-        "--shares",
-        nargs="+",
-        type=float,
-        help="of the errors that come from each file; the others are random words (default: equal, none random)",
+@dataclass
+class MisspellArguments:
+    """Which text, and which errors it gets."""
+
+    files: list[str] = required("Text: files, directories or globs, as `pretrain --train_files`.")
+    confusion_files: list[str] = required("Rows `wrong right right ...`, one file for each kind.")
+    output_file: str = required("The table, .tsv.")
+    shares: list[float] | None = flag(
+        None, "Of the errors that come from each file; the others are random words. Default: equal, none random."
     )
-    add("--clean_share", type=float, default=0.3, help="of sentences that stay as they are (%(default)s)")
-    add("--max_pairs", type=int, help="end after so many sentences")
-    add("--output_file", required=True, help="the table, .tsv")
-    add("--seed", type=int, default=0, help="of places and errors (%(default)s)")
-    arguments = parser.parse_args(argv)
-    check_ranges(arguments)
+    clean_share: float = flag(0.3, "Of sentences that stay as they are.", "[0, 1]")
+    max_pairs: int | None = flag(None, "End after so many sentences.", "[1, inf)")
+    seed: int = flag(0, "Of places and errors.", "[0, 4294967295]")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+
+def main(argv: list[str]) -> None:
+    (arguments,) = parse_arguments((MisspellArguments,), argv, __doc__)
     sets = [read_confusions(path) for path in arguments.confusion_files]
     misspell = Misspeller(sets, arguments.shares or [1 / len(sets)] * len(sets), arguments.seed)
     sources = [source for name in arguments.files for source in parse_sources(name)]
@@ -194,9 +205,11 @@ def main(argv: list[str]) -> None:
             pairs += 1
             changed += text != sentence
         if not changed:
-            what = f"of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} characters none got an error"
-            remedy = "Give rows whose right words stand in the text, more text, or a lower --clean_share."
-            raise ValueError(f"{', '.join(arguments.confusion_files)}: {what}. {remedy}")
+            raise ValueError(
+                f"{', '.join(arguments.confusion_files)}: of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} "
+                "characters none got an error. Give rows whose right words stand in the text, more text, or a lower "
+                "--clean_share."
+            )
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 
 

@@ -25,7 +25,6 @@ from itertools import groupby, pairwise
 from multiprocessing import connection, get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from types import SimpleNamespace
 from typing import Any
 
 import dill
@@ -35,7 +34,7 @@ from datatrove.io import DataFolder, get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges
+from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
@@ -116,7 +115,9 @@ class PackShards(PipelineStep):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        check_ranges(SimpleNamespace(held_out_share=held_out_share, seed=seed, num_proc=num_proc))
+        check_number("held_out_share", held_out_share, "[0, 1)")
+        check_number("seed", seed, "[0, 4294967295]")
+        check_number("num_proc", num_proc, "[1, inf)")
         check_tokenizer(tokenizer)
         get_packer(packing, tokenizer, max_seq_length, seed)
         self.names = PARTS[: 2 if held_out_share else 1]

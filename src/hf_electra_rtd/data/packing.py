@@ -213,7 +213,7 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
     if name not in PACKERS:
         raise ValueError(f"There is no packing {name!r} (--packing). Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:
-        what = f"--max_seq_length {max_seq_length} is too short for --packing {name}"
+        what = f"max_seq_length={max_seq_length} is too short for packing={name!r}"
         raise ValueError(f"{what}: choose at least {PACKERS[name].minimum_length} (the paper: 128 or 512).")
     closing, texts = "".join(CLOSING_MARKS), token_texts(tokenizer, range(len(tokenizer)))
     ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]

@@ -19,13 +19,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges
+from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
 from hf_electra_rtd.data.shards import open_blocks, writing_directory
@@ -80,7 +79,9 @@ def prepare_blocks(
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
     recipe |= {} if shard_size is None else {"shard_size": shard_size}
-    check_ranges(SimpleNamespace(**recipe, num_proc=num_proc))
+    check_number("held_out_share", held_out_share, "[0, 1)")
+    check_number("seed", seed, "[0, 4294967295]")
+    check_number("num_proc", num_proc, "[1, inf)")
     check_tokenizer(tokenizer)
     segmenter, segmenter_name = get_segmenter(word_segmenter)
     if drop_duplicates not in ("no", "exact"):
@@ -130,7 +131,7 @@ def part_path(directory: str | os.PathLike[str], part: str, shard_size: int | No
 def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
     """The error for a text that fills no sequence."""
     what = f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}"
-    return ValueError(f"{what}. Give more text, a shorter --max_seq_length, or another --held_out_share.")
+    return ValueError(f"{what}. Give more text, a shorter max_seq_length, or another held_out_share.")
 
 
 def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:
@@ -154,7 +155,7 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
     count = max(1, round(share * num_documents))
     if count >= num_documents:
         what = f"The corpus has {num_documents} document(s) (an empty line ends one), too few to hold {count} out"
-        raise ValueError(f"{what}. Separate them, name --held_out_files, or use --held_out_share 0.")
+        raise ValueError(f"{what}. Separate them, name held_out_files, or use a held_out_share of 0.")
     lowest = np.empty(0, dtype=np.uint64)
     for numbers in _draw(seed, randomness.SPLITTING, 0, num_documents):
         lowest = np.sort(np.concatenate([lowest, numbers]))[: count + 1]

@@ -7,8 +7,6 @@ leaves `train.blocks`, `held_out.blocks` and `tokenizer/` in the output director
 command that trains on them. The same command again finds the blocks done. Flags can stand in a YAML file (`--config`).
 """
 
-# ruff: noqa: RUF009  # `flag` makes a field
-
 from __future__ import annotations
 
 import logging
@@ -21,7 +19,7 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, parse_size, refuse_given, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, parse_size, run
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
@@ -65,9 +63,9 @@ class DataArguments:
     held_out_files: list[str] | None = flag(
         None, "Held-out text, as for --train_files, or a block file; by default a share."
     )
-    held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.")
+    held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.", "[0, 1)")
     drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
-    num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.")
+    num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.", "[1, inf)")
     word_segmenter: Literal["jieba"] | None = flag(
         None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
     )
@@ -76,12 +74,12 @@ class DataArguments:
     )
     packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
-    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.")
+    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.", "[1, inf)")
     lowercase: bool | None = flag(None, "For a vocab.txt (by default as it is) or a trained tokenizer (true).")
     data_license: str | None = flag(None, "License of the text, for the run's record.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_arguments(self)
         get_segmenter(self.word_segmenter)
         self.shard_bytes = None if self.shard_size is None else parse_size("shard_size", self.shard_size)
 
@@ -96,11 +94,10 @@ class DataArguments:
             raise ValueError("There is nothing to train on. Name text (--train_files) or datasets (--train_datasets).")
         return self.parse(self.train_files) + self.parse(self.train_datasets, is_dataset=True)
 
-    def refuse_unused(self, more: Sequence[str] = ()) -> None:
-        """Raises ValueError for flags that say how text is read, where all of it is prepared already; also `more`."""
+    def warn_of_unused(self, more: Sequence[str] = ()) -> None:
+        """Warns of flags that say how text is read, where all of it is prepared already; also `more`."""
         if all(source.is_prepared for source in [*self.sources(), *self.parse([*(self.held_out_files or ()), *more])]):
-            names = "text_column encoding encoding_errors drop_duplicates shard_size packing"
-            refuse_given(self, names, "is for text, and this is prepared already. Leave it out.")
+            check_arguments(self, rules=PREPARED_RULES)
 
     def parse(self, texts: Sequence[str], is_dataset: bool = False) -> list[Source]:
         """What `texts` name, read as the flags say."""
@@ -108,33 +105,47 @@ class DataArguments:
         return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
 
 
+# Where all text is prepared already.
+PREPARED_RULES = tuple(
+    Rule(name, "The sequences are prepared already.", changes_nothing=True)
+    for name in ("text_column", "encoding", "encoding_errors", "drop_duplicates", "shard_size", "packing")
+)
+
+
 @dataclass
 class PreparationArguments:
     """Where the blocks go, and their shape."""
 
     output_dir: str = flag("runs/corpus", "For block files and tokenizer.")
-    max_seq_length: int = flag(128, "Tokens a sequence (paper: 128 for small, else 512).")
-    seed: int = flag(42, "Of split, weights and packing.")
+    max_seq_length: int = flag(128, "Tokens a sequence (paper: 128 for small, else 512).", "[3, inf)")
+    seed: int = flag(42, "Of split, weights and packing.", "[0, 4294967295]")
     disable_tqdm: bool = flag(False, "Show no progress bars. (Tasks of an --executor show none.)")
     executor: Literal["local", "slurm", "ray"] | None = flag(
         None, "Prepares in several tasks, on one machine or many, into shards (the extra scale; for ray also ray)."
     )
-    tasks: int | None = flag(None, "Tasks of the --executor. Their number changes no sequence.")
-    workers: int | None = flag(None, "Tasks at a time; by default one a core (local), else all there is room for.")
+    tasks: int | None = flag(None, "Tasks of the --executor. Their number changes no sequence.", "[1, inf)")
+    workers: int | None = flag(
+        None, "Tasks at a time; by default one a core (local), else all there is room for.", "[1, inf)"
+    )
     slurm: list[str] = flag([], "Options of sbatch for --executor slurm: partition=NAME time=24:00:00 account=ME ...")
     process_index: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if (self.executor is None) != (self.tasks is None):
-            raise ValueError("--executor and --tasks belong together: name both, or none.")
-        if self.executor is None and self.workers is not None:
-            raise ValueError("--workers is for --executor. Name one, or leave it out.")
-        if self.slurm and self.executor != "slurm":
-            raise ValueError("--slurm is for --executor slurm. Leave it out.")
+        check_arguments(self, rules=RULES)
         self.sbatch: dict[str, Any] = dict(option.partition("=")[::2] for option in self.slurm)
         if self.executor == "slurm" and not (self.sbatch.get("partition") and self.sbatch.get("time")):
             raise ValueError("--executor slurm needs at least --slurm partition=NAME time=24:00:00.")
+
+
+RULES = (
+    Rule("executor", "It needs to know how many there are.", needs=("tasks",)),
+    Rule("executor=slurm", "It must know the partition and the time of a task.", needs=("slurm",)),
+    Rule("tasks", "", needs=("executor",)),
+    Rule("workers", "", needs=("executor",), changes_nothing=True),
+    Rule("slurm", "", needs=("executor=slurm",), changes_nothing=True),
+)
+# Of `DataArguments`, in this command.
+DATA_RULES = (Rule("data_license", "It is for the record of a run: give it to `pretrain`.", changes_nothing=True),)
 
 
 # Below, `arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks. The
@@ -250,7 +261,7 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO)
     directory = Path(arguments.output_dir)
-    refuse_given(data, "data_license", "is for the record of a run: give it to `pretrain`.")
+    check_arguments(data, rules=DATA_RULES)
     if prepared := [source.name for source in data.sources() if source.is_prepared and arguments.executor is None]:
         raise ValueError(f"{prepared[0]} is prepared already. Name text, or train on it.")
     if arguments.executor is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_electra_rtd.cli import check_ranges
+from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
 from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
@@ -64,7 +64,7 @@ class Source:
     weight: float = 1.0  # how often each document is read in an epoch: 2 is twice, 0.5 a random half of them once
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_number("weight", self.weight, "(0, 1000]")
 
     def __str__(self) -> str:
         return f"The dataset {self.place}" if self.is_dataset else self.place

@@ -61,7 +61,7 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
         tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
     elif lowercase is not None:
-        raise ValueError(f"--lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave the flag out.")
+        raise ValueError(f"lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave it out.")
     else:
         with reading(name_or_path, _REMEDY):
             _check_directory(Path(name_or_path))
@@ -165,7 +165,7 @@ def train_wordpiece(
         return wordpiece.get_vocab()
 
     if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(f"--vocab_size {vocab_size} leaves no room for words. Choose some thousands.")
+        raise ValueError(f"vocab_size={vocab_size} leaves no room for words. Choose some thousands.")
     # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
     # between merges by these numbers. So the alphabet is collected first, and fixed in its own order.
     alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))

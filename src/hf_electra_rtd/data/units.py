@@ -95,7 +95,7 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
     mark = tokenizer.convert_tokens_to_ids("▁") not in (None, tokenizer.unk_token_id)
     room, units = max_length - tokenizer.num_special_tokens_to_add() - mark, find_units(text, encoding)
     if room < 1:
-        raise ValueError(f"--max_length {max_length} leaves no room for text. Raise it.")
+        raise ValueError(f"max_length={max_length} leaves no room for text. Raise it.")
     pieces, first, begin, origin = [], 0, 0, 0  # `origin`: the first token of a piece, which may be of a space
     while first < len(units) and len(encoding) - origin > room:
         stop = first + 1

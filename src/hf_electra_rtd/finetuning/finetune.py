@@ -7,8 +7,6 @@ seed's model; at the end stands a table beside published scores. If interrupted,
 missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
 """
 
-# ruff: noqa: RUF009  # `flag` makes a field
-
 from __future__ import annotations
 
 import json

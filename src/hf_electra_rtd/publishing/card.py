@@ -85,8 +85,8 @@ class CardArguments:
     """What model cards say that no record knows."""
 
     license: str | None = flag(None, "License of the weights, as the Hub names it, such as apache-2.0.")
-    languages: list[str] | None = flag(None, "Codes of the languages, such as en.")  # noqa: RUF009
-    corpora: list[str] | None = flag(None, "Hub ids of the corpora, such as wikimedia/wikipedia.")  # noqa: RUF009
+    languages: list[str] | None = flag(None, "Codes of the languages, such as en.")
+    corpora: list[str] | None = flag(None, "Hub ids of the corpora, such as wikimedia/wikipedia.")
 
 
 def pretraining_card(

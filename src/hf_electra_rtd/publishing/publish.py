@@ -58,7 +58,7 @@ class PretrainingPublication:
 
     is_new = False  # not a flag; true for a run that replaces another, whose key it must not use
     force: bool = flag(False, _FORCE)
-    parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")  # noqa: RUF009
+    parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")
 
 
 @dataclass
@@ -75,8 +75,8 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
 
     run: str = field(kw_only=True, metadata={"help": "output_dir of a pre-training, a fine-tuning or an export."})
     hub_model_id: str | None = flag(None, "ORG/NAME: repositories are ORG/NAME-discriminator, ORG/NAME-mrpc, ...")
-    evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")  # noqa: RUF009
-    compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")  # noqa: RUF009
+    evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")
+    compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
     card_only: bool = flag(False, "Upload the cards alone, to repositories of this run.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")

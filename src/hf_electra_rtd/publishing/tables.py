@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_electra_rtd.cli import make_parser, run
+from hf_electra_rtd.cli import flag, parse_arguments, run
 from hf_electra_rtd.files import read_json
 from hf_electra_rtd.records import EvaluationRecord
 from hf_electra_rtd.tasks import BENCHMARKS
@@ -240,11 +240,19 @@ def print_results(records: Iterable[EvaluationRecord]) -> None:
 # ---- The command ----
 
 
+@dataclass
+class CompareArguments:
+    """Which results."""
+
+    directories: list[str] = flag([], "Output directory of a fine-tuning.", words="DIRECTORY")
+
+
 def main(argv: list[str]) -> None:
     """Prints tables, and the difference of two models."""
-    parser = make_parser(__doc__)
-    parser.add_argument("directories", nargs="+", metavar="DIRECTORY", help="output_dir of a fine-tuning")
-    records = read_evaluations(parser.parse_args(argv).directories)
+    (arguments,) = parse_arguments((CompareArguments,), argv, __doc__)
+    if not arguments.directories:
+        raise ValueError("There is nothing to compare. Name the output directories of fine-tunings.")
+    records = read_evaluations(arguments.directories)
     print_results(records.values())
     for line in differences(records):
         print(line)

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -15,24 +15,18 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from hf_electra_rtd.cli import check_ranges, flag, refuse_given
+from hf_electra_rtd.cli import Rule, check_arguments, flag
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.families import check_document_attention
-from hf_electra_rtd.files import known_names, named_file
+from hf_electra_rtd.files import named_file
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.recipes import get_size
 
 
 logger = logging.getLogger(__name__)
 
-# What the losses here, held-out metrics over all sequences, a stream that is read once, or our checkpoints do not go
-# with.
-_REFUSED = """
-label_smoothing_factor prediction_loss_only bf16_full_eval fp16_full_eval dataloader_drop_last batch_eval_metrics
-metric_for_best_model auto_find_batch_size ignore_data_skip dataloader_persistent_workers deepspeed
-"""
 # For `check_arguments`: fields of `transformers.TrainingArguments`, whose declarations have no intervals.
 TRAINER_INTERVALS = {
     "num_train_epochs": "(0, inf)",
@@ -57,7 +51,10 @@ TRAINER_INTERVALS = {
     "seed": "[0, 4294967295]",  # what NumPy takes
     "data_seed": "[0, 4294967295]",
 }
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**30  # glibc's malloc.h; bytes
+# glibc's malloc.h
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST = 2**30  # bytes
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)  # names that mean `ElectraAdamW`
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
@@ -74,22 +71,34 @@ class RTDTrainingArguments(TrainingArguments):
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
-    max_seq_length: int = flag(128, "Sequence length in tokens.")
-    shuffle_window: int | None = flag(None, "Shards among which sequences are shuffled. Default, and with 0: all.")
-    mask_probability: float = flag(0.15, "Share of the tokens that is masked.")
-    masking: str = flag("token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).")
+    max_seq_length: int = flag(128, "Sequence length in tokens.", "[3, inf)")  # [CLS], a token, [SEP]
+    shuffle_window: int | None = flag(
+        None, "Shards among which sequences are shuffled. Default, and with 0: all.", "[0, inf)"
+    )
+    mask_probability: float = flag(0.15, "Share of the tokens that is masked.", "(0, 1)")
+    masking: str = flag(
+        "token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).", choices=MASKING
+    )
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`: words in place of some samples.")
-    confusion_share: float | None = flag(None, "Of the masked tokens with a row, the share that is replaced (0.5).")
+    confusion_share: float | None = flag(
+        None, "Of the masked tokens with a row, the share that is replaced (0.5).", "(0, 1]"
+    )
     document_attention: bool = flag(False, "With --packing full: tokens see only their own document.")
-    keep_probability: float = flag(0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].")
+    keep_probability: float = flag(
+        0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].", "[0, 1]"
+    )
     bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
     exact_loss_normalization: bool = flag(False, "Divide losses by the counts of a whole step, not of each batch.")
-    checkpoint_fractions: list[float] | None = flag(  # noqa: RUF009  # None can be shared
-        None, "Shares of the run after which both are exported to OUTPUT_DIR/fractions/<percent>: 0.0625 0.125 0.5 1."
+    checkpoint_fractions: list[float] | None = flag(
+        None,
+        "Shares of the run after which both are exported to OUTPUT_DIR/fractions/<percent>: 0.0625 0.125 0.5 1.",
+        "(0, 1]",
     )
     # Paper, Table 6; google-research/electra model/optimization.py.
     learning_rate: float = flag(5e-4, "The base learning rate.")
-    generator_learning_rate: float | None = flag(None, "The base learning rate of what only the generator has.")
+    generator_learning_rate: float | None = flag(
+        None, "The base learning rate of what only the generator has.", "[0, inf)"
+    )
     warmup_steps: float = flag(10_000, "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(0.01, "Decoupled weight decay; not for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
@@ -108,35 +117,16 @@ class RTDTrainingArguments(TrainingArguments):
     ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.masking not in MASKING:
-            raise ValueError(f"--masking: there is no {self.masking!r}. {known_names(self.masking, MASKING, 'kinds')}")
-        if self.confusion_file is None and self.confusion_share is not None:
-            raise ValueError("--confusion_share is of a --confusion_file: name one, or leave it out.")
+        check_arguments(self, rules=RULES, intervals=TRAINER_INTERVALS)
+        check_hub_options(self)
         if self.confusion_file is not None and self.confusion_share is None:
             self.confusion_share = 0.5
-        check_hub_options(self)
-        if self.generator_learning_rate is not None and self.optim not in OWN_OPTIMIZERS:
-            raise ValueError(f"--generator_learning_rate is for --optim adamw_torch, not {self.optim}.")
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)
-        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            if getattr(self, name) in ("epoch", "best"):
-                what = f"--{name} {getattr(self, name)}: a run reads its sequences as one stream"
-                raise ValueError(f"{what}, and no step is the best. Choose steps or no.")
-        if self.clip_separately and not self.max_grad_norm:
-            raise ValueError("--clip_separately with --max_grad_norm 0 clips nothing: leave it out, or give a norm.")
-        for name in _REFUSED.split():
-            if getattr(self, name):
-                raise ValueError(f"--{name} has no place in this pre-training. Leave it out.")
-        if self.save_on_each_node:
-            raise ValueError("--save_on_each_node: a checkpoint is written once, for all nodes. Leave it out.")
         super().__post_init__()
         loading: Any = self.accelerator_config
-        if not self.eval_do_concat_batches or loading.split_batches:
-            raise ValueError("eval_do_concat_batches=False and split_batches have no place here. Leave them out.")
-        if self.load_best_model_at_end:
-            raise ValueError("--load_best_model_at_end: losses rise as the generator learns, so no step is the best.")
+        if loading.split_batches:
+            raise ValueError("--accelerator_config: split_batches would make batches smaller than they are named.")
 
     @property
     def sequences_per_step(self) -> int:
@@ -157,21 +147,64 @@ class RTDTrainingArguments(TrainingArguments):
         return cls(output_dir=output_dir, **{**recipe, **overrides})
 
 
+_ONE_STREAM = "A run reads its sequences as one stream, and no step is the best."
+_NOT_HERE = (
+    "label_smoothing_factor",
+    "prediction_loss_only",
+    "bf16_full_eval",
+    "fp16_full_eval",
+    "dataloader_drop_last",
+    "batch_eval_metrics",
+    "eval_do_concat_batches",
+    "metric_for_best_model",
+    "auto_find_batch_size",
+    "ignore_data_skip",
+    "dataloader_persistent_workers",
+    "deepspeed",
+)
+RULES = (
+    *(
+        Rule(f"{name}_strategy={strategy}", _ONE_STREAM)
+        for name in ("save", "eval", "logging")
+        for strategy in ("epoch", "best")
+    ),
+    Rule("load_best_model_at_end", "Losses rise as the generator learns, so no step is the best."),
+    Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
+    *(
+        Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")
+        for name in _NOT_HERE
+    ),
+    Rule("confusion_share", "", needs=("confusion_file",), changes_nothing=True),
+    Rule(
+        "generator_learning_rate",
+        "Others have one learning rate.",
+        needs=tuple(f"optim={name.value}" for name in OWN_OPTIMIZERS),
+    ),
+)
+# Of every run that may be published.
+HUB_RULES = (
+    Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),
+    Rule("push_to_hub", "Its repositories' names begin with it.", needs=("hub_model_id",)),
+    *(
+        Rule(name, "A run is published once, at its end, on `main`.", excludes=("push_to_hub",))
+        for name in ("hub_revision", "hub_always_push", "hub_strategy=every_save", "hub_strategy=checkpoint")
+    ),
+    Rule("hub_strategy=all_checkpoints", "A run is published once, at its end, on `main`.", excludes=("push_to_hub",)),
+)
+
+
 def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
-    if args.hub_token is not None:
-        raise ValueError("--hub_token would be written into the run's files. Set HF_TOKEN, or use `hf auth login`.")
+    check_arguments(args, rules=HUB_RULES)
     if args.push_to_hub and (args.hub_model_id or "").count("/") != 1:
-        raise ValueError("--push_to_hub needs --hub_model_id ORG/NAME, the start of the repositories' names.")
-    if args.push_to_hub and (args.hub_strategy != "end" or args.hub_revision or args.hub_always_push):
-        what = "--hub_strategy, --hub_revision and --hub_always_push"
-        raise ValueError(f"A run is published once, at its end, on `main`: leave {what} out.")
+        raise ValueError("--hub_model_id must be ORG/NAME, the start of the repositories' names.")
 
 
 def check_publishing(args: TrainingArguments, *facts: Any) -> None:
-    """Raises ValueError for flags of the publication (dataclasses) of a run that is not published."""
-    for each in facts if not args.push_to_hub else ():
-        refuse_given(each, " ".join(vars(each)), "is for --push_to_hub True. Leave it out, and give it to `publish`.")
+    """Warns of flags of the publication (dataclasses) of a run that is not published."""
+    names = [entry.name for group in facts for entry in fields(group)]
+    rules = [Rule(name, "Give it to `publish`.", needs=("push_to_hub",), changes_nothing=True) for name in names]
+    check_arguments(args, *facts, rules=rules)
 
 
 def settle_by_device(args: TrainingArguments) -> None:
@@ -244,23 +277,28 @@ def settle_masking(
     alone), and the special tokens of its tokenizer, into the configuration of its pair. Raises ValueError for a pair
     that cannot learn by these arguments, and where a tokenizer that is needed is not given."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
-        what = f"mask_probability={config.mask_probability:g}, but the run masks {args.mask_probability:g}"
-        raise ValueError(f"The pair was made with {what}: its loss needs the same in both (--mask_probability).")
-    config.mask_probability, config.keep_probability = args.mask_probability, args.keep_probability
+        raise ValueError(
+            f"The pair was made with mask_probability={config.mask_probability:g}, but the run masks "
+            f"{args.mask_probability:g}: its loss needs the same in both."
+        )
+    config.mask_probability = args.mask_probability
+    config.keep_probability = args.keep_probability
     if tokenizer is None and config.num_generator_encoders == 2:
         raise ValueError(f"generator={config.generator!r} leaves special tokens out: pass processing_class.")
     if confusions is not None:
         config.confusions = confusions.described
     else:
-        file, share = args.confusion_file, args.confusion_share
-        config.confusions = None if file is None else {**named_file(file), "share": share}
+        file = args.confusion_file
+        config.confusions = None if file is None else {**named_file(file), "share": args.confusion_share}
     config.check()
     if tokenizer is not None:
         config.take_special_tokens(tokenizer)
     for tower in config.towers.values() if args.document_attention else ():
         if config.num_generator_encoders == 2:
-            what = f"--document_attention does not go with the two encoders of --generator_type {config.generator}"
-            raise ValueError(f"{what}: take masked_lm.")
+            raise ValueError(
+                f"document_attention does not go with the two encoders of generator={config.generator!r}: "
+                "take masked_lm."
+            )
         check_document_attention(tower)
 
 

@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import flag, parse_arguments, parse_size, refuse_given
+from hf_electra_rtd.cli import flag, parse_arguments, parse_size
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -77,7 +77,7 @@ class RunArguments:
 
     dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it takes, and stop.")
     overwrite_output_dir: bool = flag(False, "Delete the run that lies in --output_dir, and start anew.")
-    old_held_out_files: list[str] | None = flag(  # noqa: RUF009  # None can be shared
+    old_held_out_files: list[str] | None = flag(
         None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
     )
     cache_size: str = flag("32GB", "Most bytes of remote shards in --cache_dir.")
@@ -196,9 +196,8 @@ def start(
             if on_neighbours:
                 check_room(model, in_both)
             check_balance(args, **vars(model.config))
-            saved = model_args.continued
-            known: Any = args if saved is None or saved.towers else saved.config  # of single towers it is not known
-            model.config.mask_probability = known.mask_probability
+            if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
+                model.config.mask_probability = args.mask_probability
             settle_masking(model.config, args, tokenizer)
             if (count := model_args.extend_vocabulary) is not None:
                 extended = get_extended_tokenizer(tokenizer, count, data_args, args, blocks, checkpoint)
@@ -209,9 +208,7 @@ def start(
                 what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             old = run_args.old_held_out_files or []
-            data_args.refuse_unused(old)
-            if not any("://" in name for name in [*data_args.train_files, *(data_args.held_out_files or ()), *old]):
-                refuse_given(run_args, "cache_dir cache_size", "is for remote shards: there are none. Leave it out.")
+            data_args.warn_of_unused(old)
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
             _refuse_whole_documents(args, train.header.packing)
@@ -230,7 +227,7 @@ def start(
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
-        arguments["model"]["loaded_backbones"] = model_args.loaded_backbones  # of a config.json nothing is
+        arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
         if old:
             arguments["data"]["old_held_out_files"] = old
         facts = {"command": public_command(words), "started": started, "arguments": arguments}

@@ -1,0 +1,68 @@
+"""The console command `hf-electra-rtd COMMAND ...`.
+
+It is a module beside the package, whose import takes seconds: `--help`, `--version` and a misspelt command need none
+of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib import metadata
+from typing import NoReturn
+
+
+# Command: (module, what it does).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
+    "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
+    "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
+    "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
+    "export": ("export", "turn a model into an ONNX graph, checked against torch"),
+    "detect": ("detection", "show which tokens of a sentence look replaced"),
+    "correct": ("correction", "correct wrong words of texts"),
+    "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
+    "score": ("scoring", "how likely a model holds texts to be"),
+    "convert": ("checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
+    "compare": ("publishing.tables", "compare fine-tuning results in one table"),
+    "publish": ("publishing.publish", "publish a run on the Hub"),
+}
+INTERRUPTED = 130  # exit status after Ctrl-C
+
+
+def main() -> NoReturn:
+    name = _parse_command(sys.argv[1:2])
+    del sys.argv[1]
+    try:
+        run: Callable[..., NoReturn] = importlib.import_module("hf_electra_rtd.cli").run
+    except KeyboardInterrupt:
+        print("\nInterrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    # `run` tells what goes wrong from here on, also while the module of the command is imported.
+    run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[name][0]}").main(argv), name)
+
+
+def _parse_command(argv: Sequence[str]) -> str:
+    width = max(map(len, COMMANDS))
+    parser = argparse.ArgumentParser(
+        "hf-electra-rtd",
+        usage="%(prog)s COMMAND [--flag value ...]",
+        description="\n".join(f"  {name:{width}}  {does}" for name, (_, does) in COMMANDS.items()),
+        epilog="COMMAND --help lists the flags of a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=metadata.version("hf-electra-rtd"))
+    parser.add_argument("command", metavar="COMMAND", help=argparse.SUPPRESS)
+    name: str = parser.parse_args(argv).command
+    if name not in COMMANDS:
+        similar = get_close_matches(name, COMMANDS)
+        known = f"Did you mean {' or '.join(similar)}?" if similar else f"Commands: {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {name!r}. {known}")
+    return name
+
+
+if __name__ == "__main__":
+    main()

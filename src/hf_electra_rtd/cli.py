@@ -367,10 +367,10 @@ def _title(dataclass_type: type, name: str) -> str:
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, but for None, and the description as it is written."""
+    """Shows defaults, where there are some, and the description as it is written."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, "") else super()._get_help_string(action)
+        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
 
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:

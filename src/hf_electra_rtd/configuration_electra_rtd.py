@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
+from hf_electra_rtd.cli import Rule, check_arguments
 from hf_electra_rtd.detectors import label
 from hf_electra_rtd.families import (
     DROPOUTS,
@@ -80,24 +80,53 @@ _NAMES: dict[str, Iterable[str]] = {
     "temperature_schedule": TEMPERATURES,
 }
 
-# What the value of an option needs of others: the values that go with it.
-_DETECTING = tuple(name for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
-_OF_SOFTMAX: dict[str, tuple[Any, ...]] = {  # samples are of the generator's softmax as it is
-    "temperature": (1.0,),
-    "temperature_schedule": ("constant",),
-    "disallow_correct": (False,),
-    "confusions": (None,),
-}
-_LEARNS = {"freeze_generator": (False,), "sampling_dropout": (True,)}  # samples are of the pass that learns
-_NEEDS: dict[tuple[str, Any], dict[str, tuple[Any, ...]]] = {
-    ("objective", "electric"): {"generator": ("two_tower",), "generator_objective": ("mle",)} | _OF_SOFTMAX,
-    ("generator_objective", "adversarial"): (
-        {"objective": ("rtd", "rtd_masked_only"), "generator": ("masked_lm",)} | _OF_SOFTMAX | _LEARNS
+# What does not go together, by the names of fields.
+_DETECTING = tuple(f"objective={name}" for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
+# By these, samples are not of the generator's softmax as it is.
+_ALTERS_DRAWS = ("temperature", "temperature_schedule", "disallow_correct", "confusions")
+_OTHER_PASS = ("freeze_generator", "sampling_dropout")  # by these, samples are not of the pass that learns
+RULES = (
+    Rule(
+        "objective=electric",
+        "Its loss needs the probability of every token under the generator.",
+        needs=("generator=two_tower",),
+        excludes=("generator_objective", *_ALTERS_DRAWS),
     ),
-    ("generator", "two_tower"): {"objective": _DETECTING, "sharing": ("embeddings",)} | _LEARNS,
-    ("generator", "offline"): {"generator_weight": (1.0,), "disallow_correct": (False,)},
-    ("sharing", "gdes"): {"objective": _DETECTING},  # others predict with the word table, which holds differences
-    ("freeze_generator", True): {"sharing": ("none",)},  # else it would freeze a part of the discriminator
+    Rule(
+        "generator_objective=adversarial",
+        "Its reward is of samples of a network that learns, in detection.",
+        needs=("objective=rtd", "objective=rtd_masked_only"),
+        excludes=("generator", *_ALTERS_DRAWS, *_OTHER_PASS),
+    ),
+    Rule(
+        "generator=two_tower",
+        "It shares its embeddings with a discriminator that detects, and learns.",
+        needs=_DETECTING,
+        excludes=("sharing", *_OTHER_PASS),
+    ),
+    Rule("generator=offline", "There is no generator.", excludes=("generator_weight", "disallow_correct")),
+    Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
+    Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
+    Rule("confusions", "Other objectives predict the original tokens.", needs=_DETECTING),
+    Rule("tie_word_embeddings", "False would undo every tie."),
+)
+SCHEDULE_RULES = (
+    Rule("temperature_start", "", needs=("temperature_schedule=linear", "temperature_schedule=exponential")),
+    Rule("temperature_decay", "", needs=("temperature_schedule=exponential",)),
+)
+NO_NETWORK_RULES = tuple(Rule(name, "There is no generator network.") for name in _OF_NETWORK if name != "sharing")
+NO_GENERATOR_RULES = tuple(Rule(name, "There is no generator.") for name in _OF_GENERATOR)
+DRAW_RULES = tuple(
+    Rule(name, "Probabilities of tokens are those of the generator's softmax.") for name in _ALTERS_DRAWS
+)
+INTERVALS = {
+    "temperature": "[0, inf)",
+    "temperature_start": "(0, inf)",
+    "temperature_decay": "(0, inf)",
+    "generator_weight": "[0, inf)",
+    "discriminator_weight": "[0, inf)",
+    "mask_probability": "(0, 1)",
+    "keep_probability": "[0, 1]",
 }
 # The families of both towers that an option is for. Some need to know where a family keeps its positions, or what its
 # output layer reads.
@@ -108,16 +137,23 @@ _FAMILIES: dict[tuple[str, str], Iterable[str]] = {
     ("generator", "two_tower"): ("electra",),
 }
 
-_LARGEST = dict.fromkeys(("temperature", "generator_weight", "discriminator_weight"), sys.float_info.max)
-_LARGEST |= {"keep_probability": 1.0}
-
 # Would leak the local path of a tower, or the attention chosen on another machine, into the saved configuration.
 _NOT_COPIED = ("_attn_implementation_internal", "_experts_implementation_internal", "_name_or_path", "model_type")
 # What `PreTrainedConfig` accepts or writes besides its declared fields; the Trainer of transformers 5.17 writes the
 # tokenizer's special ids too.
 _FRAMEWORK_KEYS = (
-    *(*_NOT_COPIED, "_commit_hash", "attn_implementation", "auto_map", "bos_token_id", "eos_token_id"),
-    *("experts_implementation", "name_or_path", "num_labels", "output_attentions", "pad_token_id", "torch_dtype"),
+    *_NOT_COPIED,
+    "_commit_hash",
+    "attn_implementation",
+    "auto_map",
+    "bos_token_id",
+    "eos_token_id",
+    "experts_implementation",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "pad_token_id",
+    "torch_dtype",
 )
 
 
@@ -134,21 +170,25 @@ def derive_generator_config(
     as the width. They share embeddings only with a generator of the same width, so by default theirs has half of the
     layers, as DeBERTaV3 (arXiv 2111.09543). The rest is copied. Raises ValueError for what cannot be built.
     """
-    config, inner_name = discriminator_config, feed_forward_name(discriminator_config)
+    config = discriminator_config
+    inner_name = feed_forward_name(config)
     refuse_other_networks(config)
     is_electra = config.model_type == ElectraConfig.model_type
     width = (0.25 if is_electra else 1.0) if hidden_size_fraction is None else hidden_size_fraction
     depth = (1.0 if is_electra else 0.5) if layers_fraction is None else layers_fraction
-    hidden_size, num_layers = round(config.hidden_size * width), round(config.num_hidden_layers * depth)
-    num_heads, inner = max(1, hidden_size // 64), 4 * hidden_size
+    hidden_size = round(config.hidden_size * width)
+    num_layers = round(config.num_hidden_layers * depth)
+    num_heads = max(1, hidden_size // 64)
+    inner = 4 * hidden_size
     if not is_electra:
         num_heads = max(1, round(config.num_attention_heads * width))
         inner = round(getattr(config, inner_name) * width)
     if hidden_size < 1 or num_layers < 1 or hidden_size % num_heads or max(width, depth) > 1:
-        given = f"generator_hidden_size={width:g} and generator_layers={depth:g}"
-        shape = f"{num_layers} layers of {hidden_size} with {num_heads} attention heads"
-        what = "which cannot be built, or are larger than the discriminator"
-        raise ValueError(f"{given} give {shape}, {what}: choose other fractions.")
+        raise ValueError(
+            f"generator_hidden_size={width:g} and generator_layers={depth:g} give {num_layers} layers of "
+            f"{hidden_size} with {num_heads} attention heads, which cannot be built, or are larger than the "
+            "discriminator: choose other fractions."
+        )
     values = _copyable(config)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_layers, "num_attention_heads": num_heads}
     sizes = {config.attribute_map.get(name, name): size for name, size in sizes.items()} | {inner_name: inner}
@@ -206,8 +246,14 @@ class ElectraRTDConfig(PreTrainedConfig):
     # Left for `compute_metrics` of a Trainer are (logits, replaced_labels), or, of a discriminator that predicts
     # tokens, (replaced_labels, predictions).
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
-        *("generator_loss", "discriminator_loss", "generator_predictions", "generator_logits", "corrupted_input_ids"),
-        *("generator_token_losses", "generator_entropies", "discriminator_token_losses"),
+        "generator_loss",
+        "discriminator_loss",
+        "generator_predictions",
+        "generator_logits",
+        "corrupted_input_ids",
+        "generator_token_losses",
+        "generator_entropies",
+        "discriminator_token_losses",
     ]
 
     # Native configurations, or dicts, ELECTRA's without a `model_type`. None: a smaller one of the discriminator's
@@ -252,8 +298,10 @@ class ElectraRTDConfig(PreTrainedConfig):
         self.discriminator_config = _native(self.discriminator_config)
         if not self.has_generator_network:
             if self.generator_config is not None:
-                remedy = "leave generator_config (or generator_hidden_size and generator_layers) out"
-                raise ValueError(f"{self._kind} has no generator network: {remedy}.")
+                raise ValueError(
+                    f"{self._kind} has no generator network: leave generator_config (or generator_hidden_size and "
+                    "generator_layers) out."
+                )
             self.sharing = "none" if self.sharing == type(self).sharing else self.sharing
         elif self.generator_config is None and self.sharing != "all":
             self.generator_config = derive_generator_config(self.discriminator_config)
@@ -280,7 +328,7 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @property
     def has_generator_network(self) -> bool:
-        """Whether there is a tower that proposes them."""
+        """Whether there is a tower that proposes tokens."""
         return needs_generator_network(self.objective, self.generator)
 
     def take_special_tokens(self, tokenizer: Any) -> None:
@@ -332,42 +380,25 @@ class ElectraRTDConfig(PreTrainedConfig):
     def check(self) -> None:
         """Raises ValueError for what makes no sense together; again where a model is made, since fields can be set."""
         refuse_unknown_names(vars(self))
-        for (option, value), needs in _NEEDS.items():
-            if getattr(self, option) == value:
-                self._refuse_others(f"{option}={value!r}", needs)
-        self._refuse_others("A pair", {"tie_word_embeddings": (True,)})  # False would undo every tie
-        for name, largest in _LARGEST.items():
-            if not 0 <= (value := getattr(self, name)) <= largest:
-                raise ValueError(f"{name} is {value}: it must be at least 0 and at most {largest:g}.")
-        if not 0 < self.mask_probability < 1:
-            raise ValueError(f"mask_probability is {self.mask_probability}: it must be above 0 and below 1.")
-        if self.confusions is not None:
-            self._refuse_others("A confusion file", {"objective": _DETECTING})
+        check_arguments(self, rules=RULES, intervals=INTERVALS, dashes="")
         if self.has_generator_network:
-            own = _SCHEDULES[self.temperature_schedule]
-            others = {name: (None,) for name in _OF_SCHEDULE[1:] if name not in own}
-            self._refuse_others(f"temperature_schedule={self.temperature_schedule!r}", others)
-            for name in own:
-                if not 0 < (value := getattr(self, name)) < float("inf"):
-                    raise ValueError(f"{name} is {value:g}: it must be a finite number above 0.")
-            if own and not 0 < self.temperature <= self.temperature_start:
-                ends = f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}"
-                raise ValueError(f"The temperature must fall and stay above 0, but goes from {ends}.")
+            check_arguments(self, rules=SCHEDULE_RULES, dashes="")
+            if self.temperature_start is not None and not 0 < self.temperature <= self.temperature_start:
+                raise ValueError(
+                    "The temperature must fall and stay above 0, but goes from "
+                    f"temperature_start={self.temperature_start:g} to temperature={self.temperature:g}."
+                )
         else:
-            unused = _OF_NETWORK if self.traits.has_generator else (*_OF_NETWORK, *_OF_GENERATOR)
-            needs = {name: (getattr(type(self), name),) for name in unused}
-            self._refuse_others(f"{self._kind}, without a generator network,", needs | {"sharing": ("none",)})
+            check_arguments(self, rules=NO_NETWORK_RULES, dashes="")
+            if not self.traits.has_generator:
+                check_arguments(self, rules=NO_GENERATOR_RULES, dashes="")
+            if self.sharing != "none":
+                raise ValueError(f"sharing={self.sharing} has no place here. {self._kind} has no generator network.")
         self._check_towers()
 
     def refuse_altered_draws(self) -> None:
         """Raises ValueError for an option by which samples are not of the generator's softmax."""
-        self._refuse_others(f"A probability of tokens by objective={self.objective!r}", _OF_SOFTMAX)
-
-    def _refuse_others(self, what: str, needs: Mapping[str, tuple[Any, ...]]) -> None:
-        for name, values in needs.items():
-            if (value := getattr(self, name)) not in values:
-                known = " or ".join(map(repr, values))
-                raise ValueError(f"{what} does not go with {name}={value!r}: it needs {known}.")
+        check_arguments(self, rules=DRAW_RULES, dashes="")
 
     def _check_towers(self) -> None:
         """Raises ValueError for towers that cannot do what the other options say."""
@@ -375,27 +406,37 @@ class ElectraRTDConfig(PreTrainedConfig):
             refuse_other_networks(config)
             detects = name == "discriminator" and self.traits.predicts == "replaced"
             if detects and detector_class(config.model_type) is None:
-                what = f"transformers has no model of the family {config.model_type!r} that classifies tokens"
-                raise ValueError(f"{what}. Take {', '.join(FAMILIES)}.")
-            for (option, value), known in _FAMILIES.items():
-                if getattr(self, option) == value and config.model_type not in known:
-                    wanted = f"{option}={value!r} is for the families {', '.join(known)}"
-                    raise ValueError(f"{wanted}, and the {name} is {config.model_type!r}.")
+                raise ValueError(
+                    f"transformers has no model of the family {config.model_type!r} that classifies tokens. "
+                    f"Take {', '.join(FAMILIES)}."
+                )
+            for (option, value), families in _FAMILIES.items():
+                if getattr(self, option) == value and config.model_type not in families:
+                    raise ValueError(
+                        f"{option}={value!r} is for the families {', '.join(families)}, and the {name} is "
+                        f"{config.model_type!r}."
+                    )
         if not self.has_generator_network:
             return
-        generator, discriminator = self.generator_config, self.discriminator_config
+        generator = self.generator_config
+        discriminator = self.discriminator_config
         if generator.model_type != discriminator.model_type and self.sharing not in ("none", "word"):
-            these = f"{generator.model_type} and {discriminator.model_type}"
-            what = f"sharing={self.sharing!r} needs towers of one family, and these are {these}"
-            raise ValueError(f"{what}. Take sharing='word' or 'none'.")
+            raise ValueError(
+                f"sharing={self.sharing!r} needs towers of one family, and these are {generator.model_type} and "
+                f"{discriminator.model_type}. Take sharing='word' or 'none'."
+            )
         for size in SHARED_SIZES[self.sharing]:
-            mine, other = size_of(generator, size), size_of(discriminator, size)
-            if mine != other:
+            ours = size_of(generator, size)
+            theirs = size_of(discriminator, size)
+            if ours != theirs:
                 name = size if hasattr(discriminator, size) else "hidden_size"
-                remedy = "matching towers" if size == "vocab_size" else "matching towers, or sharing='none'"
-                what = f"sharing={self.sharing!r} needs the same {name} in both towers"
-                raise ValueError(f"{what}, but the generator has {mine} and the discriminator {other}. Take {remedy}.")
-        if generator.hidden_size > (width := discriminator.hidden_size) and not self.freeze_generator:
+                raise ValueError(
+                    f"sharing={self.sharing!r} needs the same {name} in both towers, but the generator has {ours} and "
+                    f"the discriminator {theirs}. Take matching towers"
+                    f"{'' if size == 'vocab_size' else ', or sharing=none'}."
+                )
+        width = discriminator.hidden_size
+        if generator.hidden_size > width and not self.freeze_generator:
             raise ValueError(
                 f"The generator has a hidden_size of {generator.hidden_size}: one that learns may be as wide as the "
                 f"discriminator. Take at most {width}, or freeze it (freeze_generator=True, sharing='none')."

@@ -181,15 +181,19 @@ RULES = (
         needs=tuple(f"optim={name.value}" for name in OWN_OPTIMIZERS),
     ),
 )
+# Where nothing learns but the discriminator.
+ALONE_RULES = tuple(
+    Rule(name, "Nothing learns but the discriminator.", changes_nothing=True)
+    for name in ("generator_learning_rate", "clip_separately")
+)
 # Of every run that may be published.
 HUB_RULES = (
     Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),
     Rule("push_to_hub", "Its repositories' names begin with it.", needs=("hub_model_id",)),
     *(
         Rule(name, "A run is published once, at its end, on `main`.", excludes=("push_to_hub",))
-        for name in ("hub_revision", "hub_always_push", "hub_strategy=every_save", "hub_strategy=checkpoint")
+        for name in ("hub_strategy", "hub_revision", "hub_always_push")
     ),
-    Rule("hub_strategy=all_checkpoints", "A run is published once, at its end, on `main`.", excludes=("push_to_hub",)),
 )
 
 

@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 
@@ -78,7 +77,7 @@ def get_parameter_groups(
         if parameter.requires_grad:
             is_exempt = id(parameter) in exempted or name.endswith("bias")
             groups[2 * (id(parameter) in own) + is_exempt]["params"].append(parameter)
-    return groups
+    return [group for group in groups if group["params"]]
 
 
 def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
@@ -122,14 +121,6 @@ def clip_gradients(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingA
         norm: Any = nn.utils.clip_grad_norm_(parameters, most)
         norms[f"{name}_grad_norm"] = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return {"grad_norm": torch.stack(list(norms.values())).norm(), **norms}
-
-
-def check_balance(args: RTDTrainingArguments, freeze_generator: bool = False, **options: Any) -> None:
-    """Raises ValueError for flags that need a generator that learns, where options of `ElectraRTDConfig` give none."""
-    learns = needs_generator_network(**options) and not freeze_generator
-    for name in ("generator_learning_rate", "clip_separately"):
-        if getattr(args, name) not in (None, False) and not learns:
-            raise ValueError(f"--{name} needs a generator that learns, and here nothing learns but the discriminator.")
 
 
 def make_schedule(optimizer: Optimizer, args: Any, num_training_steps: int) -> LambdaLR:

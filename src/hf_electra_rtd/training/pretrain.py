@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import flag, parse_arguments, parse_size
+from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments, parse_size
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -60,7 +60,6 @@ from hf_electra_rtd.training.arguments import (
     settle_products,
 )
 from hf_electra_rtd.training.model import BACKBONES, SOURCES, ModelArguments, build_model, recipe_defaults
-from hf_electra_rtd.training.optimization import check_balance
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
 
@@ -86,6 +85,56 @@ class RunArguments:
     def __post_init__(self) -> None:
         size = parse_size("cache_size", self.cache_size)
         self.cache: dict[str, Any] = {"cache_dir": self.cache_dir, "cache_size": size}
+
+
+# Of flags of several dataclasses.
+RULES = (
+    Rule("old_held_out_files", "It shows what the networks forget.", needs=("continue_from",)),
+    Rule("document_attention", "It mixes no documents.", excludes=("packing=original",)),
+)
+# What `--help` shows of all that there is. A text of its own has a flag whose inherited one is false or long.
+HELP_GROUPS: HelpGroups = {
+    "Text": {
+        "train_files": "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs; or prepared blocks.",
+        "train_datasets": "Datasets of the Hub: 'wikimedia/wikipedia,config=20231101.en,streaming=true'.",
+        "held_out_files": None,
+        "held_out_share": None,
+        "tokenizer": None,
+        "vocab_size": None,
+        "max_seq_length": None,
+    },
+    "Networks": {
+        "size": None,
+        "objective": None,
+        "sharing": None,
+        "generator_type": None,
+        "backbone": None,
+        "continue_from": None,
+    },
+    "Training": {
+        "output_dir": None,
+        "max_steps": "Steps of the run.",
+        "num_train_epochs": "Its length in passes over the sequences, in place of --max_steps.",
+        "per_device_train_batch_size": "Sequences of a step and a device.",
+        "gradient_accumulation_steps": "Batches that make one step.",
+        "learning_rate": None,
+        "warmup_steps": None,
+        "mask_probability": None,
+        "bf16": None,
+        "seed": "Of weights, masks, samples and the order of sequences.",
+    },
+    "Evaluation and checkpoints": {
+        "eval_steps": "Steps between evaluations on held-out text; below 1: a share of the run.",
+        "save_steps": "Steps between checkpoints; below 1: a share of the run.",
+        "resume_from_checkpoint": "Go on from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
+        "overwrite_output_dir": None,
+        "dry_run": None,
+    },
+    "Publishing": {
+        "push_to_hub": "Publish the networks on the Hub at the end of the run.",
+        "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
+    },
+}
 
 
 @dataclass
@@ -166,12 +215,11 @@ def start(
         defaults=defaults,
         recipes={name: size.pretraining for name, size in SIZES.items()},
         more_defaults=recipe_defaults,
+        help_groups=HELP_GROUPS,
     )
     check_launcher(args)
     check_publishing(args, card, publication)
-    _refuse_whole_documents(args, data_args.packing)
-    if run_args.old_held_out_files and model_args.continue_from is None:
-        raise ValueError("--old_held_out_files is for --continue_from. Leave it out.")
+    check_arguments(run_args, model_args, data_args, args, rules=RULES)
     data_args.set_default_text(default_text)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
@@ -195,7 +243,6 @@ def start(
             in_both = model_args.initialization == "neighbours_in_both"
             if on_neighbours:
                 check_room(model, in_both)
-            check_balance(args, **vars(model.config))
             if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
                 model.config.mask_probability = args.mask_probability
             settle_masking(model.config, args, tokenizer)
@@ -211,11 +258,12 @@ def start(
             data_args.warn_of_unused(old)
             sequences = None if before is None else before["run"].get("sequences")
             train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
-            _refuse_whole_documents(args, train.header.packing)
+            if args.document_attention and train.header.packing == "original":
+                raise ValueError(f"--document_attention: no sequence of {train.path} mixes documents. Leave it out.")
             old_held_out = None
             if old:
                 if held_out is None:
-                    raise ValueError("--old_held_out_files is evaluated beside --held_out_files. Name some.")
+                    raise ValueError("--old_held_out_files needs --held_out_files. Both are evaluated.")
                 only = replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0)
                 options = {"called": "Held-out old text", **run_args.cache}
                 old_held_out, _ = get_sequences(only, args, blocks / "old_held_out", tokenizer, **options)
@@ -234,11 +282,6 @@ def start(
         old_stream = None if old_held_out is None else held_out_stream(old_held_out)
         data = (stream, held_out_positions, old_stream, collator)
         yield Run(words, run_args, args, card, publication, checkpoint, tokenizer, *data, model, facts)
-
-
-def _refuse_whole_documents(args: RTDTrainingArguments, packing: str) -> None:
-    if args.document_attention and packing == "original":
-        raise ValueError("--document_attention True: --packing original mixes no documents. Leave it out.")
 
 
 def check_launcher(args: RTDTrainingArguments) -> None:

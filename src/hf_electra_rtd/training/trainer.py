@@ -28,7 +28,7 @@ from transformers.trainer_utils import SchedulerType
 
 from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import INTERRUPTED
+from hf_electra_rtd.cli import INTERRUPTED, check_arguments
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
@@ -42,6 +42,7 @@ from hf_electra_rtd.publishing.hub import Published, check, publish, remember
 from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
+    ALONE_RULES,
     OWN_OPTIMIZERS,
     RTDTrainingArguments,
     fraction_steps,
@@ -49,7 +50,7 @@ from hf_electra_rtd.training.arguments import (
     settle_masking,
 )
 from hf_electra_rtd.training.console import RTDPrinterCallback, RTDProgressCallback
-from hf_electra_rtd.training.optimization import check_balance, clip_gradients, make_optimizer, make_schedule
+from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule
 
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,8 @@ class RTDTrainer(OriginalTrainer):
     ) -> None:
         if args.n_gpu > 1:
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
-        check_balance(args, **vars(model.config))
+        if not model.config.has_generator_network or model.config.freeze_generator:
+            check_arguments(args, rules=ALONE_RULES)
         if args.generator_learning_rate is not None and any(kwargs.get("optimizers") or ()):
             raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         if args.deepspeed_plugin is not None:

@@ -48,10 +48,11 @@ import zstandard  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from hf_electra_rtd import cli  # noqa: E402
+from hf_electra_rtd_command import COMMANDS  # noqa: E402
 from tests.conftest import VOCABULARY, WORDS, make_text, tiny_config  # noqa: E402
 
 
-MAINS = {name: importlib.import_module(f"hf_electra_rtd.{path}").main for name, (path, _) in cli.COMMANDS.items()}
+MAINS = {name: importlib.import_module(f"hf_electra_rtd.{path}").main for name, (path, _) in COMMANDS.items()}
 for late in ("datasets", "peft", "sklearn.metrics", "scipy.stats", "matplotlib.pyplot", "rich.console"):
     importlib.import_module(late)  # once, and not in every fork
 FAIL, TOLD, WORK, EITHER = "FAIL", "TOLD", "WORK", "EITHER"  # TOLD: fail, or work and name the file

@@ -1,23 +1,38 @@
-"""Flags, YAML files and exit statuses of the commands."""
+"""Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
 import os
 import signal
+import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from math import inf, nan
 from types import SimpleNamespace
 
 import pytest
 
-from hf_electra_rtd import cli
-from hf_electra_rtd.cli import FAILED, INTERRUPTED, RANGES, check_ranges, parse_arguments, run
+import hf_electra_rtd_command
+from hf_electra_rtd import RTDTrainingArguments, checkpoints, configuration_electra_rtd, correction, detection, export
+from hf_electra_rtd.cli import (
+    FAILED,
+    INTERRUPTED,
+    Rule,
+    check_arguments,
+    check_number,
+    flag,
+    parse_arguments,
+    required,
+    run,
+)
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.data import prepare
+from hf_electra_rtd.training import arguments, model, pretrain
 
 
 @dataclass
 class Options:
     size: str = "tiny"
     files: list[str] = field(default_factory=list)
-    learning_rate: float = 0.5
+    learning_rate: float = flag(0.5, "How fast.", "(0, 5]")
     num_train_epochs: float | None = None
     max_steps: int = -1
     correct: bool = False
@@ -80,24 +95,165 @@ def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv,
     assert argv[0].lstrip("-") in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", RANGES)
-def test_a_number_outside_its_interval_is_refused_by_flag_and_inside_it_accepted(flag):
-    low, high = (float(end) for end in RANGES[flag][1:-1].split(", "))
-    inside = (low + min(high, low + 2)) / 2
-    ends = {low: RANGES[flag][0] == "[", high: RANGES[flag][-1] == "]"}
+@dataclass
+class TextOptions:
+    model: str = required("Which.")
+    texts: list[str] = flag([], "What.", words="TEXT")
+    as_is: bool = False
+    batch_size: int = 8
+
+
+def test_words_without_a_flag_may_stand_before_behind_or_in_the_file(config):
+    path = config("texts: [a, b]\nmodel: m\nas_is: true\nbatch_size: 4\n")
+    for argv, wanted in {
+        ("--model", "m", "x", "y"): TextOptions("m", ["x", "y"]),
+        ("x", "--model", "m", "--as_is"): TextOptions("m", ["x"], as_is=True),
+        ("--model", "m", "--as_is", "true"): TextOptions("m", ["true"], as_is=True),
+        ("--config", path): TextOptions("m", ["a", "b"], as_is=True, batch_size=4),
+        ("c", "--config", path, "--batch_size", "2"): TextOptions("m", ["c"], as_is=True, batch_size=2),
+    }.items():
+        assert parse_arguments([TextOptions], argv) == (wanted,)
+
+
+def test_help_shows_the_flags_of_the_groups_and_help_all_every_flag(capsys):
+    printed = {}
+    for argument in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            parse_arguments(
+                [Options], [argument], help_groups={"Speed": {"learning_rate": None, "max_steps": "Short."}}
+            )
+        printed[argument] = capsys.readouterr().out
+    assert all("Speed:" in text and "Short." in text for text in printed.values())
+    for entry in fields(Options):
+        assert f"--{entry.name}" in printed["--help-all"]
+        assert (f"--{entry.name}" in printed["--help"]) == (entry.name in ("learning_rate", "max_steps"))
+
+
+def test_the_help_of_pretrain_fits_on_two_screens_and_names_flags_that_there_are(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        pretrain.main(["--help"])
+    assert len(capsys.readouterr().out.splitlines()) <= 120
+    types = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+    known = {entry.name for type_ in types for entry in fields(type_)}
+    assert {name for group in pretrain.HELP_GROUPS.values() for name in group} <= known
+
+
+@pytest.mark.parametrize("interval", ["(0, inf)", "[0, 1)", "(0, 1]", "[3, inf)", "[1, 65535]"])
+def test_a_number_outside_its_interval_is_refused_and_inside_it_accepted(interval):
+    low, high = (float(end) for end in interval[1:-1].split(", "))
+    ends = {low: interval[0] == "[", high: interval[-1] == "]"}
     included = [end for end, is_in in ends.items() if is_in]
-    for value in (inside, None, [inside, inside], *included):
-        check_ranges(SimpleNamespace(**{flag: value}))
-    for value in (low - 1, high + 1, nan, inf, -inf, [inside, nan], *(ends.keys() - included)):
-        with pytest.raises(ValueError, match=f"--{flag} is .*: it must be "):
-            check_ranges(SimpleNamespace(**{flag: value}))
+    for value in (None, (low + min(high, low + 2)) / 2, *included):
+        check_number("share", value, interval)
+    for value in (low - 1, high + 1, nan, inf, -inf, *(ends.keys() - included)):
+        with pytest.raises(ValueError, match="share is"):
+            check_number("share", value, interval)
 
 
-@pytest.mark.parametrize("steps", [0, -2])
-def test_a_number_of_steps_is_at_least_1_or_minus_1(steps):
-    check_ranges(SimpleNamespace(max_steps=-1))
-    with pytest.raises(ValueError, match=f"--max_steps is {steps}: it must be at least 1"):
-        check_ranges(SimpleNamespace(max_steps=steps))
+@dataclass
+class Checked:
+    rates: list[float] | None = flag(None, "", "(0, 1]")
+    kind: str = flag("first", "", choices=("first", "second"))
+    inherited: int = -1
+
+    def __post_init__(self):
+        check_arguments(self, intervals={"inherited": "[1, inf)"})
+
+
+def test_numbers_and_names_are_those_of_their_fields_and_defaults_need_no_check():
+    Checked(rates=[0.5, 1], kind="second", inherited=3)
+    for name, value in {"rates": [0.5, 0.0], "kind": "secnd", "inherited": 0}.items():
+        with pytest.raises(ValueError, match=f"--{name}"):
+            Checked(**{name: value})
+
+
+def test_an_option_that_changes_nothing_is_told_once(caplog):
+    rule = Rule("kind=second", "Why.", needs=("rates",), changes_nothing=True)
+    for _ in range(2):
+        check_arguments(Checked(kind="second"), rules=[rule])
+    assert len(caplog.records) == 1
+    assert "--kind second" in caplog.text
+    caplog.clear()
+    check_arguments(Checked(kind="second", rates=[1.0]), rules=[rule])
+    assert not caplog.records
+
+
+# Each table with the dataclasses whose fields it names.
+TRAINING = (RTDTrainingArguments,)
+PRETRAINING = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+TABLES = {
+    "pretrain": (pretrain.RULES, PRETRAINING),
+    "networks": (model.RULES, (model.ModelArguments,)),
+    "training": (arguments.RULES, TRAINING),
+    "one network learns": (arguments.ALONE_RULES, TRAINING),
+    "hub": (arguments.HUB_RULES, TRAINING),
+    "prepare": (prepare.RULES, (prepare.PreparationArguments,)),
+    "text": (prepare.DATA_RULES, (prepare.DataArguments,)),
+    "prepared text": (prepare.PREPARED_RULES, (prepare.DataArguments,)),
+    "detect": (detection.RULES, (detection.DetectArguments,)),
+    "correct": (correction.RULES, (correction.CorrectArguments,)),
+    "export": (export.RULES, (export.ExportArguments,)),
+    "convert": (checkpoints.RULES, (checkpoints.ConvertArguments,)),
+    "pair": (configuration_electra_rtd.RULES, (ElectraRTDConfig,)),
+    "schedule": (configuration_electra_rtd.SCHEDULE_RULES, (ElectraRTDConfig,)),
+    "no network": (configuration_electra_rtd.NO_NETWORK_RULES, (ElectraRTDConfig,)),
+    "no generator": (configuration_electra_rtd.NO_GENERATOR_RULES, (ElectraRTDConfig,)),
+    "draws": (configuration_electra_rtd.DRAW_RULES, (ElectraRTDConfig,)),
+}
+ROWS = [(rule, types) for rules, types in TABLES.values() for rule in rules]
+
+
+def another_value(entry):
+    """Of a field: not its default, and one that the field may have."""
+    if "one_of" in entry.metadata:
+        return next(name for name in entry.metadata["one_of"] if name != entry.default)
+    if "interval" in entry.metadata:
+        low, high = map(float, entry.metadata["interval"][1:-1].split(", "))
+        return next(
+            value for value in (low + min(1.0, high - low) / share for share in (2, 3)) if value != entry.default
+        )
+    return "another"
+
+
+def with_defaults(dataclass_type):
+    """A dataclass as no flag would leave it, unchecked."""
+    made = object.__new__(dataclass_type)
+    for entry in fields(dataclass_type):
+        default = None if entry.default is MISSING else entry.default
+        object.__setattr__(made, entry.name, default if entry.default_factory is MISSING else entry.default_factory())
+    return made
+
+
+@pytest.mark.parametrize(("rule", "types"), ROWS, ids=lambda value: getattr(value, "flag", ""))
+def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog):
+    def check(*given, lacking=()):
+        made = [with_defaults(type_) for type_ in types]
+        owners = {entry.name: (owner, entry) for owner in made for entry in fields(owner)}
+        for need in lacking:
+            if "=" in need:
+                owner, entry = owners[need.partition("=")[0]]
+                object.__setattr__(owner, entry.name, "another")
+        for name, _, value in (part.partition("=") for part in given):
+            owner, entry = owners[name]
+            object.__setattr__(owner, name, value or another_value(entry))
+        check_arguments(*made, rules=[rule])
+
+    enough = rule.needs[:1]
+    broken = [((rule.flag, *enough, other), ()) for other in rule.excludes]
+    if rule.needs:
+        broken.append(((rule.flag,), rule.needs))
+    if not broken:
+        broken.append(((rule.flag,), ()))
+    else:
+        check(rule.flag, *enough)
+    for given, lacking in broken:
+        if rule.changes_nothing:
+            check(*given, lacking=lacking)
+        else:
+            with pytest.raises(ValueError, match=rule.flag.replace("=", ".")):
+                check(*given, lacking=lacking)
+    assert not rule.changes_nothing or rule.flag.partition("=")[0] in caplog.text
 
 
 def exit_of(run_command, monkeypatch, capsys, *argv):
@@ -144,15 +300,24 @@ def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeyp
     [
         (lambda: run(lambda argv: None), ["--file", ""], FAILED, "'' (after --file) is empty"),
         (lambda: run(lambda argv: None), ["--file", "\udcff"], FAILED, "is not UTF-8"),
-        (cli.main, [], FAILED, "arguments are required: COMMAND"),
-        (cli.main, ["--help"], 0, "pretrain"),
-        (cli.main, ["train"], FAILED, "invalid choice: 'train' (choose from"),
+        (hf_electra_rtd_command.main, [], FAILED, "COMMAND"),
+        (hf_electra_rtd_command.main, ["--help"], 0, "pretrain"),
+        (hf_electra_rtd_command.main, ["pretran"], FAILED, "pretrain"),
     ],
 )
 def test_a_command_line_that_names_nothing_is_refused(monkeypatch, capsys, command, argv, status, message):
     code, printed = exit_of(command, monkeypatch, capsys, "hf-electra-rtd", *argv)
     assert code == status
     assert message in printed
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "pretran"])
+def test_the_console_command_answers_without_what_takes_long_to_import(argument):
+    code = "import atexit, sys, hf_electra_rtd_command as command\n"
+    code += "atexit.register(lambda: print(sorted(sys.modules))); command.main()"
+    done = subprocess.run([sys.executable, "-c", code, argument], capture_output=True, text=True, check=False)
+    assert done.returncode == (FAILED if argument == "pretran" else 0)
+    assert not {"torch", "transformers", "numpy", "hf_electra_rtd"} & set(eval(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_electra_rtd.cli import COMMANDS
+from hf_electra_rtd_command import COMMANDS
 
 
 ROOT = Path(__file__).parents[1]

@@ -341,7 +341,7 @@ class _Parser(HfArgumentParser):
             super().add_argument(name, nargs="*", metavar=metavar, default=argparse.SUPPRESS, help=options["help"])
             options["help"] = argparse.SUPPRESS  # as a flag it is for `--config` alone
         if self._has_words and options.get("const") is True:  # `--flag TEXT`: the text is not the value of a switch
-            options = {"action": "store_true", "help": options["help"]}
+            options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]
         title = self._title_of.get(options.get("dest", name))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_ranges, flag
+from hf_electra_rtd.cli import Rule, check_arguments, flag
 from hf_electra_rtd.configuration_electra_rtd import (
     GENERATOR_NAMES,
     GENERATOR_OBJECTIVES,
@@ -22,12 +22,10 @@ from hf_electra_rtd.configuration_electra_rtd import (
     derive_generator_config,
     exports_generator,
     needs_generator_network,
-    refuse_unknown_names,
 )
 from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY
 from hf_electra_rtd.data.tokenization import MAX_LENGTH, has_tokenizer, refuse_other_tokens
 from hf_electra_rtd.families import masked_lm_class, max_length, resize_vocabulary
-from hf_electra_rtd.files import known_names
 from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
@@ -58,22 +56,35 @@ _OPTIONS = (
 # Flags that name what is there.
 SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
 BACKBONES = ("backbone", "generator_backbone")
-# A flag that decides what others would decide.
-_EXCLUDED = {
-    "backbone": ("continue_from", "two_stage_from", "model_config", "discriminator", *ARCHITECTURE),
-    "generator_backbone": ("generator", "corrupted", *FRACTIONS),
-    "continue_from": ("two_stage_from", "model_config", "generator", "discriminator", *ARCHITECTURE),
-    "two_stage_from": ("model_config", "generator", "discriminator", "generator_type", *FRACTIONS, *ARCHITECTURE),
-    "model_config": ("generator", "discriminator", *ARCHITECTURE),
-    "discriminator": ARCHITECTURE,
-    "generator": FRACTIONS,
-    "corrupted": ("two_stage_from", "continue_from", "generator", "generator_type", "generator_weight"),
-}
-# A flag that says more of another.
-_NEEDED = {
-    **dict.fromkeys(("new_generator", "extend_vocabulary"), "continue_from"),
-    **dict.fromkeys(("from_scratch", "generator_backbone"), "backbone"),
-}
+_DECIDES = "It decides which networks there are."
+_NEW = "It is for new networks."
+_LOADED = ("two_stage_from", "continue_from", "generator", "discriminator")
+RULES = (
+    Rule(
+        "backbone",
+        _DECIDES,
+        excludes=("continue_from", "two_stage_from", "model_config", "discriminator", *ARCHITECTURE),
+    ),
+    Rule(
+        "continue_from",
+        _DECIDES,
+        excludes=("two_stage_from", "model_config", "generator", "discriminator", *ARCHITECTURE),
+    ),
+    Rule(
+        "two_stage_from",
+        _DECIDES,
+        excludes=("model_config", "generator", "discriminator", "generator_type", *FRACTIONS, *ARCHITECTURE),
+    ),
+    Rule("model_config", _DECIDES, excludes=("generator", "discriminator", *ARCHITECTURE)),
+    Rule("discriminator", _DECIDES, excludes=ARCHITECTURE),
+    Rule("generator", _DECIDES, excludes=FRACTIONS),
+    Rule("generator_backbone", _DECIDES, needs=("backbone",), excludes=("generator", *FRACTIONS)),
+    Rule("from_scratch", "", needs=("backbone",)),
+    Rule("new_generator", "", needs=("continue_from",)),
+    Rule("extend_vocabulary", "", needs=("continue_from",)),
+    Rule("initialization=neighbours", _NEW, excludes=_LOADED),
+    Rule("initialization=neighbours_in_both", _NEW, excludes=_LOADED),
+)
 
 
 @dataclass
@@ -91,41 +102,56 @@ class ModelArguments:
     two_stage_from: str | None = flag(None, "Run of --objective mlm: the frozen generator of a second stage.")
     continue_from: str | None = flag(None, "Run, pair, or discriminator beside its generator to go on with.")
     new_generator: bool | None = flag(None, "With --continue_from: a new, smaller generator.")
-    extend_vocabulary: int | None = flag(None, "With --continue_from: so many new words of the training text.")
+    extend_vocabulary: int | None = flag(
+        None, "With --continue_from: so many new words of the training text.", "[1, inf)"
+    )
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config or --continue_from.
-    objective: str | None = flag(None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.")
-    sharing: str | None = flag(None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.")
-    generator_type: str | None = flag(None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES[:-1])} (masked_lm).")
-    generator_objective: str | None = flag(None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.")
-    generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.")
-    discriminator_weight: float | None = flag(None, "The discriminator's. Default: 50, or 1 for predicting tokens.")
-    temperature: float | None = flag(None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.")
-    temperature_schedule: str | None = flag(None, f"How it falls: {', '.join(TEMPERATURES)}. Default: constant.")
-    temperature_start: float | None = flag(None, "Temperature where a schedule begins. Default: 2.")
-    temperature_decay: float | None = flag(None, "Share of the run in which exponential falls to 1/e. Default: 0.1.")
+    objective: str | None = flag(
+        None, f"What the discriminator learns: {', '.join(OBJECTIVE_TRAITS)}. Default: rtd.", choices=OBJECTIVE_TRAITS
+    )
+    sharing: str | None = flag(
+        None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.", choices=SHARED_SIZES
+    )
+    generator_type: str | None = flag(
+        None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES[:-1])} (masked_lm).", choices=GENERATOR_NAMES
+    )
+    generator_objective: str | None = flag(
+        None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.", choices=GENERATOR_OBJECTIVES
+    )
+    generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.", "[0, inf)")
+    discriminator_weight: float | None = flag(
+        None, "The discriminator's. Default: 50, or 1 for predicting tokens.", "[0, inf)"
+    )
+    temperature: float | None = flag(
+        None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.", "[0, inf)"
+    )
+    temperature_schedule: str | None = flag(
+        None, f"How it falls: {', '.join(TEMPERATURES)}. Default: constant.", choices=TEMPERATURES
+    )
+    temperature_start: float | None = flag(None, "Temperature where a schedule begins. Default: 2.", "(0, inf)")
+    temperature_decay: float | None = flag(
+        None, "Share of the run in which exponential falls to 1/e. Default: 0.1.", "(0, inf)"
+    )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Of new networks of a named size.
-    dropout: float | None = flag(None, "In hidden layers and attention. Default: 0.1, of tiny 0.")
-    initializer_range: float | None = flag(None, "Standard deviation of new weights. Default: 0.02, of tiny 0.06.")
+    dropout: float | None = flag(None, "In hidden layers and attention. Default: 0.1, of tiny 0.", "[0, 1)")
+    initializer_range: float | None = flag(
+        None, "Standard deviation of new weights. Default: 0.02, of tiny 0.06.", "(0, inf)"
+    )
     # Sizes of a new generator.
-    generator_hidden_size: float | None = flag(None, "Generator's width as a fraction of the discriminator's.")
-    generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.")
+    generator_hidden_size: float | None = flag(
+        None, "Generator's width as a fraction of the discriminator's.", "(0, inf)"
+    )
+    generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.", "[0, inf)")
     initialization: str | None = flag(
-        None, "How new ones begin: stock, neighbours (default for tiny), neighbours_in_both."
+        None, "How new ones begin: stock, neighbours (default for tiny), neighbours_in_both.", choices=INITIALIZATIONS
     )
     attn_implementation: str | None = flag(None, "Attention of both, as in transformers. Default: sdpa.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        refuse_unknown_names(self.options)
-        for name in self.given(_EXCLUDED):
-            for other in self.given(_EXCLUDED[name]):
-                raise ValueError(f"--{name} decides which networks there are. Leave --{other} out.")
-        for name, other in _NEEDED.items():
-            if getattr(self, name) and getattr(self, other) is None:
-                raise ValueError(f"--{name} is for --{other}, which is not given.")
+        check_arguments(self, rules=RULES)
         if self.continue_from is not None and not self.new_generator:
             for name in self.given(FRACTIONS):
                 raise ValueError(f"--{name} is for new networks. Leave it out, or add --new_generator.")
@@ -145,9 +171,6 @@ class ModelArguments:
             is_named = detects and self.model_config is None and self.backbone is None
             start = get_size(self.size).initialization if is_named else "stock"
             self.initialization = None if loaded else start
-        elif self.initialization not in INITIALIZATIONS:
-            remedy = known_names(self.initialization, INITIALIZATIONS, "ones")
-            raise ValueError(f"--initialization: there is no {self.initialization!r}. {remedy}")
         elif loaded and self.initialization != "stock":
             raise ValueError(f"--initialization is for new networks. Leave it or --{loaded[0]} out.")
 

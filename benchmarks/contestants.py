@@ -1,37 +1,58 @@
 """Who competes: ways to arrange the joint step of both towers, each with the same weights and batches.
 
 A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`, `ours-bf16-graph`.
+Each has a method `run(steps)`, which takes so many steps and returns seconds a step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib.util
+import json
+import os
+import subprocess
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from unittest import mock
 
+import numpy as np
 import torch
+from measuring import Clock
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
-from workload import Batch, Workload
+from transformers import PrinterCallback, TrainerCallback
+from workload import Batch, Rows, Workload
 
-from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig, get_parameter_groups
-from hf_electra_rtd.families import FAMILIES, inputs_of, output_layer
+from hf_electra_rtd import (
+    ElectraAdamW,
+    ElectraForRTDPretraining,
+    ElectraRTDConfig,
+    RTDTrainer,
+    RTDTrainingArguments,
+    get_parameter_groups,
+)
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.ops import IGNORED
+from hf_electra_rtd.recipes import get_size
+from hf_electra_rtd.training.console import RTDPrinterCallback
 
 
-LEARNING_RATE, WEIGHT_DECAY, EPSILON, MAX_GRAD_NORM = 1e-4, 0.01, 1e-6, 1.0
+LEARNING_RATE = 1e-4
+WEIGHT_DECAY = 0.01
+EPSILON = 1e-6
+MAX_GRAD_NORM = 1.0
 
 
 class Losses(NamedTuple):
-    """Both scalars; `total` is what is trained."""
+    """Scalars; `total` is what is trained."""
 
     generator: Tensor
     discriminator: Tensor
     total: Tensor
+
+
+# ---- Arrangements ----
 
 
 class Arrangement(nn.Module, ABC):
@@ -46,8 +67,7 @@ class Arrangement(nn.Module, ABC):
         """With `corrupted_BL`, the discriminator reads these rows; nothing is sampled."""
 
     @abstractmethod
-    def compile_parts(self) -> None:
-        """Compiles what is called once a step."""
+    def compile_parts(self) -> None: ...
 
     def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
         groups = get_parameter_groups(self, WEIGHT_DECAY)
@@ -59,9 +79,11 @@ class StockTowers(Arrangement):
 
     def __init__(self, pair: ElectraForRTDPretraining) -> None:
         super().__init__()
-        self.generator, self.discriminator = map(_stock_copy, (pair.generator, pair.discriminator))
+        self.generator = _stock_copy(pair.generator)
+        self.discriminator = _stock_copy(pair.discriminator)
         self.discriminator.base_model.embeddings = self.generator.base_model.embeddings
-        self.weights = (pair.config.generator_weight, pair.config.discriminator_weight)
+        self.generator_weight = pair.config.generator_weight
+        self.discriminator_weight = pair.config.discriminator_weight
         self.generator_encoder = self.generator.base_model
 
     def compile_parts(self) -> None:
@@ -69,8 +91,7 @@ class StockTowers(Arrangement):
         self.discriminator.compile(dynamic=False)
 
     def add_up(self, generator_loss: Tensor, discriminator_loss: Tensor) -> Losses:
-        of_generator, of_discriminator = self.weights
-        total = of_generator * generator_loss + of_discriminator * discriminator_loss
+        total = self.generator_weight * generator_loss + self.discriminator_weight * discriminator_loss
         return Losses(generator_loss, discriminator_loss, total)
 
     def discriminate(self, batch: Batch, corrupted_BL: Tensor) -> Tensor:
@@ -79,18 +100,18 @@ class StockTowers(Arrangement):
         return loss
 
     def read(self, batch: Batch, ids_BL: Tensor) -> dict[str, Tensor]:
-        """What both towers are called with."""
-        given = {"input_ids": ids_BL, "token_type_ids": batch.inputs["token_type_ids"]}
-        return inputs_of(self.generator.config, given)
+        """The arguments of either tower."""
+        inputs = {"input_ids": ids_BL, "token_type_ids": batch.inputs["token_type_ids"]}
+        return inputs_of(self.generator.config, inputs)
 
 
 def _stock_copy(tower: Any) -> Any:
     """The stock model with these weights, and without what the pair changes in its layers."""
-    made = type(tower)(copy.deepcopy(tower.config))  # a copy, since the configuration names the pair's attention
-    if made._supports_sdpa:
-        made.set_attn_implementation("sdpa")
-    made.load_state_dict(tower.state_dict())
-    return made
+    stock = type(tower)(copy.deepcopy(tower.config))  # a copy, since the configuration names the pair's attention
+    if stock._supports_sdpa:
+        stock.set_attn_implementation("sdpa")
+    stock.load_state_dict(tower.state_dict())
+    return stock
 
 
 class Naive(StockTowers):
@@ -107,89 +128,6 @@ class Naive(StockTowers):
         return self.add_up(output.loss, self.discriminate(batch, corrupted_BL))
 
 
-class Gathered(StockTowers):
-    """Masked tokens are gathered before the vocabulary, as by richarddwang/electra_pytorch with its own towers
-    (pretrain.py, `my_model`; with stock towers it gathers behind the vocabulary)."""
-
-    description = "boolean gather before the vocabulary, float32 Gumbel noise (as richarddwang/electra_pytorch)"
-
-    def __init__(self, pair: ElectraForRTDPretraining) -> None:
-        super().__init__(pair)
-        self.noise: torch.distributions.Gumbel | None = None
-
-    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        ids_BL, masked_BL = batch.inputs["input_ids"], batch.labels.ne(IGNORED)
-        hidden_BLH = self.generator_encoder(**self.read(batch, ids_BL)).last_hidden_state
-        transform = FAMILIES[self.generator.config.model_type].transform
-        logits_MV = output_layer(self.generator)(transform(self.generator, hidden_BLH[masked_BL]))
-        generator_loss = F.cross_entropy(logits_MV, batch.labels[masked_BL])
-        if corrupted_BL is None:
-            if self.noise is None:
-                location = torch.zeros((), device=ids_BL.device)
-                self.noise = torch.distributions.Gumbel(location, location + 1.0)
-            with torch.no_grad():
-                corrupted_BL = ids_BL.clone()
-                corrupted_BL[masked_BL] = (logits_MV.float() + self.noise.sample(logits_MV.shape)).argmax(dim=-1)
-        return self.add_up(generator_loss, self.discriminate(batch, corrupted_BL))
-
-    def compile_parts(self) -> None:
-        self.generator_encoder.compile(dynamic=False)
-        self.discriminator.compile(dynamic=False)
-
-
-class ElectraPytorch(StockTowers):
-    """The installed package around the stock towers. It masks inside of its step, so that its masks are its own and
-    their cost is in its time; as many tokens a row as the others'."""
-
-    description = (
-        "electra-pytorch 0.1.2 (lucidrains): masks by itself, logits at every token, Gumbel noise, accuracies"
-    )
-
-    def __init__(self, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
-        super().__init__(pair)
-        from electra_pytorch import Electra, electra_pytorch
-
-        self.functions = electra_pytorch
-        self.mask_id = tokenizer.mask_token_id
-        self.electra = Electra(
-            _Logits(self.generator),
-            _Logits(self.discriminator),
-            num_tokens=workload.vocab_size,
-            mask_prob=workload.num_masked / workload.max_seq_length,
-            mask_token_id=tokenizer.mask_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            mask_ignore_token_ids=[tokenizer.cls_token_id, tokenizer.sep_token_id],
-            gen_weight=self.weights[0],
-            disc_weight=self.weights[1],
-        )
-
-    def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        given = contextlib.nullcontext() if corrupted_BL is None else self._given(batch, corrupted_BL)
-        with given:
-            results = self.electra(batch.originals, token_type_ids=batch.inputs["token_type_ids"])
-        return Losses(results.mlm_loss, results.disc_loss, results.loss)
-
-    def _given(self, batch: Batch, corrupted_BL: Tensor) -> Any:
-        """The package with the batch's masks and fills in place of its draws."""
-        masked_BL = batch.labels.ne(IGNORED)
-        return mock.patch.multiple(
-            self.functions,
-            get_mask_subset_with_prob=lambda mask, prob: masked_BL,
-            prob_mask_like=lambda t, prob: batch.inputs["input_ids"].eq(self.mask_id),
-            gumbel_sample=lambda t, temperature: corrupted_BL[masked_BL],
-        )
-
-
-class _Logits(nn.Module):
-    def __init__(self, tower: nn.Module) -> None:
-        super().__init__()
-        self.tower = tower
-
-    def forward(self, ids_BL: Tensor, token_type_ids: Tensor) -> Tensor:
-        logits: Tensor = self.tower(ids_BL, token_type_ids=token_type_ids).logits
-        return logits
-
-
 class Ours(Arrangement):
     description = "ElectraForRTDPretraining, DataCollatorForRTD's batches, ElectraAdamW"
 
@@ -200,8 +138,10 @@ class Ours(Arrangement):
         self.discriminator = self.model.discriminator
 
     def forward(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        given = {} if corrupted_BL is None else {"corrupted_input_ids": corrupted_BL}
-        output = self.model(**batch.inputs, **given)
+        inputs = dict(batch.inputs)
+        if corrupted_BL is not None:
+            inputs["corrupted_input_ids"] = corrupted_BL
+        output = self.model(**inputs)
         return Losses(output.generator_loss, output.discriminator_loss, output.loss)
 
     def compile_parts(self) -> None:
@@ -227,28 +167,23 @@ def copy_pair(pair: ElectraForRTDPretraining) -> ElectraForRTDPretraining:
     return copied
 
 
-ARRANGEMENTS: dict[str, type[Arrangement]] = {
-    "naive": Naive,
-    "gathered": Gathered,
-    "electra-pytorch": ElectraPytorch,
-    "ours": Ours,
-}
-LOOPS = {
-    "loop": "a loop around the same model: stream, collator, step, schedule",
-    "trainer": "RTDTrainer around the same model, without logging, evaluation and checkpoints",
-}
-ORIGINAL = "google-electra"  # `loops.GoogleElectra`
-APART = {
-    **LOOPS,
+# ---- Names ----
+
+
+ARRANGEMENTS: dict[str, type[Arrangement]] = {"naive": Naive, "ours": Ours}
+TRAINER = "trainer"
+ORIGINAL = "google-electra"
+DESCRIPTIONS = {
+    **{name: arrangement.description for name, arrangement in ARRANGEMENTS.items()},
+    TRAINER: "RTDTrainer around the model of `ours`, data included; without logging, evaluation and checkpoints",
     ORIGINAL: "google-research/electra's graph under TensorFlow, in its own process, with its own weights and masks",
 }
-MODIFIERS = ("bf16", "compiled", "graph")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's name, taken apart: a key of `ARRANGEMENTS` or `APART`; bfloat16 autocast; `torch.compile`; the
-    whole step, optimizer included, as one CUDA graph."""
+    """A contestant's name, taken apart: a key of `DESCRIPTIONS`; bfloat16 autocast; `torch.compile`; the whole step,
+    optimizer included, as one CUDA graph."""
 
     base: str
     bf16: bool = False
@@ -258,64 +193,51 @@ class Entry:
     @classmethod
     def parse(cls, name: str) -> Entry:
         """Raises ValueError for a name that means nothing."""
-        base, given = name, []
-        while (ending := base.rpartition("-")[2]) in MODIFIERS:
-            given.append(ending)
-            base = base.removesuffix(f"-{ending}")
-        known = [*ARRANGEMENTS, *APART]
-        if base not in known or (base == ORIGINAL and given) or (base in LOOPS and "graph" in given):
+        known = {field.name for field in fields(cls)} - {"base"}
+        base = name
+        modifiers = []
+        while base.rpartition("-")[2] in known:
+            base, _, modifier = base.rpartition("-")
+            modifiers.append(modifier)
+        if base not in DESCRIPTIONS or (base == ORIGINAL and modifiers) or (base == TRAINER and "graph" in modifiers):
             raise ValueError(
-                f"There is no contestant {name!r}: give one of {', '.join(known)}, with any of -bf16, -compiled and "
-                f"-graph behind it ({ORIGINAL} has none, a loop no graph)."
+                f"There is no contestant {name!r}: give one of {', '.join(DESCRIPTIONS)}, with any of -bf16, -compiled "
+                f"and -graph behind it ({ORIGINAL} has none, {TRAINER} no graph)."
             )
-        return cls(base, **dict.fromkeys(given, True))
+        return cls(base, **dict.fromkeys(modifiers, True))
 
     @property
     def name(self) -> str:
-        return "-".join([self.base, *(modifier for modifier in MODIFIERS if getattr(self, modifier))])
+        modifiers = [field.name for field in fields(self) if getattr(self, field.name) is True]
+        return "-".join([self.base, *modifiers])
 
     @property
-    def dtype_name(self) -> str:
+    def dtype(self) -> torch.dtype:
         """Of the operands of its matrix products."""
-        return "bfloat16" if self.bf16 else "float32"
-
-    @property
-    def description(self) -> str:
-        return APART[self.base] if self.base in APART else ARRANGEMENTS[self.base].description
+        return torch.bfloat16 if self.bf16 else torch.float32
 
 
-def default_entries(cuda: bool, bf16_pays: bool) -> list[str]:
-    """Names of contestants that suit a device."""
-    peers = ("naive", "gathered", "electra-pytorch")
-    if not cuda:
-        slow = [*peers, "ours", "ours-compiled"]
-        return [*slow, *(("naive-bf16", "ours-bf16") if bf16_pays else ()), "loop", "trainer"]
-    best = "-bf16" if bf16_pays else ""
-    named = ["naive", *(name + best for name in peers), f"naive{best}-compiled", "ours"]
-    named += [f"ours{best}{how}" for how in ("", "-compiled", "-graph", "-compiled-graph")]
-    named += [f"{loop}{best}{how}" for how in ("", "-compiled") for loop in LOOPS]
-    return list(dict.fromkeys(named))
-
-
-def why_absent(entry: Entry, workload: Workload | None = None) -> str | None:
+def why_absent(entry: Entry, workload: Workload) -> str | None:
     """Why a contestant cannot compete here; None if it can."""
-    if workload is not None and workload.backbone and entry.base in ("electra-pytorch", ORIGINAL):
+    if workload.backbone and entry.base == ORIGINAL:
         return "it trains ELECTRA alone, so it has no --backbone"
-    if entry.base == "electra-pytorch" and importlib.util.find_spec("electra_pytorch") is None:
-        return "it is not installed: pip install --no-deps electra-pytorch==0.1.2"
     if entry.graph and not torch.cuda.is_available():
         return "CUDA graphs need a CUDA device"
     return None
 
 
-class Contestant:
-    """An arrangement with its optimizer, ready to step."""
+# ---- Contestants ----
 
-    def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, workload: Workload, tokenizer: Any) -> None:
-        self.entry, self.device = entry, pair.device
-        kind = ARRANGEMENTS[entry.base]
-        more = (workload, tokenizer) if kind is ElectraPytorch else ()
-        self.arrangement: Arrangement = kind(pair, *more).to(pair.device).train()
+
+class Contestant:
+    """An arrangement with its optimizer; it steps through batches that lie on the device already."""
+
+    def __init__(self, entry: Entry, pair: ElectraForRTDPretraining, batches: Sequence[Batch]) -> None:
+        self.entry = entry
+        self.device = pair.device
+        self.batches = batches
+        self.clock = Clock(pair.device)
+        self.arrangement: Arrangement = ARRANGEMENTS[entry.base](pair).to(pair.device).train()
         self.optimizer = self.arrangement.make_optimizer(capturable=entry.graph)
         if entry.compiled:
             self.arrangement.compile_parts()
@@ -343,14 +265,18 @@ class Contestant:
             self._graph = _Graph(self, batch)
         self._graph.replay(batch)
 
+    def run(self, steps: int) -> float:
+        began = self.clock()
+        for index in range(steps):
+            self.step(self.batches[index % len(self.batches)])
+        return (self.clock() - began) / steps
+
 
 class _Graph:
     """A whole step, captured once. Learning rate and step counts stay what they were at the capture."""
 
     def __init__(self, contestant: Contestant, batch: Batch) -> None:
-        inputs = {name: tensor.clone() for name, tensor in batch.inputs.items()}
-        forms = (batch.labels, batch.originals, batch.corrupted)
-        self.batch = Batch(inputs, *(form.clone() for form in forms))
+        self.batch = copy.deepcopy(batch)
         # Libraries and the optimizer's state must be set up before, on a stream of their own.
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
@@ -367,6 +293,122 @@ class _Graph:
             contestant.optimizer.step()
 
     def replay(self, batch: Batch) -> None:
-        for mine, given in zip(self.batch.tensors(), batch.tensors(), strict=True):
-            mine.copy_(given)
+        for captured, tensor in zip(self.batch.tensors(), batch.tensors(), strict=True):
+            captured.copy_(tensor)
         self.graph.replay()
+
+
+class TrainerLoop:
+    """`RTDTrainer` over the same rows, with a directory for it. It has at least one step of warm-up."""
+
+    def __init__(
+        self, entry: Entry, pair: ElectraForRTDPretraining, rows: Rows, warmup: int, directory: str | os.PathLike[str]
+    ) -> None:
+        self.entry = entry
+        self.rows = rows
+        self.warmup = max(1, warmup)
+        self.directory = Path(directory) / "trainer"
+        self.model = copy_pair(pair).train()
+        if entry.compiled:
+            self.model.compile(dynamic=False)
+
+    def run(self, steps: int, callbacks: Sequence[TrainerCallback] = ()) -> float:
+        workload = self.rows.workload
+        args = RTDTrainingArguments(
+            output_dir=str(self.directory),
+            max_steps=self.warmup + steps,
+            per_device_train_batch_size=workload.batch_size,
+            max_seq_length=workload.max_seq_length,
+            mask_probability=workload.mask_probability,
+            learning_rate=LEARNING_RATE,
+            weight_decay=WEIGHT_DECAY,
+            adam_epsilon=EPSILON,
+            max_grad_norm=MAX_GRAD_NORM,
+            warmup_steps=0,
+            seed=workload.seed,
+            logging_strategy="no",
+            eval_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            bf16=self.entry.bf16,
+            use_cpu=self.model.device.type == "cpu",
+        )
+        watch = _Watch(self.warmup, Clock(self.model.device))
+        trainer = RTDTrainer(
+            self.model, args, self.rows.blocks, processing_class=self.rows.tokenizer, callbacks=[watch, *callbacks]
+        )
+        for printer in (PrinterCallback, RTDPrinterCallback):
+            trainer.pop_callback(printer)
+        trainer.train()  # `accelerate` wraps the model's `forward` once; the next round's Trainer finds it wrapped
+        return (watch.ended - watch.began) / steps
+
+
+class _Watch(TrainerCallback):
+    """Reads the clock behind the last step that is not timed and behind the last one."""
+
+    def __init__(self, warmup: int, clock: Clock) -> None:
+        self.warmup = warmup
+        self.clock = clock
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.warmup:
+            self.began = self.clock()
+        if state.global_step == state.max_steps:
+            self.ended = self.clock()
+
+
+class GoogleElectra:
+    """The original's graph (`google_electra.py`) on the same rows, from a `checkout`, run by `python`, an interpreter
+    with TensorFlow 2.15. Its weights, masks and samples are its own, so only its first loss can be compared. Raises
+    ValueError, with its last words, if the process ends."""
+
+    def __init__(self, rows: Rows, num_batches: int, threads: int, checkout: str, python: str, directory: str) -> None:
+        workload = rows.workload
+        batches = rows.batches(num_batches, "cpu")
+        rows_file = Path(directory) / "rows.npy"
+        np.save(rows_file, np.concatenate([batch.originals for batch in batches]))
+        tower = workload.config().discriminator_config
+        settings = {
+            "checkout": os.path.abspath(checkout),
+            "rows": str(rows_file),
+            "shape": [workload.batch_size, workload.max_seq_length],
+            "segments": batches[0].inputs["token_type_ids"][0].tolist(),
+            "special_tokens": SPECIAL_TOKENS,
+            "threads": threads,
+            "optimizer": {"learning_rate": LEARNING_RATE, "weight_decay_rate": WEIGHT_DECAY, "warmup_steps": 10_000},
+            "config": {
+                "vocab_size": workload.vocab_size,
+                "embedding_size": tower.embedding_size,
+                "generator_hidden_size": get_size(workload.size).generator_hidden_size,
+                "mask_prob": workload.mask_probability,
+                "max_seq_length": workload.max_seq_length,
+                "model_hparam_overrides": {
+                    "hidden_size": tower.hidden_size,
+                    "num_hidden_layers": tower.num_hidden_layers,
+                    "hidden_dropout_prob": workload.dropout,
+                    "attention_probs_dropout_prob": workload.dropout,
+                },
+            },
+        }
+        command = [python, str(Path(__file__).with_name("google_electra.py")), json.dumps(settings)]
+        self._log = Path(directory) / "google_electra.log"
+        with self._log.open("w") as log:
+            pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            self._process = subprocess.Popen(command, text=True, **pipes)
+        self.first_loss = self._read()
+
+    def run(self, steps: int) -> float:
+        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self._process.communicate()  # the end of its input ends it
+
+    def _read(self) -> float:
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            raise ValueError(f"{ORIGINAL} ended: {self._log.read_text().strip()[-2000:]}")
+        return float(line)

@@ -2,7 +2,7 @@
 
     TENSORFLOW_PYTHON benchmarks/google_electra.py '{"checkout": DIR, ...}'
 
-`contest.py` starts it with an interpreter that has TensorFlow (2.15: later ones lack `tf.layers`) and nothing of ours.
+`contestants.py` starts it with an interpreter that has TensorFlow (2.15: later ones lack `tf.layers`) and nothing of ours.
 It builds the checkout's graph: masking, both towers, sampling, losses, clipping, optimizer. Then it writes the loss of
 the first step, and for each number of steps that it reads, the seconds a step; one JSON value a line.
 """
@@ -35,32 +35,35 @@ def layer_norm(inputs, begin_norm_axis, begin_params_axis, scope=None):
         return tf.nn.batch_normalization(inputs, mean, variance, shift, scale, 1e-12)
 
 
-def build(given, directory):
+def build(settings, directory):
     """The step's operation, its loss, and the placeholder of its rows (B, L)."""
     contrib = types.ModuleType("tensorflow.contrib")
     contrib.layers = types.SimpleNamespace(layer_norm=layer_norm)
     sys.modules[contrib.__name__] = contrib
-    sys.path.insert(0, given["checkout"])
+    sys.path.insert(0, settings["checkout"])
     import configure_pretraining
     import run_pretraining
     from model import optimization
 
     with open(os.path.join(directory, "vocab.txt"), "w", encoding="utf-8") as file:
-        file.writelines(f"{token}\n" for token in given["special_tokens"])
-    config = configure_pretraining.PretrainingConfig("benchmark", directory, **given["config"])
-    rows = tf.placeholder(tf.int32, given["shape"])
-    segments = tf.tile(tf.constant([given["segments"]], tf.int32), [given["shape"][0], 1])
+        file.writelines(f"{token}\n" for token in settings["special_tokens"])
+    config = configure_pretraining.PretrainingConfig("benchmark", directory, **settings["config"])
+    rows = tf.placeholder(tf.int32, settings["shape"])
+    segments = tf.tile(tf.constant([settings["segments"]], tf.int32), [settings["shape"][0], 1])
     features = {"input_ids": rows, "input_mask": tf.ones_like(rows), "segment_ids": segments}
     loss = run_pretraining.PretrainingModel(config, features, is_training=True).total_loss
-    return optimization.create_optimizer(loss, num_train_steps=1_000_000, **given["optimizer"]), loss, rows
+    return optimization.create_optimizer(loss, num_train_steps=1_000_000, **settings["optimizer"]), loss, rows
 
 
 def main():
-    given = json.loads(sys.argv[1])
-    batches = np.load(given["rows"]).reshape(-1, *given["shape"])
+    settings = json.loads(sys.argv[1])
+    batches = np.load(settings["rows"]).reshape(-1, *settings["shape"])
     with tempfile.TemporaryDirectory() as directory:
-        step, loss, rows = build(given, directory)
-    threads = {"intra_op_parallelism_threads": given["threads"], "inter_op_parallelism_threads": given["threads"]}
+        step, loss, rows = build(settings, directory)
+    threads = {
+        "intra_op_parallelism_threads": settings["threads"],
+        "inter_op_parallelism_threads": settings["threads"],
+    }
     with tf.Session(config=tf.ConfigProto(**threads)) as session:
         session.run(tf.global_variables_initializer())
         print(json.dumps(float(session.run(loss, {rows: batches[0]}))), flush=True)

@@ -10,8 +10,8 @@ groups and clipping:
 
 - `ours`: ElectraForRTDPretraining with all that makes it fast (its dropout, attention and gathered head), samples from
   the collator's uniforms, ElectraAdamW(bias_correction=True);
-- `plain`: stock towers with torch.nn.Dropout, "sdpa" attention and cross_entropy, samples by torch's Gumbel noise,
-  torch.optim.AdamW.
+- `plain`: stock towers with torch.nn.Dropout, "sdpa" attention and cross_entropy at every token, samples by
+  torch.multinomial, torch.optim.AdamW.
 
 They differ in their random numbers (dropout and samples) and in rounding, so that their curves may differ, but not
 their expectation. Both are evaluated by the same function: their weights in one ElectraForRTDPretraining, on the same
@@ -27,22 +27,19 @@ Last on stdout is the report as one line of JSON.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import reporting
 import torch
 from accelerate import Accelerator
-from contestants import EPSILON, MAX_GRAD_NORM, WEIGHT_DECAY, Arrangement, Gathered, Ours, make_pair
-from reporting import say
-from timing import Clock
+from contestants import EPSILON, MAX_GRAD_NORM, WEIGHT_DECAY, Arrangement, Naive, Ours, make_pair
+from measuring import Clock, describe_run, finish, machine_of, say
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 from workload import Workload, make_batch
@@ -69,8 +66,8 @@ METRICS = {
     "discriminator_loss": "discriminator loss",
     "discriminator_auc": "discriminator AUC",
 }
-SIGNIFICANT, CONFIDENCE = 0.05, 0.95
-SPLIT_SEED = HELD_OUT_SEED = 0  # of which documents are held out, and of their masks: the same for all seeds
+SIGNIFICANT = 0.05
+HELD_OUT_SEED = 0  # of which documents are held out, and of their masks: the same for all seeds
 HELD_OUT_BATCH_SIZE = 64
 
 
@@ -86,7 +83,7 @@ def prepare(files: Sequence[str], vocab_size: int, max_seq_length: int, director
     """Trains a tokenizer and prepares rows, once for all runs. The row at the end of the text, which is padded, is
     left out: the plain arrangement has no masks for padding."""
     data = DataArguments(train_files=list(files), vocab_size=vocab_size)
-    arguments = PreparationArguments(max_seq_length=max_seq_length, seed=SPLIT_SEED, disable_tqdm=True)
+    arguments = PreparationArguments(max_seq_length=max_seq_length, seed=HELD_OUT_SEED, disable_tqdm=True)
     tokenizer = get_tokenizer(data, arguments, Path(directory))
     train, held_out = get_sequences(data, arguments, Path(directory), tokenizer)
     assert held_out is not None
@@ -104,7 +101,7 @@ def make_ours(pair: ElectraForRTDPretraining, learning_rate: float) -> tuple[Arr
 
 
 def make_plain(pair: ElectraForRTDPretraining, learning_rate: float) -> tuple[Arrangement, torch.optim.Optimizer]:
-    arrangement = Gathered(pair)
+    arrangement = Naive(pair)
     # Stock embeddings never train [PAD]; the original does, and so do we. That is no matter of speed.
     embeddings: Any = arrangement.generator.get_input_embeddings()
     embeddings.padding_idx = None
@@ -135,8 +132,8 @@ class HeldOut:
         towers: Any = arrangement.model if isinstance(arrangement, Ours) else arrangement
         self.pair.generator.load_state_dict(towers.generator.state_dict())
         self.pair.discriminator.load_state_dict(towers.discriminator.state_dict())
-        found = evaluate_held_out(self.pair, self.loader, self.accelerator)
-        return {name: found[f"eval_{name}"] for name in METRICS}
+        metrics = evaluate_held_out(self.pair, self.loader, self.accelerator)
+        return {name: metrics[f"eval_{name}"] for name in METRICS}
 
 
 def train(
@@ -153,7 +150,8 @@ def train(
     stream = SequenceStream(text.train, options.steps * workload.batch_size, seed)
     loader = DataLoader(stream, workload.batch_size, collate_fn=collator, generator=torch.Generator())
     torch.manual_seed(seed)
-    clock, seconds = Clock(options.device), 0.0
+    clock = Clock(options.device)
+    seconds = 0.0
     points: list[dict[str, float]] = []
 
     def evaluate(step: int) -> None:
@@ -187,25 +185,27 @@ def compare(ours: Sequence[float], plain: Sequence[float]) -> dict[str, Any]:
 
     Returns:
         `ours` and `plain`, each with `mean` and `std`; `difference`, the mean of ours - plain, with its 95 %
-        `interval`; `p`, two-sided; `significant`.
+        `interval`; `p`, two-sided.
     """
-    from scipy import stats
-
-    found: dict[str, Any] = {"difference": float(np.mean(ours) - np.mean(plain)), "interval": [0.0, 0.0], "p": 1.0}
+    result: dict[str, Any] = {"difference": float(np.mean(ours) - np.mean(plain)), "interval": [0.0, 0.0], "p": 1.0}
     if list(ours) != list(plain):
         test = stats.ttest_rel(ours, plain)
-        found |= {"interval": [*map(float, test.confidence_interval(CONFIDENCE))], "p": float(test.pvalue)}
-    for name, values in (("ours", ours), ("plain", plain)):
-        found[name] = {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1))}
-    return {**found, "significant": found["p"] < SIGNIFICANT}
+        result["interval"] = [float(limit) for limit in test.confidence_interval(0.95)]
+        result["p"] = float(test.pvalue)
+    result["ours"] = {"mean": float(np.mean(ours)), "std": float(np.std(ours, ddof=1))}
+    result["plain"] = {"mean": float(np.mean(plain)), "std": float(np.std(plain, ddof=1))}
+    return result
 
 
 def compare_ends(curves: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The comparison of each metric behind the last step."""
-    ends = {(curve["variant"], curve["seed"]): curve["points"][-1] for curve in curves}
-    seeds = sorted({seed for _, seed in ends})
+    ends = {
+        variant: [curve["points"][-1] for curve in curves if curve["variant"] == variant]  # by seed
+        for variant in VARIANTS
+    }
     return {
-        name: compare(*([ends[variant, seed][name] for seed in seeds] for variant in VARIANTS)) for name in METRICS
+        name: compare([point[name] for point in ends["ours"]], [point[name] for point in ends["plain"]])
+        for name in METRICS
     }
 
 
@@ -216,47 +216,15 @@ def make_cells(name: str, test: dict[str, Any]) -> list[str]:
 
 
 def make_notes(report: dict[str, Any]) -> list[str]:
-    """What stands below the table."""
-    config, workload = report["config"], report["config"]["workload"]
-    differing = [METRICS[name] for name, test in report["tests"].items() if test["significant"]]
-    machine = ", ".join(report["hardware"]["accelerators"]) if config["device"] == "cuda" else ""
+    """The lines below the table."""
+    config = report["config"]
+    differing = [METRICS[name] for name, test in report["tests"].items() if test["p"] < SIGNIFICANT]
     return [
         f"Significant differences (p < {SIGNIFICANT}): {', '.join(differing) or 'none'}.",
-        f"{workload['size']}, {config['steps']:,} steps of {workload['batch_size']} x {workload['max_seq_length']} "
-        f"tokens, vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; mean ± standard deviation "
-        f"over {config['seeds']} seeds; {report['rows']['train']:,} rows to train on, {report['rows']['held_out']:,} "
-        f"held out; {machine or report['hardware']['processor']}, {config['threads']} threads.",
+        f"{config['size']}, {config['steps']:,} steps of {config['batch_size']} x {config['max_seq_length']} tokens, "
+        f"vocabulary {config['vocab_size']:,}, dropout {config['dropout']:g}; mean ± standard deviation over "
+        f"{config['seeds']} seeds; {machine_of(report)}, {config['threads']} threads.",
     ]
-
-
-def draw(report: dict[str, Any], path: Path) -> None:
-    """The held-out losses of all seeds, ours over plain; without those of the initial weights, which are the same."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    looks: dict[str, dict[str, Any]] = {
-        "plain": {"color": "#c8553d", "linewidth": 2.4, "alpha": 0.55},
-        "ours": {"color": "#1f5fa8", "linewidth": 1.1, "linestyle": "--", "marker": "o", "markersize": 2.5},
-    }
-    figure = Figure(figsize=(10, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    for axis, name in zip(figure.subplots(1, 2), ("generator_loss", "discriminator_loss"), strict=True):
-        for variant, look in looks.items():
-            for curve in report["curves"]:
-                if curve["variant"] == variant:
-                    points = curve["points"][1:]
-                    axis.plot([point["step"] for point in points], [point[name] for point in points], **look)
-            axis.get_lines()[-1].set_label(f"{variant}, each seed")
-        *_, difference, interval, p = make_cells(name, report["tests"][name])
-        axis.set_title(f"{METRICS[name]}\nours - plain at the end: {difference} ({interval}), p = {p}", fontsize=9)
-        axis.set_xlabel("step", fontsize=9)
-        axis.set_ylabel("nats a token, held out", fontsize=9)
-        axis.tick_params(labelsize=8)
-        axis.grid(axis="y", color="#e4e7eb", linewidth=0.6)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, fontsize=7)
-    figure.suptitle(f"The fast path and the plain one: {make_notes(report)[1].partition(';')[0]}", fontsize=10)
-    figure.savefig(path, metadata={"Software": None})
 
 
 # ---- Command line ----
@@ -279,7 +247,7 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--given_fills", action="store_true", help="the discriminator reads made-up fills")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=count_cores(), help="CPU threads (%(default)s)")
-    parser.add_argument("--output_dir", help="write the report there, as JSON and PNG")
+    parser.add_argument("--output_dir", help="write the report there, as JSON")
     options = parser.parse_args(argv)
     if options.warmup_steps is None:
         options.warmup_steps = options.steps // 10
@@ -295,12 +263,15 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         say("Training a tokenizer and preparing rows.")
         text = prepare(options.files, options.vocab_size, options.max_seq_length, directory)
-        names = ("size", "batch_size", "max_seq_length", "dropout")
-        workload = Workload(vocab_size=len(text.tokenizer), **{name: getattr(options, name) for name in names})
+        workload = Workload(
+            options.size,
+            vocab_size=len(text.tokenizer),
+            batch_size=options.batch_size,
+            max_seq_length=options.max_seq_length,
+            dropout=options.dropout,
+        )
         files = [Path(file).name for file in options.files]
-        config = {**vars(options), "files": files, "output_dir": None, "workload": dataclasses.asdict(workload)}
-        report = reporting.describe_run("held_out_curve", config)
-        report["versions"]["scipy"] = metadata.version("scipy")
+        report = describe_run("held_out_curve", {**vars(options), "files": files, "output_dir": None})
         report["rows"] = {"train": len(text.train), "held_out": len(text.held_out)}
         held_out = HeldOut(text, workload, options.device)
         report["curves"] = [
@@ -309,10 +280,9 @@ def main(argv: Sequence[str]) -> dict[str, Any]:
             for variant in VARIANTS
         ]
     report["tests"] = compare_ends(report["curves"])
-    headings = ["held out, at the end", "ours", "plain", "ours - plain", f"{CONFIDENCE:.0%} interval", "p"]
+    headings = ["held out, at the end", "ours", "plain", "ours - plain", "95% interval", "p"]
     cells = [make_cells(name, test) for name, test in report["tests"].items()]
-    if path := reporting.finish(report, headings, cells, make_notes(report), options.output_dir):
-        draw(report, path.with_suffix(".png"))
+    finish(report, headings, cells, make_notes(report), options.output_dir)
     return report
 
 

@@ -78,7 +78,7 @@ def train(directory: Path, flags: list[str]) -> bool:
     return status == 0
 
 
-def tell(values: list[float], digits: int = 3) -> str:
+def format_mean(values: list[float], digits: int = 3) -> str:
     """The mean, and half of its 95 % interval."""
     if not values:
         return ""
@@ -90,17 +90,20 @@ def tell(values: list[float], digits: int = 3) -> str:
 
 def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
     """In Markdown; rows of which no run is finished are left out."""
-    lines = [f"| row | runs | tokens | {' | '.join(COLUMNS)} | minutes |", "|---" * (len(COLUMNS) + 4) + "|"]
+    lines = [
+        f"| row | runs | tokens | {' | '.join(COLUMNS)} | minutes |",
+        "|---" * (len(COLUMNS) + 4) + "|",
+    ]
     for row in rows:
         files = [directory_of(output_dir, row, seed) / PretrainingRecord.FILE for seed in seeds]
         records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
         if not records:
             continue
         cells = [
-            tell([record["metrics"][name] for record in records if name in record["metrics"]])
+            format_mean([record["metrics"][name] for record in records if name in record["metrics"]])
             for name in COLUMNS.values()
         ]
-        minutes = tell([record["train_seconds"] / 60 for record in records], 1)
+        minutes = format_mean([record["train_seconds"] / 60 for record in records], 1)
         tokens = f"{np.mean([record['tokens'] for record in records]) / 1e6:.2f} M"
         lines.append(f"| {row} | {len(records)} | {tokens} | {' | '.join(cells)} | {minutes} |")
     return "\n".join(lines)
@@ -116,22 +119,24 @@ def main() -> int:
     parser.add_argument("--table_only", action="store_true", help="print the table of what is there")
     parser.add_argument("flags", nargs=argparse.REMAINDER, help="after --: of every run")
     args = parser.parse_args()
-    seeds, given = list(range(1, args.seeds + 1)), [flag for flag in args.flags if flag != "--"]
-    if "--train_files" not in given:
-        given += ["--train_files", str(CORPUS)]
+    seeds = list(range(1, args.seeds + 1))
+    flags = [flag for flag in args.flags if flag != "--"]
+    if "--train_files" not in flags:
+        flags += ["--train_files", str(CORPUS)]
     if args.max_steps is not None:
-        given += ["--max_steps", str(args.max_steps)]
-    given += ["--size", args.size, "--disable_tqdm", "True", "--save_strategy", "no", "--report_to", "none"]
+        flags += ["--max_steps", str(args.max_steps)]
+    flags += ["--size", args.size, "--disable_tqdm", "True", "--save_strategy", "no", "--report_to", "none"]
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    ended = True
+    succeeded = True
     try:
-        for seed in () if args.table_only else seeds:
-            for row in args.rows:
-                flags = [*ROWS[row], *given, "--seed", str(seed)]
-                ended &= train(directory_of(args.output_dir, row, seed), flags)
+        if not args.table_only:
+            for seed in seeds:
+                for row in args.rows:
+                    directory = directory_of(args.output_dir, row, seed)
+                    succeeded &= train(directory, [*ROWS[row], *flags, "--seed", str(seed)])
     finally:
         print(table(args.output_dir, args.rows, seeds))
-    return 0 if ended else 1
+    return 0 if succeeded else 1
 
 
 if __name__ == "__main__":

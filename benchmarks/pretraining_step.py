@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Times one optimizer step of the joint pre-training: naive ways, peers, and ours, side by side.
+"""Times one optimizer step of the joint pre-training: a straightforward way, the original's graph, and ours.
 
     python benchmarks/pretraining_step.py                        # the paper's small model, 16 x 128 tokens
     python benchmarks/pretraining_step.py --short                # about a minute and a half on two cores
     python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
-    python benchmarks/pretraining_step.py --contestants naive ours ours-compiled loop trainer
+    python benchmarks/pretraining_step.py --contestants naive ours ours-compiled trainer
     python benchmarks/pretraining_step.py --backbone examples/backbones/modernbert-tiny.json --dropout 0 --steps 4
 
 All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,
@@ -14,9 +14,8 @@ run. The FLOPs of a step are counted alike for everybody (matrix products, vocab
 alone), so what a contestant computes in vain lowers its share of the GEMM peak, which is measured in the same run.
 
 Contestants, each with `-bf16` (autocast), `-compiled` (torch.compile) and `-graph` (the whole step as one CUDA graph)
-behind it: `naive`, `gathered`, `electra-pytorch` (if installed: pip install --no-deps electra-pytorch==0.1.2), `ours`;
-and `loop` and `trainer`, the same model in a plain loop and in `RTDTrainer`, data included. `google-electra` is the
-original's own graph, if there is a checkout of it and an interpreter with TensorFlow 2.15 (`pip install
+behind it: `naive` and `ours`; and `trainer`, the same model in `RTDTrainer`, data included. `google-electra`
+is the original's own graph, if there is a checkout of it and an interpreter with TensorFlow 2.15 (`pip install
 tensorflow-cpu==2.15.*` into an environment of Python 3.9 to 3.11):
 
     python benchmarks/pretraining_step.py --google_electra electra --tensorflow_python tf/bin/python
@@ -28,21 +27,33 @@ Last on stdout is the report as one line of JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import json
+import statistics
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import reporting
 import torch
-from agreement import DisagreementError
-from contest import Plan, compete, measure_memory
-from contestants import ORIGINAL, Entry, default_entries, why_absent
-from reporting import say
-from timing import measure_gemm_peak
-from workload import Workload
+from contestants import (
+    ARRANGEMENTS,
+    DESCRIPTIONS,
+    ORIGINAL,
+    TRAINER,
+    Contestant,
+    Entry,
+    GoogleElectra,
+    TrainerLoop,
+    make_pair,
+    why_absent,
+)
+from measuring import describe_run, finish, machine_of, measure_gemm_peak, peak_memory, say, summarise
+from torch import nn
+from workload import Batch, Rows, Workload
 
+from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.records import count_cores
 
@@ -57,12 +68,165 @@ STEP = {  # fields of `Workload`
     "dropout": "in both towers",
     "seed": "of weights, rows and masks",
 }
-SHORT = {"batch_size": 8, "rounds": 3, "steps": 1}
-SHORT_CONTESTANTS = ["naive", "gathered", "electra-pytorch", "ours", "loop", "trainer"]
-HEADINGS = ["contestant", "ms a step", "p10 - p90", "tokens/s", "x naive", "GFLOP/s", "of GEMM peak", "peak MiB"]
+NUM_BATCHES = 4
+# Relative differences that are allowed: of losses, and of norms of gradients.
+TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 1e-1)}
+FIRST_LOSS_TOLERANCE = 0.2  # of one with other random weights, masks and fills
 
 
-def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Plan]:
+# ---- Do all contestants do the same work? ----
+
+
+class DisagreementError(Exception):
+    """A contestant does other work than the rest."""
+
+
+def measure_work(contestant: Contestant, batch: Batch) -> dict[str, float]:
+    """Losses, and the norms of the gradients of the generator (without shared parameters) and of the discriminator;
+    without dropout, on rows that are corrupted already."""
+    arrangement = contestant.arrangement.eval()
+    losses = contestant.losses(batch, batch.corrupted)
+    losses.total.backward()
+    arrangement.train()
+    discriminator = {id(parameter): parameter for parameter in arrangement.discriminator.parameters()}
+    generator = [
+        parameter for parameter in arrangement.generator_encoder.parameters() if id(parameter) not in discriminator
+    ]
+    work = {
+        "generator loss": losses.generator.item(),
+        "discriminator loss": losses.discriminator.item(),
+        "generator gradient": _gradient_norm(generator),
+        "discriminator gradient": _gradient_norm(discriminator.values()),
+    }
+    contestant.optimizer.zero_grad(set_to_none=True)
+    return work
+
+
+def _gradient_norm(parameters: Iterable[nn.Parameter]) -> float:
+    return nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]).item()
+
+
+def check_agreement(contestant: Contestant, batch: Batch, reference: dict[str, float]) -> dict[str, float]:
+    """The contestant's work. Raises DisagreementError if it is not the reference's."""
+    work = measure_work(contestant, batch)
+    loss_tolerance, norm_tolerance = TOLERANCES[contestant.entry.dtype]
+    for quantity, expected in reference.items():
+        tolerance = norm_tolerance if quantity.endswith("gradient") else loss_tolerance
+        if not abs(work[quantity] - expected) <= tolerance * abs(expected):
+            raise DisagreementError(
+                f"{contestant.entry.name} does other work than the stock towers: its {quantity} is "
+                f"{work[quantity]:.6g}, theirs {expected:.6g} (same weights, batch and fills, no dropout). Nothing "
+                "was timed: repair it, or leave it out with --contestants."
+            )
+    return work
+
+
+def check_first_loss(name: str, loss: float, reference: dict[str, float], config: Any) -> None:
+    """Raises DisagreementError for a weighted loss that no other random weights, masks and samples can explain."""
+    expected = config.generator_weight * reference["generator loss"]
+    expected += config.discriminator_weight * reference["discriminator loss"]
+    if not abs(loss - expected) <= FIRST_LOSS_TOLERANCE * expected:
+        raise DisagreementError(f"{name} does other work: its first loss is {loss:.4g}, others' {expected:.4g}.")
+
+
+# ---- The race ----
+
+
+def make_competitor(
+    entry: Entry, pair: ElectraForRTDPretraining, rows: Rows, options: argparse.Namespace, directory: str
+) -> Any:
+    """Anything with `run(steps)`."""
+    if entry.base == TRAINER:
+        return TrainerLoop(entry, pair, rows, options.warmup, directory)
+    if entry.base == ORIGINAL:
+        return GoogleElectra(
+            rows, NUM_BATCHES, options.threads, options.google_electra, options.tensorflow_python, directory
+        )
+    return Contestant(entry, pair, rows.batches(NUM_BATCHES, options.device))
+
+
+def compete(
+    workload: Workload, entries: Sequence[Entry], options: argparse.Namespace, gemm_peak: dict[str, float]
+) -> dict[str, Any]:
+    """Checks that all do the same work, times them, and measures the memory of each in a process of its own.
+
+    Returns:
+        `agreement` and `rows` of a report.
+
+    Raises:
+        DisagreementError: if one does other work.
+    """
+    competitors: dict[Entry, Any] = {}
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as at_the_end:
+        rows = Rows(workload, directory, NUM_BATCHES)
+        pair = make_pair(workload.config(), workload.seed, options.device)
+        first = rows.batches(1, options.device)[0]
+        reference = measure_work(Contestant(Entry("naive"), pair, [first]), first)
+        agreement = {"stock towers": reference}
+        for entry in entries:
+            competitor = make_competitor(entry, pair, rows, options, directory)
+            if isinstance(competitor, GoogleElectra):
+                at_the_end.callback(competitor.close)
+                check_first_loss(entry.name, competitor.first_loss, reference, pair.config)
+            if isinstance(competitor, Contestant):
+                agreement[entry.name] = check_agreement(competitor, first, reference)
+            if options.warmup:
+                say(f"warm-up: {entry.name}")
+                competitor.run(options.warmup)
+            competitors[entry] = competitor
+        seconds = time_rounds(competitors, options.rounds, options.steps)
+        del competitors, competitor, pair
+    naive = Entry("naive")
+    report_rows = []
+    for entry, times in seconds.items():
+        row: dict[str, Any] = {"name": entry.name, "description": DESCRIPTIONS[entry.base], "speedup": None}
+        row |= summarise(times, workload.tokens, workload.flops(), gemm_peak[str(entry.dtype)])
+        row["rounds_ms"] = [1000 * value for value in times]
+        if naive in seconds:
+            row["speedup"] = statistics.median(seconds[naive]) / statistics.median(times)
+        row["peak_memory_bytes"] = None
+        if entry.base in ARRANGEMENTS:  # the Trainer runs the model of `ours`
+            row["peak_memory_bytes"] = memory_in_new_process(workload, entry, options)
+        report_rows.append(row)
+    return {"agreement": agreement, "rows": report_rows}
+
+
+def time_rounds(competitors: dict[Entry, Any], rounds: int, steps: int) -> dict[Entry, list[float]]:
+    """Seconds a step of each in every round: A B C A B C ..., so that they share the machine's moods."""
+    seconds: dict[Entry, list[float]] = {entry: [] for entry in competitors}
+    for index in range(rounds):
+        for entry, competitor in competitors.items():
+            seconds[entry].append(competitor.run(steps))
+            say(f"round {index + 1} of {rounds}: {entry.name} {1000 * seconds[entry][-1]:,.1f} ms a step")
+    return seconds
+
+
+def measure_memory(workload: Workload, entry: Entry, options: argparse.Namespace) -> int:
+    """Peak of this process after a few steps of this contestant."""
+    with tempfile.TemporaryDirectory() as directory:
+        rows = Rows(workload, directory, NUM_BATCHES)
+        pair = make_pair(workload.config(), workload.seed, options.device)
+        competitor = make_competitor(entry, pair, rows, options, directory)
+        del pair
+        competitor.run(2)
+    return peak_memory(options.device)
+
+
+def memory_in_new_process(workload: Workload, entry: Entry, options: argparse.Namespace) -> int:
+    say(f"peak memory: {entry.name}")
+    flags = {"measure_memory": entry.name, "device": options.device, "threads": options.threads}
+    flags |= {name: value for name, value in dataclasses.asdict(workload).items() if value is not None}
+    command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in flags.items())]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    if completed.returncode:
+        raise ValueError(f"The memory of {entry.name} was not measured: {completed.stderr.strip()[-2000:]}")
+    return int(completed.stdout.splitlines()[-1])
+
+
+# ---- Command line ----
+
+
+def read_options(argv: Sequence[str]) -> argparse.Namespace:
     """Options with what follows from the device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, about in STEP.items():
@@ -75,8 +239,8 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
     parser.add_argument("--rounds", type=int, default=5, help="of each contestant, by turns (%(default)s)")
     parser.add_argument("--steps", type=int, default=2, help="steps a round (%(default)s; on CUDA 50)")
     parser.add_argument("--warmup", type=int, default=1, help="steps that are not timed (%(default)s; on CUDA 20)")
-    cuda = torch.cuda.is_available()
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if cuda else "cpu", help="(%(default)s)")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=count_cores(), help="CPU threads (%(default)s)")
     parser.add_argument("--short", action="store_true", help="8 rows a step, few rounds, nothing that compiles")
     parser.add_argument("--output_dir", help="write the report there, as JSON")
@@ -85,107 +249,93 @@ def read_options(argv: Sequence[str]) -> tuple[argparse.Namespace, Workload, Pla
     if options.device == "cuda":
         parser.set_defaults(steps=50, warmup=20, batch_size=128)
     if options.short:
-        parser.set_defaults(**SHORT)
+        parser.set_defaults(batch_size=8, rounds=3, steps=1)
     options = parser.parse_args(argv)
-    original = (options.google_electra, options.tensorflow_python)
-    if None in original and (any(original) or ORIGINAL in (options.contestants or ())):
+    if options.contestants is None:
+        options.contestants = default_contestants(options)
+    if ORIGINAL in options.contestants and None in (options.google_electra, options.tensorflow_python):
         parser.error(f"{ORIGINAL} needs --google_electra DIR and --tensorflow_python PATH.")
-    workload = Workload(**{name: getattr(options, name) for name in STEP})
-    plan = {name: getattr(options, name) for name in ("device", "threads", "rounds", "steps", "warmup")}
-    return options, workload, Plan(**plan, original=original if any(original) else None)
+    return options
 
 
-def choose_entries(options: argparse.Namespace, workload: Workload) -> tuple[list[Entry], dict[str, str]]:
-    """Who competes, and who is left out, with the reason.
-
-    Raises:
-        ValueError: for a name that means nothing, or, where the names were asked for, who cannot compete.
-    """
-    cuda = options.device == "cuda"
-    names = options.contestants
-    if names is None:
-        names = SHORT_CONTESTANTS if options.short else default_entries(cuda, cuda or products.bfloat16_gain() > 1)
-        names = [*names, *([ORIGINAL] if options.google_electra else [])]
-    entries, left_out = [], {}
-    for name in dict.fromkeys(names):
-        entry = Entry.parse(name)
-        reason = why_absent(entry, workload)
-        if reason is None:
-            entries.append(entry)
-        elif options.contestants is not None:
-            raise ValueError(f"{name} cannot compete: {reason}.")
-        else:
-            left_out[name] = reason
-            say(f"{name} is left out: {reason}")
-    return entries, left_out
+def default_contestants(options: argparse.Namespace) -> list[str]:
+    """Those that suit the device."""
+    names = ["naive", "ours", TRAINER]
+    if options.device == "cuda":
+        names += ["naive-bf16", "naive-bf16-compiled", "ours-bf16", "ours-bf16-compiled", "ours-bf16-graph"]
+        names += ["ours-bf16-compiled-graph", "trainer-bf16", "trainer-bf16-compiled"]
+    elif not options.short:
+        names.append("ours-compiled")
+        if products.bfloat16_gain() > 1:
+            names += ["naive-bf16", "ours-bf16"]
+    if options.google_electra:
+        names.append(ORIGINAL)
+    return names
 
 
-def measure_peaks(workload: Workload, entries: Sequence[Entry], device: str) -> dict[str, dict[str, Any]]:
-    """Of each dtype in use: `best` FLOP/s, and those of each of the `shapes`."""
-    found = {}
-    for name in sorted({entry.dtype_name for entry in entries}):
-        best, shapes = measure_gemm_peak(workload.gemm_shapes(), getattr(torch, name), device)
-        found[name] = {"best": best, "shapes": shapes}
-    return found
+def choose_entries(names: Sequence[str], workload: Workload) -> list[Entry]:
+    """Raises ValueError for a name that means nothing, and for one that cannot compete."""
+    entries = [Entry.parse(name) for name in dict.fromkeys(names)]
+    for entry in entries:
+        if reason := why_absent(entry, workload):
+            raise ValueError(f"{entry.name} cannot compete: {reason}.")
+    return entries
 
 
 def make_cells(row: dict[str, Any]) -> list[str]:
-    speedup, memory = row["speedup"], row["peak_memory_bytes"]
+    speedup = row["speedup"]
+    memory = row["peak_memory_bytes"]
     return [
         row["name"],
         f"{row['median_ms']:,.1f}",
         f"{row['p10_ms']:,.1f} - {row['p90_ms']:,.1f}",
         f"{row['tokens_per_second']:,.0f}",
         "" if speedup is None else f"{speedup:.2f}",
-        f"{row['model_flops_per_second'] / 1e9:,.0f}",
         f"{row['gemm_share']:.1%}",
         "" if memory is None else f"{memory / 2**20:,.0f}",
     ]
 
 
 def make_notes(report: dict[str, Any]) -> list[str]:
-    """What stands below the table."""
-    config, hardware = report["config"], report["hardware"]
+    """The lines below the table."""
+    config = report["config"]
     workload = config["workload"]
-    machine = ", ".join(hardware["accelerators"]) if config["device"] == "cuda" else hardware["processor"]
-    peaks = ", ".join(f"{name} {peak['best'] / 1e9:,.0f} GFLOP/s" for name, peak in report["gemm_peak"].items())
+    peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in report["gemm_peak"].items())
     return [
         f"{workload['backbone'] or workload['size']}, {workload['batch_size']} x {workload['max_seq_length']} tokens, "
-        f"vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; "
-        f"{config['rounds']} rounds of {config['steps']} steps; {machine}, {config['threads']} CPU threads",
+        f"vocabulary {workload['vocab_size']:,}, dropout {workload['dropout']:g}; {config['rounds']} rounds of "
+        f"{config['steps']} steps; {machine_of(report)}, {config['threads']} CPU threads",
         f"GEMM peak: {peaks}. Load average before the start: {report['load_average'][0]:.2f}.",
         f"{report['flops'] / 1e9:,.1f} GFLOP a step with a gathered head, the same count for everybody.",
         *(f"{row['name']}: {row['description']}" for row in report["rows"]),
-        *(f"{name} was left out: {reason}" for name, reason in report["left_out"].items()),
     ]
 
 
 def main(argv: Sequence[str]) -> None:
-    options, workload, plan = read_options(argv)
-    torch.set_num_threads(plan.threads)
+    options = read_options(argv)
+    workload = Workload(**{name: getattr(options, name) for name in STEP})
+    torch.set_num_threads(options.threads)
     if options.measure_memory is not None:  # a process that `memory_in_new_process` began
-        print(json.dumps({"peak_memory_bytes": measure_memory(workload, Entry.parse(options.measure_memory), plan)}))
+        print(measure_memory(workload, Entry.parse(options.measure_memory), options))
         return
-    entries, left_out = choose_entries(options, workload)
-    how = {**dataclasses.asdict(plan), "original": plan.original is not None}  # no path of this machine
-    config = {"workload": dataclasses.asdict(workload), "contestants": [entry.name for entry in entries], **how}
-    report = reporting.describe_run("pretraining_step", config)
+    entries = choose_entries(options.contestants, workload)
+    config: dict[str, Any] = {"workload": dataclasses.asdict(workload)}
+    for name in ("contestants", "device", "threads", "rounds", "steps", "warmup"):
+        config[name] = getattr(options, name)
+    report = describe_run("pretraining_step", config)
     if report["load_average"][0] > 0.5:
         say(f"The machine is busy (load average {report['load_average'][0]:.2f}): times will be too long.")
-    if plan.device == "cpu":
+    if options.device == "cpu":
         report["products"] = {"library": products.library(), "gflops": products.speeds()}
         say(f"Matrix products in float32 by {products.library()}; GFLOP/s: {products.speeds()}")
-    before, report["flops"] = measure_peaks(workload, entries, plan.device), workload.flops()
-    report |= compete(workload, entries, plan, before)
-    report["left_out"] |= left_out
-    # A neighbour on the machine can spoil one measurement of the peak: take the better of before and after.
-    after = measure_peaks(workload, entries, plan.device)
-    report["gemm_peak"] = {name: max(before[name], after[name], key=lambda peak: peak["best"]) for name in after}
-    for row in report["rows"]:
-        peak = report["gemm_peak"][Entry.parse(row["name"]).dtype_name]["best"]
-        row["gemm_share"] = row["model_flops_per_second"] / peak
-    cells = map(make_cells, report["rows"])
-    reporting.finish(report, HEADINGS, cells, make_notes(report), options.output_dir)
+    report["flops"] = workload.flops()
+    report["gemm_peak"] = {
+        str(dtype): measure_gemm_peak(workload.gemm_shapes(), dtype, options.device)
+        for dtype in dict.fromkeys(entry.dtype for entry in entries)
+    }
+    report |= compete(workload, entries, options, report["gemm_peak"])
+    headings = ["contestant", "ms a step", "p10 - p90", "tokens/s", "x naive", "of GEMM peak", "peak MiB"]
+    finish(report, headings, map(make_cells, report["rows"]), make_notes(report), options.output_dir)
 
 
 if __name__ == "__main__":

@@ -63,12 +63,18 @@ class Workload:
 
     def gemm_shapes(self) -> list[tuple[int, int, int]]:
         """(m, k, n) of products that occur in a step."""
-        config, shapes = self.config(), []
-        for tower in config.towers.values():
-            hidden, between = tower.hidden_size, tower.intermediate_size
-            shapes += [(self.tokens, *pair) for pair in ((hidden, hidden), (hidden, between), (between, hidden))]
+        config = self.config()
         embedding_size = size_of(config.generator_config, "embedding_size")
-        return [*shapes, (self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
+        shapes = [(self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
+        for tower in config.towers.values():
+            hidden = tower.hidden_size
+            between = tower.intermediate_size
+            shapes += [
+                (self.tokens, hidden, hidden),
+                (self.tokens, hidden, between),
+                (self.tokens, between, hidden),
+            ]
+        return shapes
 
     def tokenizer(self) -> BertTokenizer:
         words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))
@@ -111,19 +117,20 @@ class Batch:
 
 def make_batch(inputs: dict[str, Tensor], vocab_size: int, device: torch.device | str) -> Batch:
     """A collated batch of full rows on the device, in all its forms."""
-    ids_BL, positions_BK, labels_BK = (inputs[key] for key in ("input_ids", "masked_positions", "labels"))
+    ids_BL = inputs["input_ids"]
+    positions_BK = inputs["masked_positions"]
+    labels_BK = inputs["labels"]
     if bool(labels_BK.eq(IGNORED).any()):
         raise ValueError("A row has fewer words than slots: lower mask_probability or take longer rows.")
     generator = torch.Generator().manual_seed(0)
     fills_BK = torch.randint(len(SPECIAL_TOKENS), vocab_size, labels_BK.shape, generator=generator)
     fills_BK = fills_BK.where(torch.rand(labels_BK.shape, generator=generator) < 0.5, labels_BK)
-    forms = (
-        torch.full_like(ids_BL, IGNORED).scatter(1, positions_BK, labels_BK),
-        ids_BL.scatter(1, positions_BK, labels_BK),
-        ids_BL.scatter(1, positions_BK, fills_BK),
+    return Batch(
+        inputs={name: tensor.to(device) for name, tensor in inputs.items()},
+        labels=torch.full_like(ids_BL, IGNORED).scatter(1, positions_BK, labels_BK).to(device),
+        originals=ids_BL.scatter(1, positions_BK, labels_BK).to(device),
+        corrupted=ids_BL.scatter(1, positions_BK, fills_BK).to(device),
     )
-    moved = {name: tensor.to(device) for name, tensor in inputs.items()}
-    return Batch(moved, *(form.to(device) for form in forms))
 
 
 class Rows:

@@ -1,6 +1,6 @@
 """Who competes: ways to arrange the joint step of both towers, each with the same weights and batches.
 
-A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`, `ours-bf16-graph`.
+A contestant's name is an arrangement and how it is run: `ours`, `naive-bf16`, `ours-bf16-compiled`.
 Each has a method `run(steps)`, which takes so many steps and returns seconds a step.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import json
 import os
+import re
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +22,7 @@ import torch
 from measuring import Clock
 from torch import Tensor, nn
 from transformers import PrinterCallback, TrainerCallback
-from workload import Batch, Rows, Workload
+from workload import Batch, Rows
 
 from hf_electra_rtd import (
     ElectraAdamW,
@@ -69,9 +70,9 @@ class Arrangement(nn.Module, ABC):
     @abstractmethod
     def compile_parts(self) -> None: ...
 
-    def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         groups = get_parameter_groups(self, WEIGHT_DECAY)
-        return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True, capturable=capturable)
+        return torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=EPSILON, fused=True)
 
 
 class StockTowers(Arrangement):
@@ -147,9 +148,9 @@ class Ours(Arrangement):
     def compile_parts(self) -> None:
         self.model.compile(dynamic=False)
 
-    def make_optimizer(self, capturable: bool) -> torch.optim.Optimizer:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         groups = get_parameter_groups(self.model, WEIGHT_DECAY)
-        return ElectraAdamW(groups, lr=LEARNING_RATE, eps=EPSILON, weight_decay=WEIGHT_DECAY, capturable=capturable)
+        return ElectraAdamW(groups, lr=LEARNING_RATE, eps=EPSILON, weight_decay=WEIGHT_DECAY)
 
 
 def make_pair(config: ElectraRTDConfig, seed: int, device: torch.device | str) -> ElectraForRTDPretraining:
@@ -182,48 +183,31 @@ DESCRIPTIONS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant's name, taken apart: a key of `DESCRIPTIONS`; bfloat16 autocast; `torch.compile`; the whole step,
-    optimizer included, as one CUDA graph."""
+    """A contestant's name, taken apart: a key of `DESCRIPTIONS`; bfloat16 autocast; `torch.compile`."""
 
     base: str
     bf16: bool = False
     compiled: bool = False
-    graph: bool = False
 
     @classmethod
     def parse(cls, name: str) -> Entry:
         """Raises ValueError for a name that means nothing."""
-        known = {field.name for field in fields(cls)} - {"base"}
-        base = name
-        modifiers = []
-        while base.rpartition("-")[2] in known:
-            base, _, modifier = base.rpartition("-")
-            modifiers.append(modifier)
-        if base not in DESCRIPTIONS or (base == ORIGINAL and modifiers) or (base == TRAINER and "graph" in modifiers):
+        base, *modifiers = re.split("-(?=bf16|compiled)", name)
+        if base not in DESCRIPTIONS or not set(modifiers) <= {"bf16", "compiled"} or (base == ORIGINAL and modifiers):
             raise ValueError(
-                f"There is no contestant {name!r}: give one of {', '.join(DESCRIPTIONS)}, with any of -bf16, -compiled "
-                f"and -graph behind it ({ORIGINAL} has none, {TRAINER} no graph)."
+                f"There is no contestant {name!r}: give one of {', '.join(DESCRIPTIONS)}, with -bf16 or -compiled or "
+                f"both behind it ({ORIGINAL} has none)."
             )
-        return cls(base, **dict.fromkeys(modifiers, True))
+        return cls(base, bf16="bf16" in modifiers, compiled="compiled" in modifiers)
 
     @property
     def name(self) -> str:
-        modifiers = [field.name for field in fields(self) if getattr(self, field.name) is True]
-        return "-".join([self.base, *modifiers])
+        return self.base + ("-bf16" if self.bf16 else "") + ("-compiled" if self.compiled else "")
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the operands of its matrix products."""
         return torch.bfloat16 if self.bf16 else torch.float32
-
-
-def why_absent(entry: Entry, workload: Workload) -> str | None:
-    """Why a contestant cannot compete here; None if it can."""
-    if workload.backbone and entry.base == ORIGINAL:
-        return "it trains ELECTRA alone, so it has no --backbone"
-    if entry.graph and not torch.cuda.is_available():
-        return "CUDA graphs need a CUDA device"
-    return None
 
 
 # ---- Contestants ----
@@ -238,16 +222,12 @@ class Contestant:
         self.batches = batches
         self.clock = Clock(pair.device)
         self.arrangement: Arrangement = ARRANGEMENTS[entry.base](pair).to(pair.device).train()
-        self.optimizer = self.arrangement.make_optimizer(capturable=entry.graph)
+        self.optimizer = self.arrangement.make_optimizer()
         if entry.compiled:
             self.arrangement.compile_parts()
-        self._graph: _Graph | None = None
 
     def losses(self, batch: Batch, corrupted_BL: Tensor | None = None) -> Losses:
-        # What autocast keeps between calls would lie outside of a graph.
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.entry.bf16, cache_enabled=not self.entry.graph
-        ):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.entry.bf16):
             losses: Losses = self.arrangement(batch, corrupted_BL)
         return losses
 
@@ -257,45 +237,14 @@ class Contestant:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self, batch: Batch) -> None:
-        if not self.entry.graph:
-            self.losses(batch).total.backward()
-            self.update()
-            return
-        if self._graph is None:
-            self._graph = _Graph(self, batch)
-        self._graph.replay(batch)
+        self.losses(batch).total.backward()
+        self.update()
 
     def run(self, steps: int) -> float:
         began = self.clock()
         for index in range(steps):
             self.step(self.batches[index % len(self.batches)])
         return (self.clock() - began) / steps
-
-
-class _Graph:
-    """A whole step, captured once. Learning rate and step counts stay what they were at the capture."""
-
-    def __init__(self, contestant: Contestant, batch: Batch) -> None:
-        self.batch = copy.deepcopy(batch)
-        # Libraries and the optimizer's state must be set up before, on a stream of their own.
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):
-                contestant.losses(self.batch).total.backward()
-                contestant.update()
-        torch.cuda.current_stream().wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        # Gradients are None here, so that the backward pass writes them anew, into the graph's own memory.
-        with torch.cuda.graph(self.graph):
-            contestant.losses(self.batch).total.backward()
-            nn.utils.clip_grad_norm_(contestant.arrangement.parameters(), MAX_GRAD_NORM)
-            contestant.optimizer.step()
-
-    def replay(self, batch: Batch) -> None:
-        for captured, tensor in zip(self.batch.tensors(), batch.tensors(), strict=True):
-            captured.copy_(tensor)
-        self.graph.replay()
 
 
 class TrainerLoop:

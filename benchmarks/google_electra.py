@@ -2,9 +2,9 @@
 
     TENSORFLOW_PYTHON benchmarks/google_electra.py '{"checkout": DIR, ...}'
 
-`contestants.py` starts it with an interpreter that has TensorFlow (2.15: later ones lack `tf.layers`) and nothing of ours.
-It builds the checkout's graph: masking, both towers, sampling, losses, clipping, optimizer. Then it writes the loss of
-the first step, and for each number of steps that it reads, the seconds a step; one JSON value a line.
+`contestants.py` starts it with an interpreter that has TensorFlow (2.15: later ones lack `tf.layers`) and nothing of
+ours. It builds the checkout's graph: masking, both towers, sampling, losses, clipping, optimizer. Then it writes the
+loss of the first step, and for each number of steps that it reads, the seconds a step; one JSON value a line.
 """
 
 import json

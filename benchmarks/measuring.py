@@ -64,41 +64,26 @@ def summarise(seconds: Sequence[float], tokens: int, flops: int, gemm_peak: floa
     }
 
 
-def measure_gemm_peak(
-    shapes: Iterable[tuple[int, int, int]], dtype: torch.dtype, device: torch.device | str, seconds: float = 0.2
-) -> float:
-    """The best FLOP/s of matrix products, laid out as in a linear layer: of each shape (m, k, n) and of a large square
-    one; on a CPU by the better library for each. Spends `seconds` on each."""
+def measure_gemm_peak(dtype: torch.dtype, device: torch.device | str, seconds: float = 1.0) -> float:
+    """The best FLOP/s of a large square matrix product; on a CPU by the better library. Spends `seconds` on each."""
     clock = Clock(device)
     library_before = products.library()
-    libraries = [library_before] if clock.is_gpu else [products.MKL, products.ONEDNN]
     side = 8192 if clock.is_gpu else 2048
-    best = 0.0
-    for m, k, n in dict.fromkeys([*shapes, (side, side, side)]):
-        left = torch.randn((m, k), device=device).to(dtype)
-        right = torch.randn((n, k), device=device).to(dtype)
-        for library in libraries:
-            products.use_library(library)
-            best = max(best, 2 * m * k * n / _seconds_of_product(left, right, clock, seconds))
-    products.use_library(library_before)
-    return best
-
-
-def _seconds_of_product(left: torch.Tensor, right: torch.Tensor, clock: Clock, seconds: float) -> float:
+    left = torch.randn((side, side), device=device).to(dtype)
+    right = torch.randn((side, side), device=device).to(dtype)
     best = float("inf")
-    spent = 0.0
-    repeats = 1
-    products.linear(left, right)
-    while spent < seconds:
-        began = clock()
-        for _ in range(repeats):
+    for library in [library_before] if clock.is_gpu else [products.MKL, products.ONEDNN]:
+        products.use_library(library)
+        products.linear(left, right)
+        spent = 0.0
+        while spent < seconds:
+            began = clock()
             products.linear(left, right)
-        elapsed = clock() - began
-        best = min(best, elapsed / repeats)
-        spent += elapsed
-        if elapsed < 0.01:  # a single product is shorter than the clock's call
-            repeats *= 2
-    return best
+            elapsed = clock() - began
+            best = min(best, elapsed)
+            spent += elapsed
+    products.use_library(library_before)
+    return 2 * side**3 / best
 
 
 # ---- Reports ----

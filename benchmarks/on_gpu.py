@@ -1,40 +1,36 @@
 #!/usr/bin/env python
 """What only a GPU can show, in one call of a few minutes, from a checkout alone: nothing is installed or fetched.
 
-    PYTHONPATH=src python benchmarks/on_gpu.py [--minutes 9] [--out runs/on_gpu] [--parts PART ...]
-    PYTHONPATH=src python benchmarks/on_gpu.py --device cpu --size tiny --minutes 3        # tries the script itself
+    PYTHONPATH=src python benchmarks/on_gpu.py [--out runs/on_gpu] [--parts PART ...]
+    PYTHONPATH=src python benchmarks/on_gpu.py --device cpu --size tiny                    # tries the script itself
 
 In this order: `correctness` (a step against float64 on the CPU, and some steps of training beside the CPU's);
 `waits` (what makes the host wait for the device within a step); `race` and `race_base` (speed, memory and share of
 the peak); `profile` of our step. The tests that a GPU can change are run by `pytest` as always, and a real run is one
 of `hf-electra-rtd pretrain`.
 
-Each part is a process of its own with a share of the time, so that one that fails, hangs or breaks the device leaves
-the others alone. Each finding is written at once, to OUT/results.json and to the page OUT/report.md. The exit status
-is 1 if a check failed, or `correctness` did not end.
+Each part is a process of its own with so many seconds (`PARTS`), so that one that fails, hangs or breaks the device
+leaves the others alone. Each finding is written at once, to OUT/results.json and to the page OUT/report.md. The exit
+status is 1 if a check failed, or `correctness` did not end.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from contestants import Contestant, Entry, make_pair, why_absent
+from contestants import Contestant, Entry, make_pair
 from measuring import measure_gemm_peak, peak_memory, summarise
 from pretraining_step import NUM_BATCHES, check_agreement, make_competitor, measure_work
 from torch import Tensor
@@ -55,16 +51,12 @@ RACE = [  # the most telling first
     "ours",
     "ours-bf16",
     "trainer-bf16",
-    "ours-bf16-graph",
     "ours-bf16-compiled",
-    "ours-bf16-compiled-graph",
     "trainer-bf16-compiled",
     "naive-bf16-compiled",
 ]
 SECONDS = 1.0  # of a round of a race
 TRAINED_STEPS = 20
-
-
 # Relative errors that are allowed: of a loss and of the whole gradient, against float64 on the CPU; and of the losses
 # of the trained steps, on average, against float32 there.
 TOLERANCES = {torch.float32: (1e-5, 1e-4, 1e-3), torch.bfloat16: (2e-2, 1e-1, 2e-2)}
@@ -78,11 +70,6 @@ class Job:
     device: str  # cuda or cpu
     size: str  # key of `WORKLOADS`
     out: Path
-    until: float  # when it should end, in seconds since the epoch
-
-    @property
-    def left(self) -> float:
-        return self.until - time.time()
 
     @property
     def is_gpu(self) -> bool:
@@ -92,21 +79,17 @@ class Job:
         """Writes a finding. `ok` says how a check ended; a figure has none."""
         findings = read_findings(self.out)
         findings.append({"part": self.part, "finding": finding, "ok": ok, **values})
-        replace_text(self.out / "results.json", json.dumps(findings, indent=1, default=str))
-        replace_text(self.out / "report.md", make_page(findings))
+        texts = {"results.json": json.dumps(findings, indent=1, default=str), "report.md": make_page(findings)}
+        for name, text in texts.items():
+            written = self.out / f"{name}.new"  # a part that is killed leaves the old text or the new one
+            written.write_text(text, encoding="utf-8")
+            written.replace(self.out / name)
         print(self.part, finding, {True: "ok", False: "FAILED", None: ""}[ok], flush=True)
 
 
 def read_findings(out: Path) -> list[dict[str, Any]]:
     file = out / "results.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-
-
-def replace_text(path: Path, text: str) -> None:
-    """A part that is killed leaves the old text or the new one."""
-    written = path.with_suffix(".new")
-    written.write_text(text, encoding="utf-8")
-    written.replace(path)
 
 
 def make_page(findings: Sequence[dict[str, Any]]) -> str:
@@ -226,23 +209,18 @@ def race(job: Job, index: int) -> None:
     first = track.rows.batches(1, job.device)[0]
     peaks = {}
     for dtype in TOLERANCES:
-        peaks[dtype] = measure_gemm_peak(workload.gemm_shapes(), dtype, job.device, seconds=0.05)
+        peaks[dtype] = measure_gemm_peak(dtype, job.device)
         job.tell(f"peak of matrix products, {dtype}", gflops=peaks[dtype] / 1e9)
     reference = measure_work(track.competitor("naive"), first)
     for name in RACE:
         entry = Entry.parse(name)
-        if job.left < 5 or why_absent(entry, workload):
-            job.tell(f"{name} is left out", reason=why_absent(entry, workload) or "the time is over")
-            continue
         if job.is_gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
             competitor = track.competitor(name)
-            agrees = None
             if isinstance(competitor, Contestant):
                 check_agreement(competitor, first, reference)
-                agrees = True
             began = time.time()
             competitor.run(5)
             seconds_before = time.time() - began  # compilation, above all
@@ -252,7 +230,7 @@ def race(job: Job, index: int) -> None:
             job.tell(f"{name} broke off", False, error=f"{type(failure).__name__}: {failure}"[:300])
         else:
             figures = summarise(rounds, workload.tokens, workload.flops(), peaks[entry.dtype])
-            job.tell(name, agrees, **figures, seconds_before=seconds_before, peak_bytes=peak_memory(job.device))
+            job.tell(name, True, **figures, seconds_before=seconds_before, peak_bytes=peak_memory(job.device))
         torch._dynamo.reset()
 
 
@@ -271,66 +249,50 @@ def profile(job: Job) -> None:
 # ---- The parts, and the process that keeps the time ----
 
 
-# Each with its weight where the time that is left is shared among those that are to come.
+# Each with its limit in seconds.
 PARTS: dict[str, tuple[Callable[[Job], None], int]] = {
-    "correctness": (correctness, 10),
-    "waits": (waits, 3),
-    "race": (partial(race, index=0), 7),
-    "race_base": (partial(race, index=1), 5),
-    "profile": (profile, 3),
+    "correctness": (correctness, 120),
+    "waits": (waits, 60),
+    "race": (partial(race, index=0), 150),
+    "race_base": (partial(race, index=1), 150),
+    "profile": (profile, 60),
 }
 
 
 def run_apart(job: Job) -> None:
-    """Runs a part in a process of its own, to its time at most, and tells how it ended. Whatever the process began
-    ends with it."""
+    """Runs a part in a process of its own, to its limit at most, and tells how it ended."""
     log = job.out / f"{job.part}.log"
-    flags = {"out": job.out, "device": job.device, "size": job.size, "parts": job.part, "until": job.until}
+    flags = {"out": job.out, "device": job.device, "size": job.size, "only": job.part}
     command = [sys.executable, __file__, *(f"--{name}={value}" for name, value in flags.items())]
     began = time.time()
     with open(log, "w", encoding="utf-8") as file:
-        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            status = child.wait(max(1.0, job.left))
+            _, limit = PARTS[job.part]
+            status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=limit).returncode
             how = "done" if status == 0 else f"died with status {status}"
         except subprocess.TimeoutExpired:
             how = "stopped, its time was over"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-    last_lines = [] if how == "done" else log.read_text(encoding="utf-8").splitlines()[-15:]
     ok = False if job.part == "correctness" and how != "done" else None
+    last_lines = log.read_text(encoding="utf-8").splitlines()[-15:]
     job.tell(f"ended: {how}", ok, seconds=time.time() - began, last_lines=last_lines)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "blocks", nargs="?", type=Path, help="the output of `hf-electra-rtd prepare`, for the real run"
-    )
-    parser.add_argument("--minutes", type=float, default=9.0, help="for everything (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "on_gpu", help="for the findings (%(default)s)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="(%(default)s)")
     parser.add_argument("--size", choices=WORKLOADS, default="small", help="tiny tries the script (%(default)s)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(all)")
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # of the process of a part
+    parser.add_argument("--only", choices=PARTS, help=argparse.SUPPRESS)  # the part of a process
     options = parser.parse_args(argv)
-    until = options.until or time.time() + 60 * options.minutes
-    jobs = [Job(part, options.device, options.size, options.out.resolve(), until) for part in options.parts]
-    if options.until:
-        try:
-            PARTS[jobs[0].part][0](jobs[0])
-        except Exception as failure:
-            jobs[0].tell("broke off", error=f"{type(failure).__name__}: {failure}"[:300])
-            traceback.print_exc()
-            return 1
+    if options.only:
+        do, _ = PARTS[options.only]
+        do(Job(options.only, options.device, options.size, options.out))
         return 0
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "results.json").unlink(missing_ok=True)
-    for place, job in enumerate(jobs):
-        weights = [PARTS[later.part][1] for later in jobs[place:]]
-        run_apart(replace(job, until=time.time() + job.left * weights[0] / sum(weights)))
+    for part in options.parts:
+        run_apart(Job(part, options.device, options.size, options.out.resolve()))
     return int(any(finding["ok"] is False for finding in read_findings(options.out)))
 
 

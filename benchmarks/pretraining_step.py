@@ -13,10 +13,10 @@ their gradients are compared on the first batch, without dropout and with the sa
 run. The FLOPs of a step are counted alike for everybody (matrix products, vocabulary projection of the masked tokens
 alone), so what a contestant computes in vain lowers its share of the GEMM peak, which is measured in the same run.
 
-Contestants, each with `-bf16` (autocast), `-compiled` (torch.compile) and `-graph` (the whole step as one CUDA graph)
-behind it: `naive` and `ours`; and `trainer`, the same model in `RTDTrainer`, data included. `google-electra`
-is the original's own graph, if there is a checkout of it and an interpreter with TensorFlow 2.15 (`pip install
-tensorflow-cpu==2.15.*` into an environment of Python 3.9 to 3.11):
+Contestants, each with `-bf16` (autocast) and `-compiled` (torch.compile) behind it: `naive` and `ours`; and `trainer`,
+the same model in `RTDTrainer`, data included. `google-electra` is the original's own graph, if there is a checkout of
+it and an interpreter with TensorFlow 2.15 (`pip install tensorflow-cpu==2.15.*` into an environment of Python 3.9 to
+3.11):
 
     python benchmarks/pretraining_step.py --google_electra electra --tensorflow_python tf/bin/python
 
@@ -47,7 +47,6 @@ from contestants import (
     GoogleElectra,
     TrainerLoop,
     make_pair,
-    why_absent,
 )
 from measuring import describe_run, finish, machine_of, measure_gemm_peak, peak_memory, say, summarise
 from torch import nn
@@ -58,16 +57,6 @@ from hf_electra_rtd.ops import products
 from hf_electra_rtd.records import count_cores
 
 
-STEP = {  # fields of `Workload`
-    "size": "named size",
-    "backbone": "configuration of another encoder, in place of --size",
-    "vocab_size": "tokens of the vocabulary",
-    "batch_size": "rows a step; on CUDA 128, as in the paper",
-    "max_seq_length": "tokens a row",
-    "mask_probability": "share that is masked",
-    "dropout": "in both towers",
-    "seed": "of weights, rows and masks",
-}
 NUM_BATCHES = 4
 # Relative differences that are allowed: of losses, and of norms of gradients.
 TOLERANCES = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 1e-1)}
@@ -229,10 +218,9 @@ def memory_in_new_process(workload: Workload, entry: Entry, options: argparse.Na
 def read_options(argv: Sequence[str]) -> argparse.Namespace:
     """Options with what follows from the device."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, about in STEP.items():
-        default = getattr(Workload(), name)
-        kind = str if default is None else type(default)
-        parser.add_argument(f"--{name}", type=kind, default=default, help=f"{about} (%(default)s)")
+    for field in dataclasses.fields(Workload):
+        kind = str if field.default is None else type(field.default)
+        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="of the step (%(default)s)")
     parser.add_argument("--contestants", nargs="+", metavar="NAME", help="(all that suit the device)")
     parser.add_argument("--google_electra", metavar="DIR", help="a checkout of google-research/electra: a contestant")
     parser.add_argument("--tensorflow_python", metavar="PATH", help="interpreter with TensorFlow 2.15, to run it")
@@ -255,6 +243,8 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
         options.contestants = default_contestants(options)
     if ORIGINAL in options.contestants and None in (options.google_electra, options.tensorflow_python):
         parser.error(f"{ORIGINAL} needs --google_electra DIR and --tensorflow_python PATH.")
+    if ORIGINAL in options.contestants and options.backbone:
+        parser.error(f"{ORIGINAL} trains ELECTRA alone, so it has no --backbone.")
     return options
 
 
@@ -262,8 +252,7 @@ def default_contestants(options: argparse.Namespace) -> list[str]:
     """Those that suit the device."""
     names = ["naive", "ours", TRAINER]
     if options.device == "cuda":
-        names += ["naive-bf16", "naive-bf16-compiled", "ours-bf16", "ours-bf16-compiled", "ours-bf16-graph"]
-        names += ["ours-bf16-compiled-graph", "trainer-bf16", "trainer-bf16-compiled"]
+        names += ["naive-bf16", "naive-bf16-compiled", "ours-bf16", "ours-bf16-compiled", "trainer-bf16"]
     elif not options.short:
         names.append("ours-compiled")
         if products.bfloat16_gain() > 1:
@@ -271,15 +260,6 @@ def default_contestants(options: argparse.Namespace) -> list[str]:
     if options.google_electra:
         names.append(ORIGINAL)
     return names
-
-
-def choose_entries(names: Sequence[str], workload: Workload) -> list[Entry]:
-    """Raises ValueError for a name that means nothing, and for one that cannot compete."""
-    entries = [Entry.parse(name) for name in dict.fromkeys(names)]
-    for entry in entries:
-        if reason := why_absent(entry, workload):
-            raise ValueError(f"{entry.name} cannot compete: {reason}.")
-    return entries
 
 
 def make_cells(row: dict[str, Any]) -> list[str]:
@@ -313,12 +293,12 @@ def make_notes(report: dict[str, Any]) -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     options = read_options(argv)
-    workload = Workload(**{name: getattr(options, name) for name in STEP})
+    workload = Workload(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Workload)})
     torch.set_num_threads(options.threads)
     if options.measure_memory is not None:  # a process that `memory_in_new_process` began
         print(measure_memory(workload, Entry.parse(options.measure_memory), options))
         return
-    entries = choose_entries(options.contestants, workload)
+    entries = [Entry.parse(name) for name in dict.fromkeys(options.contestants)]
     config: dict[str, Any] = {"workload": dataclasses.asdict(workload)}
     for name in ("contestants", "device", "threads", "rounds", "steps", "warmup"):
         config[name] = getattr(options, name)
@@ -330,7 +310,7 @@ def main(argv: Sequence[str]) -> None:
         say(f"Matrix products in float32 by {products.library()}; GFLOP/s: {products.speeds()}")
     report["flops"] = workload.flops()
     report["gemm_peak"] = {
-        str(dtype): measure_gemm_peak(workload.gemm_shapes(), dtype, options.device)
+        str(dtype): measure_gemm_peak(dtype, options.device)
         for dtype in dict.fromkeys(entry.dtype for entry in entries)
     }
     report |= compete(workload, entries, options, report["gemm_peak"])

@@ -25,9 +25,7 @@ from hf_electra_rtd.recipes import SIZES
 
 
 GPUS = (1, 8, 64, 512)
-DAY = 86400.0  # seconds
 FLOAT = 4  # bytes
-STATES = 3  # numbers a parameter in a checkpoint
 BUCKET = 25 * 2**20  # bytes that DDP reduces at once
 
 
@@ -56,9 +54,6 @@ GIVEN = {
     "hop of a tree": Given(1.2, "µs", f"{_NCCL}: protocol LL128, NVLink", 1e-6),
     "the same between two nodes": Given(8.5, "µs", f"{_NCCL}: protocol LL128, network", 1e-6),
     "bandwidth of a tree": Given(0.9 * 0.915 * 100, "% of a ring's", f"{_NCCL}: 0.9 x 0.915", 0.01),
-    "interruptions": Given(419 / 54 / 16384 * 1000, "a day and 1,000 GPUs", f"{_LLAMA}: 419 in 54 days, 16,384", 1e-3),
-    "one writer's disk": Given(1, "GB/s", "assumption; shared file system", 1e9),
-    "SHA-256": Given(1.65, "GB/s", "measured, see the last table", 1e9),
 }
 
 
@@ -134,9 +129,6 @@ class Size:
         self.word_table_bytes = FLOAT * pair.get_input_embeddings().weight.numel()
         per_layer, beside = operations_of_layers()
         self.operations = beside + pair.config.discriminator_config.num_hidden_layers * per_layer
-        self.checkpoint_bytes = STATES * self.gradient_bytes
-        # One process writes it, and reads it again from memory for its hashes.
-        self.checkpoint_seconds = self.checkpoint_bytes * (1 / given("one writer's disk") + 1 / given("SHA-256"))
 
     def step(self, gpus: int, cluster: Cluster | None = None) -> Step:
         """A step with the recipe's batch, or of one sequence a GPU where that has fewer."""
@@ -200,19 +192,10 @@ def count_operations(layers: int, earlier_steps: int = 1) -> int:
     return counter.count
 
 
-def failures_a_day(gpus: int) -> float:
-    return given("interruptions") * gpus
-
-
-def best_interval(checkpoint_seconds: float, gpus: int) -> float:
-    """Seconds between checkpoints that lose least (Young 1974): sqrt(2 x checkpoint x time between failures)."""
-    return math.sqrt(2 * checkpoint_seconds * DAY / failures_a_day(gpus))
-
-
 # ---- Tables ----
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(headings: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
     """In Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -226,30 +209,20 @@ def given_table() -> str:
 def step_table() -> str:
     rows = []
     for size in sizes():
-        alone = size.step(1)
         for gpus in GPUS:
             step = size.step(gpus)
-            times = (step.products, step.launches, step.all_reduce, step.exposed, step.seconds)
             sequences = f"{step.batch:,}"
             if step.batch != size.batch:
                 sequences += f" (recipe: {size.batch})"
-            efficiency = step.batch / step.seconds / gpus * alone.seconds / alone.batch
+            times = (step.products, step.launches, step.all_reduce, step.exposed, step.seconds)
+            milliseconds = [f"{1000 * seconds:,.1f}" for seconds in times]
+            speed = step.batch * size.length / step.seconds / 1e6
+            efficiency = step.batch / step.seconds / gpus * size.step(1).seconds / size.batch
             hours = size.gpu_hours(gpus)
-            rows.append(
-                [
-                    size.name,
-                    f"{gpus}",
-                    sequences,
-                    *(f"{1000 * seconds:,.1f}" for seconds in times),
-                    f"{step.batch * size.length / step.seconds / 1e6:.3g}",
-                    f"{efficiency:.0%}",
-                    f"{hours / gpus / 24:.3g}",
-                    f"{hours:,.0f}",
-                ]
-            )
-    names = ("products", "launches", "all-reduce", "not hidden", "step")
-    headings = ["size", "GPUs", "sequences", *(f"{name}, ms" for name in names)]
-    return table([*headings, "million tokens/s", "efficiency", "days", "GPU hours"], rows)
+            results = [f"{speed:.3g}", f"{efficiency:.0%}", f"{hours / gpus / 24:.3g}", f"{hours:,.0f}"]
+            rows.append([size.name, f"{gpus}", sequences, *milliseconds, *results])
+    headings = ["size", "GPUs", "sequences", "products, ms", "launches, ms", "all-reduce, ms", "not hidden, ms"]
+    return table([*headings, "step, ms", "million tokens/s", "efficiency", "days", "GPU hours"], rows)
 
 
 def sensitivity_table() -> str:
@@ -264,36 +237,10 @@ def sensitivity_table() -> str:
     return table(["size", "GPUs", *variants], rows)
 
 
-def checkpoint_table() -> str:
-    rows = []
-    for size in sizes():
-        for gpus in GPUS[1:]:
-            step = size.step(gpus).seconds
-            interval = best_interval(size.checkpoint_seconds, gpus)
-            in_recipe = size.recipe["save_steps"] * step
-            rows.append(
-                [
-                    size.name,
-                    f"{size.gradient_bytes / 1e6:,.0f}",
-                    f"{size.checkpoint_bytes / 1e9:.2f}",
-                    f"{size.checkpoint_seconds:.1f}",
-                    f"{gpus}",
-                    f"{failures_a_day(gpus):.2g}",
-                    f"{interval / 60:,.0f}",
-                    f"{interval / step:,.0f}",
-                    f"{size.checkpoint_seconds / (in_recipe + size.checkpoint_seconds):.1%}",
-                    f"{in_recipe / 120:,.1f}",
-                ]
-            )
-    headings = ["size", "gradient, MB", "checkpoint, GB", "written in, s", "GPUs", "failures a day", "interval, min"]
-    return table([*headings, "in steps", "writing with 1,000 steps", "repeated after a failure, min"], rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "given": given_table,
     "steps": step_table,
     "sensitivity": sensitivity_table,
-    "checkpoints": checkpoint_table,
 }
 
 

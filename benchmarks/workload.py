@@ -17,7 +17,7 @@ from hf_electra_rtd.accounting import model_flops
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
-from hf_electra_rtd.families import DROPOUTS, size_of
+from hf_electra_rtd.families import DROPOUTS
 from hf_electra_rtd.ops import IGNORED, num_masked
 
 
@@ -60,21 +60,6 @@ class Workload:
     def flops(self) -> int:
         """Of a step, with a vocabulary projection of the masked tokens alone: the same count for every contestant."""
         return model_flops(self.config(), self.batch_size, self.max_seq_length, self.num_masked)
-
-    def gemm_shapes(self) -> list[tuple[int, int, int]]:
-        """(m, k, n) of products that occur in a step."""
-        config = self.config()
-        embedding_size = size_of(config.generator_config, "embedding_size")
-        shapes = [(self.batch_size * self.num_masked, embedding_size, self.vocab_size)]
-        for tower in config.towers.values():
-            hidden = tower.hidden_size
-            between = tower.intermediate_size
-            shapes += [
-                (self.tokens, hidden, hidden),
-                (self.tokens, hidden, between),
-                (self.tokens, between, hidden),
-            ]
-        return shapes
 
     def tokenizer(self) -> BertTokenizer:
         words = (f"word{index}" for index in range(self.vocab_size - len(SPECIAL_TOKENS)))

@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """What data cost: preparing text and feeding batches.
 
-    python benchmarks/data.py --output_dir runs/benchmarks
     python benchmarks/data.py text.txt.zst --tokenizer vocab.txt --num_proc 2
 
 Preparation is measured against the tokenizer alone: the same lines, encoded with as many threads of its own. Both are
@@ -153,7 +152,6 @@ def measure_feeding(text: Path, tokenizer: Any, directory: Path, options: argpar
     blocks, _ = prepare_blocks(
         [str(text)], tokenizer, directory / "feeding", options.max_seq_length, disable_progress=True
     )
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     size = options.batch_size
     stream = SequenceStream(blocks, NUM_BATCHES * size)
@@ -173,7 +171,6 @@ def measure_feeding(text: Path, tokenizer: Any, directory: Path, options: argpar
         median = statistics.median(seconds[1:])  # the first round warms up
         speed = size * options.max_seq_length / median
         rows.append({"what": what, "tokens_per_second": speed, "milliseconds_per_batch": 1000 * median})
-    torch.set_num_threads(threads)
     return rows
 
 

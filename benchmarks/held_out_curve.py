@@ -18,8 +18,7 @@ their expectation. Both are evaluated by the same function: their weights in one
 held-out rows, masks and samples.
 
 A seed is a pair, and the test at the end a paired t-test of each metric over seeds. A difference that is not
-significant (p = 0.05) is not proven to be none: its 95 % interval says how large it could still be. Of three tests where nothing
-differs, one falls below p = 0.05 in up to one run of seven.
+significant (p = 0.05) is not proven to be none: its 95 % interval says how large it could still be.
 
 Last on stdout is the report as one line of JSON.
 """
@@ -143,7 +142,7 @@ def train(
     pair = make_pair(workload.config(), seed, options.device)
     arrangement, optimizer = VARIANTS[variant](pair, options.learning_rate)
     arrangement.to(options.device).train()
-    schedule = get_electra_schedule(optimizer, options.warmup_steps, options.steps)
+    schedule = get_electra_schedule(optimizer, options.steps // 10, options.steps)
     length = workload.max_seq_length
     collator = DataCollatorForRTD(text.tokenizer, workload.mask_probability, seed=seed, max_seq_length=length)
     stream = SequenceStream(text.train, options.steps * workload.batch_size, seed)
@@ -229,15 +228,12 @@ def read_options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--max_seq_length", type=int, default=128, help="tokens a row (%(default)s)")
     parser.add_argument("--vocab_size", type=int, default=8192, help="of the tokenizer that is trained (%(default)s)")
     parser.add_argument("--learning_rate", type=float, default=5e-4, help="(%(default)s)")
-    parser.add_argument("--warmup_steps", type=int, help="(a tenth of the steps)")
     parser.add_argument("--eval_every", type=int, default=50, help="steps between evaluations (%(default)s)")
     parser.add_argument("--given_fills", action="store_true", help="the discriminator reads made-up fills")
     parser.add_argument("--device", choices=("cpu", "cuda"), default=device, help="(%(default)s)")
     parser.add_argument("--threads", type=int, default=count_cores(), help="CPU threads (%(default)s)")
     parser.add_argument("--output_dir", help="write the report there, as JSON")
     options = parser.parse_args(argv)
-    if options.warmup_steps is None:
-        options.warmup_steps = options.steps // 10
     if options.seeds < 2:
         parser.error(f"--seeds is {options.seeds}: it must be at least 2, for a deviation.")
     return options

@@ -71,10 +71,6 @@ class Job:
     size: str  # key of `WORKLOADS`
     out: Path
 
-    @property
-    def is_gpu(self) -> bool:
-        return self.device == "cuda"
-
     def tell(self, finding: str, ok: bool | None = None, **values: Any) -> None:
         """Writes a finding. `ok` says how a check ended; a figure has none."""
         findings = read_findings(self.out)
@@ -186,16 +182,16 @@ def waits(job: Job) -> None:
         competitor.run(5)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            if job.is_gpu:
+            if job.device == "cuda":
                 torch.cuda.set_sync_debug_mode("warn")
             competitor.run(steps)
-            if job.is_gpu:
+            if job.device == "cuda":
                 torch.cuda.set_sync_debug_mode("default")
         waited = [warning for warning in caught if "synchronizing CUDA operation" in str(warning.message)]
         lines = Counter(f"{Path(warning.filename).name}:{warning.lineno}" for warning in waited)
         in_every_step = [line for line, count in lines.items() if count >= steps]
         # The naive step waits for sure: it shows that this check can see something.
-        ok = bool(in_every_step) == (name == "naive") if job.is_gpu else None
+        ok = bool(in_every_step) == (name == "naive") if job.device == "cuda" else None
         job.tell(f"lines that wait in every step of {name}", ok, number=len(in_every_step), lines=in_every_step)
 
 
@@ -214,7 +210,7 @@ def race(job: Job, index: int) -> None:
     reference = measure_work(track.competitor("naive"), first)
     for name in RACE:
         entry = Entry.parse(name)
-        if job.is_gpu:
+        if job.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         try:
@@ -236,12 +232,12 @@ def race(job: Job, index: int) -> None:
 
 def profile(job: Job) -> None:
     """Where the time of our step goes."""
-    competitor = Track(job, WORKLOADS[job.size][0]).competitor("ours-bf16" if job.is_gpu else "ours")
+    competitor = Track(job, WORKLOADS[job.size][0]).competitor("ours-bf16" if job.device == "cuda" else "ours")
     competitor.run(5)
     ms = 1000 * competitor.run(20)  # without the profiler, which slows the host down
     with torch.profiler.profile() as profiler:
         competitor.run(5)
-    key = f"self_{'device' if job.is_gpu else 'cpu'}_time_total"
+    key = f"self_{'device' if job.device == 'cuda' else 'cpu'}_time_total"
     table = profiler.key_averages().table(sort_by=key, row_limit=40, max_name_column_width=90)
     job.tell("profile of 5 steps", ms_without_it=ms, table=table)
 

@@ -4,7 +4,6 @@
     python benchmarks/pretraining_step.py                        # the paper's small model, 16 x 128 tokens
     python benchmarks/pretraining_step.py --short                # about a minute and a half on two cores
     python benchmarks/pretraining_step.py --size base --batch_size 32 --max_seq_length 512 --device cuda
-    python benchmarks/pretraining_step.py --contestants naive ours ours-compiled trainer
     python benchmarks/pretraining_step.py --backbone examples/backbones/modernbert-tiny.json --dropout 0 --steps 4
 
 All contestants run in one process, by turns (A B C A B C ...), with the same weights, rows, masked positions, dropout,

@@ -38,7 +38,7 @@ test-nodes: $(VENV)/.installed-dev
 test-tf: $(VENV)/.installed-tf
 	$(BIN)/python -m pytest -m tensorflow
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/pretraining_step.py --short
 	$(BIN)/python benchmarks/data.py --short
 
@@ -64,11 +64,6 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-tf: $(VENV)/.installed-dev
 	$(INSTALL) -e '.[tf]'
-	@touch $@
-
-# A peer that asks for transformers 3.0.2 and the package `sklearn`, but runs without either: no extra could name it.
-$(VENV)/.installed-bench: $(VENV)/.installed
-	$(INSTALL) --no-deps electra-pytorch==0.1.2
 	@touch $@
 
 clean:

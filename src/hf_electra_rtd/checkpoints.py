@@ -123,19 +123,50 @@ MODEL_HPARAMS: dict[str, Any] = {
 }
 # Hparams of data, training and machines: known, and without effect on a checkpoint.
 OTHER_HPARAMS = (
-    *("model_name", "do_train", "do_eval", "do_lower_case", "max_predictions_per_seq"),
-    *("learning_rate", "lr_decay_power", "weight_decay_rate", "num_warmup_steps"),
-    *("iterations_per_loop", "save_checkpoints_steps", "num_train_steps", "num_eval_steps", "keep_checkpoint_max"),
-    *("max_seq_length", "train_batch_size", "eval_batch_size"),
-    *("use_tpu", "num_tpu_cores", "tpu_job_name", "tpu_name", "tpu_zone", "gcp_project"),
-    *("pretrain_tfrecords", "vocab_file", "model_dir", "results_txt", "results_pkl", "debug"),
+    "model_name",
+    "do_train",
+    "do_eval",
+    "do_lower_case",
+    "max_predictions_per_seq",
+    "learning_rate",
+    "lr_decay_power",
+    "weight_decay_rate",
+    "num_warmup_steps",
+    "iterations_per_loop",
+    "save_checkpoints_steps",
+    "num_train_steps",
+    "num_eval_steps",
+    "keep_checkpoint_max",
+    "max_seq_length",
+    "train_batch_size",
+    "eval_batch_size",
+    "use_tpu",
+    "num_tpu_cores",
+    "tpu_job_name",
+    "tpu_name",
+    "tpu_zone",
+    "gcp_project",
+    "pretrain_tfrecords",
+    "vocab_file",
+    "model_dir",
+    "results_txt",
+    "results_pkl",
+    "debug",
 )
 MODEL_SIZES = ("small", "base", "large")
 # Fields of `BertConfig` (model/modeling.py), which `model_hparam_overrides` may name. `ElectraConfig` has the same
 # names, and the same defaults where the size does not decide.
 OVERRIDES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "max_position_embeddings", "type_vocab_size"),
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "max_position_embeddings",
+    "type_vocab_size",
     "initializer_range",
 )
 
@@ -170,7 +201,8 @@ def config_from_hparams(hparams: Mapping[str, Any]) -> ElectraRTDConfig:
 
 
 def _tower_config(values: Mapping[str, Any]) -> ElectraConfig:
-    overrides, size = values["model_hparam_overrides"], values["model_size"]
+    overrides = values["model_hparam_overrides"]
+    size = values["model_size"]
     refuse_unknown(overrides, OVERRIDES, "model_hparam_overrides")
     if size not in MODEL_SIZES:
         raise ValueError(f"There is no model_size {size!r}. Known sizes: {', '.join(MODEL_SIZES)}.")
@@ -226,8 +258,10 @@ def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     try:
         import tensorflow as tf
     except ImportError as error:
-        remedy = "In the project's directory: pip install -e '.[tf]'"
-        raise ValueError(f"Reading a TensorFlow checkpoint needs TensorFlow ({error}). {remedy}") from error
+        raise ValueError(
+            f"Reading a TensorFlow checkpoint needs TensorFlow ({error}). "
+            "In the project's directory: pip install -e '.[tf]'"
+        ) from error
     with reading(prefix, "Give the path of its files up to .index and .data-..."):
         reader = tf.train.load_checkpoint(os.fspath(prefix).removesuffix(".index"))
         names = [name for name in reader.get_variable_to_shape_map() if not OPTIMIZER_STATE.search(name)]

@@ -30,7 +30,8 @@ def detection_logits(tower: Any, **inputs: Tensor | None) -> Tensor:
 
 def label(config: Any) -> None:
     """Sets the labels of a configuration of two labels."""
-    config.id2label, config.label2id = dict(LABELS), {name: index for index, name in LABELS.items()}
+    config.id2label = dict(LABELS)
+    config.label2id = {name: index for index, name in LABELS.items()}
 
 
 def is_labelled(config: Any) -> bool:
@@ -42,7 +43,8 @@ def without_head(tower: PreTrainedModel) -> Any:
     """The encoder of a discriminator, with a configuration of its own that names no labels."""
     encoder: Any = copy.copy(tower.base_model)
     encoder.config = copy.deepcopy(encoder.config)
-    encoder.config.id2label, encoder.config.label2id = {0: "LABEL_0", 1: "LABEL_1"}, {"LABEL_0": 0, "LABEL_1": 1}
+    encoder.config.id2label = {0: "LABEL_0", 1: "LABEL_1"}
+    encoder.config.label2id = {"LABEL_0": 0, "LABEL_1": 1}
     return encoder
 
 
@@ -68,7 +70,8 @@ def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassificati
     / H: for a large c a constant, and the difference of the two places of z is z times a constant.
     """
     config = copy.deepcopy(tower.config)
-    head, width = tower.discriminator_predictions, config.hidden_size
+    head = tower.discriminator_predictions
+    width = config.hidden_size
     points = torch.linspace(-8, 8, 101)
     is_odd = torch.allclose(head.activation(points) - head.activation(-points), points, atol=1e-5)
     if config.intermediate_size < 3 * width or width < 4 or not is_odd:
@@ -84,24 +87,31 @@ def with_two_labels(tower: ElectraForPreTraining) -> ElectraForTokenClassificati
     nn.Module.to(model, device=tower.device, dtype=tower.dtype)
     model.load_state_dict(tower.state_dict(), strict=False)
     *_, last, added = model.electra.encoder.layer
-    scale, shift = last.output.LayerNorm.weight.clone(), last.output.LayerNorm.bias.clone()
+    scale = last.output.LayerNorm.weight.clone()
+    shift = last.output.LayerNorm.bias.clone()
     for parameter in added.parameters():
         parameter.zero_()
     for norm in (last.output.LayerNorm, added.attention.output.LayerNorm, added.output.LayerNorm):
         norm.weight.fill_(1)
         norm.bias.zero_()
-    first, second, same = added.intermediate.dense, added.output.dense, torch.arange(width)
+    first = added.intermediate.dense
+    second = added.output.dense
+    same = torch.arange(width)
     first.weight[:width] = head.dense.weight * scale
     first.bias[:width] = head.dense.bias + head.dense.weight @ shift
-    first.weight[width + same, same], first.weight[2 * width + same, same] = 1.0, -1.0
-    second.weight[same, width + same], second.weight[same, 2 * width + same] = -1.0, 1.0
+    first.weight[width + same, same] = 1.0
+    first.weight[2 * width + same, same] = -1.0
+    second.weight[same, width + same] = -1.0
+    second.weight[same, 2 * width + same] = 1.0
     output = head.dense_prediction
     for place, sign in ((2, 1), (3, -1)):
         second.weight[place, :width] = sign * output.weight[0]
         second.bias[place] = sign * output.bias[0]
-    second.bias[0], second.bias[1] = _CONSTANT, -_CONSTANT
+    second.bias[0] = _CONSTANT
+    second.bias[1] = -_CONSTANT
     deviation = math.sqrt(2 * _CONSTANT**2 / width + config.layer_norm_eps)
     model.classifier.weight.zero_()
     model.classifier.bias.zero_()
-    model.classifier.weight[1, 2], model.classifier.weight[1, 3] = deviation / 2, -deviation / 2
+    model.classifier.weight[1, 2] = deviation / 2
+    model.classifier.weight[1, 3] = -deviation / 2
     return model.train(tower.training)

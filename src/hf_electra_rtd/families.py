@@ -71,7 +71,8 @@ def _resize_deberta(model: Any, *sizes: Any) -> None:
     if getattr(model, "legacy", True):
         model.resize_token_embeddings(*sizes)
         return
-    words, head = model.base_model.resize_token_embeddings(*sizes), model.lm_predictions.lm_head
+    words = model.base_model.resize_token_embeddings(*sizes)
+    head = model.lm_predictions.lm_head
     bias = head.bias.detach()[: words.num_embeddings]
     head.bias = nn.Parameter(F.pad(bias, (0, words.num_embeddings - len(bias))))
 
@@ -111,9 +112,15 @@ _OTHER = Family(transform=cast(Any, None))
 
 # Every dropout of an encoder, without those of heads.
 DROPOUTS = (
-    *("hidden_dropout_prob", "attention_probs_dropout_prob"),  # BERT and most others
-    *("dropout", "attention_dropout"),  # DistilBERT
-    *("embedding_dropout", "mlp_dropout"),  # ModernBERT, with attention_dropout
+    # BERT and most others
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    # DistilBERT
+    "dropout",
+    "attention_dropout",
+    # ModernBERT, with attention_dropout
+    "embedding_dropout",
+    "mlp_dropout",
 )
 
 
@@ -144,8 +151,10 @@ def refuse_other_networks(config: Any) -> None:
     """Raises ValueError for a configuration that is not of an encoder that predicts masked tokens."""
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", feed_forward_name(config))
     if masked_lm_class(config.model_type) is None or not all(hasattr(config, name) for name in sizes):
-        what = f"transformers has no encoder of the family {config.model_type!r} that predicts masked tokens"
-        raise ValueError(f"{what}. Take {', '.join(FAMILIES)}.")
+        raise ValueError(
+            f"transformers has no encoder of the family {config.model_type!r} that predicts masked tokens. "
+            f"Take {', '.join(FAMILIES)}."
+        )
 
 
 def output_layer(tower: Any) -> Any:
@@ -204,8 +213,9 @@ def check_document_attention(config: Any) -> None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
     if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
-        what = f"document_attention with attn_implementation={attention} was never tried"
-        raise ValueError(f"{what}: take sdpa or eager.")
+        raise ValueError(
+            f"document_attention with attn_implementation={attention} was never tried: take sdpa or eager."
+        )
 
 
 def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:

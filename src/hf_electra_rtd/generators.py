@@ -132,8 +132,10 @@ class AdversarialGenerator(MaskedLMGenerator):
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
         if sampling is None:
-            what = "generator_objective='adversarial' learns from its own samples"
-            raise ValueError(f"{what}: leave corrupted_input_ids out, or take generator_objective='mle'.")
+            raise ValueError(
+                "generator_objective='adversarial' learns from its own samples: "
+                "leave corrupted_input_ids out, or take generator_objective='mle'."
+            )
         hidden_BKH = _at(tower.base_model(**inputs_of(tower.config, inputs)).last_hidden_state, slots)
         logits_BKV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BKH))
         logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
@@ -175,7 +177,8 @@ class TwoTowerGenerator(Generator):
     ) -> MaskedPrediction:
         masked_ids: Any = inputs.pop("input_ids")
         originals_BL = original_ids(masked_ids, slots)
-        hidden_BLE, layer = tower(originals_BL, **inputs), tower.get_output_embeddings()
+        hidden_BLE = tower(originals_BL, **inputs)
+        layer = tower.get_output_embeddings()
         counted_BL = self._counted(originals_BL, inputs.get("attention_mask"))
         learnt = _predict(layer, hidden_BLE, originals_BL.where(counted_BL, IGNORED), None)
         assert learnt.log_normalizers is not None
@@ -223,7 +226,8 @@ class UniformGenerator(Generator):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        vocab_size, labels_BK = self.config.discriminator_config.vocab_size, slots.labels
+        vocab_size = self.config.discriminator_config.vocab_size
+        labels_BK = slots.labels
         logits_BKV = torch.zeros(1, 1, 1, device=labels_BK.device).expand(*labels_BK.shape, vocab_size)
         sampled_BK = None if sampling is None else sampling.draw(logits_BKV, labels_BK)
         used = labels_BK.ne(IGNORED)
@@ -261,7 +265,8 @@ class CountedGenerator(Generator, ABC):
     def __call__(
         self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
     ) -> MaskedPrediction:
-        counts, vocab_size = self.counts, self.config.discriminator_config.vocab_size
+        counts = self.counts
+        vocab_size = self.config.discriminator_config.vocab_size
         if counts is None or len(counts.share) != vocab_size:
             raise ValueError(
                 f"generator={self.config.generator!r} has no counts of a text with {vocab_size} tokens. RTDTrainer "
@@ -272,7 +277,9 @@ class CountedGenerator(Generator, ABC):
             self.counts = counts = Counts(*(each.to(input_ids.device) for each in counts))
         around_BL = F.pad(input_ids, (1, 1), value=-1)
         neighbours_2N = [around_BL.gather(1, slots.positions + offset).flatten() for offset in (0, 2)]
-        labels_N, num_rows, parts = slots.labels.flatten(), max(1, _WEIGHTS // vocab_size), []
+        labels_N = slots.labels.flatten()
+        num_rows = max(1, _WEIGHTS // vocab_size)
+        parts = []
         for start in range(0, len(labels_N), num_rows):
             rows = slice(start, start + num_rows)
             weights_RV = self.weights(counts, *(each[rows] for each in neighbours_2N)) * counts.proposed
@@ -307,10 +314,12 @@ class BigramGenerator(CountedGenerator):
     """
 
     def weights(self, counts: Counts, before_R: Tensor, after_R: Tensor) -> Tensor:
-        known_R, before_R = before_R.ge(0) & counts.rest[before_R].lt(1), before_R.clamp(min=0)
+        known_R = before_R.ge(0) & counts.rest[before_R].lt(1)
+        before_R = before_R.clamp(min=0)
         follows_RV = counts.pairs.index_select(0, before_R).to_dense() + counts.rest[before_R, None] * counts.ends
         follows_RV = torch.where(known_R[:, None], follows_RV, counts.share)
-        known_R, after_R = after_R.ge(0) & counts.is_second[after_R], after_R.clamp(min=0)
+        known_R = after_R.ge(0) & counts.is_second[after_R]
+        after_R = after_R.clamp(min=0)
         precedes_RV = counts.transposed.index_select(0, after_R).to_dense() + counts.ends[after_R, None] * counts.rest
         return follows_RV * precedes_RV.where(known_R[:, None], 1.0)
 
@@ -327,7 +336,8 @@ def predict_slots(
         predicted = predict_from_logits(logits_BKV, slots.labels, sampling)
         return predicted._replace(logits=logits_BKV) if output_logits else predicted
     hidden_BKH = _at(tower.base_model(**known).last_hidden_state, slots)
-    hidden_BKE, layer = FAMILIES[tower.config.model_type].transform(tower, hidden_BKH), output_layer(tower)
+    hidden_BKE = FAMILIES[tower.config.model_type].transform(tower, hidden_BKH)
+    layer = output_layer(tower)
     predicted = _predict(layer, hidden_BKE, slots.labels, sampling)
     return predicted._replace(logits=layer(hidden_BKE)) if output_logits else predicted
 
@@ -337,7 +347,8 @@ def masked_log_likelihoods(tower: Any, input_ids: Tensor, mask_id: int, **inputs
     columns = []
     for position in range(input_ids.shape[1]):
         column = input_ids.new_full((len(input_ids), 1), position)
-        slots, masked = MaskedSlots(column, input_ids[:, position, None]), input_ids.scatter(1, column, mask_id)
+        slots = MaskedSlots(column, input_ids[:, position, None])
+        masked = input_ids.scatter(1, column, mask_id)
         columns.append(-predict_slots(tower, slots, None, False, input_ids=masked, **inputs).loss.losses)
     return torch.cat(columns, dim=1)
 

@@ -45,7 +45,8 @@ class Observation(NamedTuple):
 
 def observe(output: Any, inputs: dict[str, Tensor]) -> Observation:
     """The observation of a batch. `inputs` is what the model was called with."""
-    input_ids, attention_mask = inputs["input_ids"], inputs.get("attention_mask")
+    input_ids = inputs["input_ids"]
+    attention_mask = inputs.get("attention_mask")
     slots = masked_slots(input_ids, inputs.get("masked_positions"), inputs["labels"])
     real = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask.ne(0)
     return Observation(output, slots, slots.labels.ne(IGNORED), real, original_ids(input_ids, slots))
@@ -76,7 +77,8 @@ class Mean(Measure):
     num_sums = 2
 
     def __init__(self, name: str, of: Callable[[Observation], tuple[Tensor, Tensor]]) -> None:
-        self.name, self._of = name, of
+        self.name = name
+        self._of = of
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         values, counts = self._of(seen)
@@ -114,15 +116,18 @@ class Detection(Measure):
     under the ROC curve: exact on held-out sequences, NaN where a class is missing; in training estimated from means
     and variances of the logits), `discriminator_precision`, `_recall`, `_accuracy`, each with a suffix."""
 
-    num_sums, num_whole = 9, 2
+    num_sums = 9
+    num_whole = 2
 
     def __init__(self, masked_only: bool, suffix: str = "") -> None:
-        self.masked_only, self.suffix = masked_only, suffix
+        self.masked_only = masked_only
+        self.suffix = suffix
 
     def sums(self, seen: Observation) -> tuple[Tensor, ...]:
         logits, counts = seen.at(seen.output.logits.float(), self.masked_only)
         replaced = seen.at(seen.output.replaced_labels, self.masked_only)[0].bool()
-        original, replaced = ~replaced & counts, replaced & counts
+        original = ~replaced & counts
+        replaced = replaced & counts
         flagged = (logits > 0) & counts
         squares = logits.square()
         summed = (
@@ -162,7 +167,8 @@ def report_totals(
     """The results of all measures, from the totals of the columns of `sum_rows`, and for held-out sequences `whole` of
     each measure, in order."""
     results: dict[str, float] = {}
-    sums, tensors = iter(totals), iter(whole)
+    sums = iter(totals)
+    tensors = iter(whole)
     for measure in measures:
         own = list(islice(sums, measure.num_sums))
         results |= measure.report(own, list(islice(tensors, measure.num_whole)))
@@ -180,8 +186,10 @@ def _normal_auc(
     """AUC if the logits of each class were normal: Φ(d / sqrt(v1 + v2)); 0.5 if a class is missing."""
     if not num_replaced or not num_original:
         return 0.5
-    mean, other_mean = replaced / num_replaced, original / num_original
-    variance, other_variance = replaced_squared / num_replaced - mean**2, squared / num_original - other_mean**2
+    mean = replaced / num_replaced
+    other_mean = original / num_original
+    variance = replaced_squared / num_replaced - mean**2
+    other_variance = squared / num_original - other_mean**2
     spread = math.sqrt(max(variance, 0.0) + max(other_variance, 0.0))
     return 0.5 if spread == 0 else 0.5 * (1 + math.erf((mean - other_mean) / spread / math.sqrt(2)))
 
@@ -192,7 +200,8 @@ def exact_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     from sklearn.metrics import roc_auc_score
 
     counts = (labels == 0) | (labels == 1)
-    replaced, scores = labels[counts].astype(bool), logits[counts].astype(np.float64)
+    replaced = labels[counts].astype(bool)
+    scores = logits[counts].astype(np.float64)
     if not replaced.any() or replaced.all() or not np.isfinite(scores).all():
         return float("nan")
     return float(roc_auc_score(replaced, scores))

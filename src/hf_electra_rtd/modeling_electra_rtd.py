@@ -87,7 +87,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> None:
         super().__init__(config)
         config.check()
-        self.objective, self.sharing = OBJECTIVES[config.objective](config), SHARING[config.sharing]()
+        self.objective = OBJECTIVES[config.objective](config)
+        self.sharing = SHARING[config.sharing]()
         kinds = LEARNERS[config.generator_objective]
         self.proposals = (kinds[config.generator] if config.traits.has_generator else Generator)(config)
         self.generator = generator
@@ -229,7 +230,9 @@ class ElectraForRTDPretraining(PreTrainedModel):
         if tokenizer is None and not self.name_or_path:
             raise ValueError("The model was not loaded from a directory or the Hub: pass the tokenizer.")
         tokenizer = load_tokenizer(str(self.name_or_path)) if tokenizer is None else tokenizer
-        longest, found, training = min(map(max_length, self.config.towers.values())), [], self.training
+        longest = min(map(max_length, self.config.towers.values()))
+        found = []
+        training = self.training
         options = {"padding": True, "padding_side": "right", "return_special_tokens_mask": True, "verbose": False}
         if not all(map(mixes_by_attention, self.config.towers.values())):
             batch_size = 1  # others read the padding, too
@@ -238,12 +241,18 @@ class ElectraForRTDPretraining(PreTrainedModel):
             for start in range(0, len(texts), batch_size):
                 some = list(texts[start : start + batch_size])
                 batch = tokenizer(some, return_tensors="pt", split_special_tokens=True, **options)  # `[MASK]` is text
-                counted_BL, lengths = ~batch["special_tokens_mask"].bool(), batch["attention_mask"].sum(dim=1).tolist()
+                counted_BL = ~batch["special_tokens_mask"].bool()
+                lengths = batch["attention_mask"].sum(dim=1).tolist()
                 for text, length, count in zip(some, lengths, counted_BL.sum(dim=1).tolist(), strict=True):
-                    if not count or length > longest:
-                        many = f"{length} tokens with [CLS] and [SEP], and the model {longest} positions"
-                        raise UnscorableTextError(f"The text {text[:40]!r} has {many if count else 'no token'}.")
-                input_ids, mask = batch["input_ids"].to(self.device), batch["attention_mask"].to(self.device)
+                    if not count:
+                        raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
+                    if length > longest:
+                        raise UnscorableTextError(
+                            f"The text {text[:40]!r} has {length} tokens with [CLS] and [SEP], and the model {longest} "
+                            "positions."
+                        )
+                input_ids = batch["input_ids"].to(self.device)
+                mask = batch["attention_mask"].to(self.device)
                 inputs = {"attention_mask": None if min(lengths) == mask.shape[1] else mask}
                 log_p_BL = self.objective.log_likelihoods(self, input_ids, tokenizer.mask_token_id, **inputs)
                 found += [row[counted] for row, counted in zip(log_p_BL.cpu().double(), counted_BL, strict=True)]
@@ -259,15 +268,20 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
         (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
         without its temperatures, and for temperatures without a schedule."""
-        config, labels = self.config, slots.labels
+        config = self.config
+        labels = slots.labels
         if uniforms is None:
             uniforms = torch.rand(*labels.shape, 2, device=labels.device)
         if temperature is None and self.training and config.temperature_schedule != "constant":
-            what = f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature"
-            raise ValueError(f"{what}: take the collator of training.trainer.make_collator(tokenizer, args, config).")
+            raise ValueError(
+                f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature: "
+                "take the collator of training.trainer.make_collator(tokenizer, args, config)."
+            )
         if temperature is not None and config.temperature_schedule == "constant":
-            what = "sampling_temperature is for a temperature_schedule, and this pair has none"
-            raise ValueError(f"{what}: leave it out, or set the temperature of the configuration.")
+            raise ValueError(
+                "sampling_temperature is for a temperature_schedule, and this pair has none: "
+                "leave it out, or set the temperature of the configuration."
+            )
         of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
         return Sampling(uniforms, of_slots, config.disallow_correct)
 
@@ -349,8 +363,10 @@ class ElectraForRTDPretraining(PreTrainedModel):
             corrupted_input_ids = input_ids
         if confused_ids is not None and slots is not None:
             if config.confusions is None:
-                what = "confused_ids are for a pair with confusions, and this one has none"
-                raise ValueError(f"{what}: leave them out, or set `confusions` of the configuration.")
+                raise ValueError(
+                    "confused_ids are for a pair with confusions, and this one has none: "
+                    "leave them out, or set `confusions` of the configuration."
+                )
             sampled = corrupted_input_ids.gather(1, slots.positions).where(confused_ids < 0, confused_ids)
             corrupted_input_ids = replace_at(corrupted_input_ids, slots, sampled)
         noise = None

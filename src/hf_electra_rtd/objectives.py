@@ -118,7 +118,8 @@ class ReplacedTokenDetection(Objective):
         p is the share of the tokens that are drawn: a generator gives back the masked tokens that it sees.
         """
         self.config.refuse_altered_draws()
-        config, log_p = self.config, pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
+        config = self.config
+        log_p = pair.proposals.log_likelihoods(pair.generator, input_ids, mask_id, **inputs)
         drawn = config.mask_probability * (1.0 if pair.proposals.is_blind else 1 - config.keep_probability)
         if not drawn:
             raise ValueError("keep_probability=1 hid no token from the generator: the pair gives no probability.")
@@ -250,7 +251,8 @@ def _sum_over_real(losses_BL: Tensor, attention_mask_BL: Tensor | None) -> LossS
         num_items = losses_BL.new_full((), losses_BL.numel())  # a number from the host would be waited for
     else:
         real = attention_mask_BL.ne(0)
-        losses_BL, num_items = losses_BL.where(real, 0.0), real.sum()
+        losses_BL = losses_BL.where(real, 0.0)
+        num_items = real.sum()
     return LossSum(losses_BL.sum(), losses_BL.detach(), num_items)
 
 

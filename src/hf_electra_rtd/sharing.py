@@ -40,7 +40,8 @@ class Sharing:
         """`{target: source}` for `PreTrainedModel._tied_weights_keys`: the discriminator owns what is shared."""
         if generator is None:
             return {}
-        prefix, main = discriminator.base_model_prefix, discriminator.base_model
+        prefix = discriminator.base_model_prefix
+        main = discriminator.base_model
         encoders = getattr(generator, "encoder_names", (generator.base_model_prefix,))
         return {
             f"generator.{each}.{mine}": f"discriminator.{prefix}.{name}"

@@ -33,7 +33,8 @@ class TwoTowerForCloze(ElectraPreTrainedModel):
 
     def __init__(self, config: ElectraConfig) -> None:
         super().__init__(config)
-        self.ltr, self.rtl = ElectraModel(config), ElectraModel(config)
+        self.ltr = ElectraModel(config)
+        self.rtl = ElectraModel(config)
         joined = copy.copy(config)
         joined.hidden_size = 2 * config.hidden_size
         self.cloze_predictions = ElectraGeneratorPredictions(joined)

@@ -115,8 +115,10 @@ class DataCollatorForRTD:
         documents: dict[str, np.ndarray] = {}
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
-                what = "document_attention needs to know where documents begin, and these sequences do not say it"
-                raise ValueError(f"{what}. Prepare the text, or give plain features a column document_starts.")
+                raise ValueError(
+                    "document_attention needs to know where documents begin, and these sequences do not say it. "
+                    "Prepare the text, or give plain features a column document_starts."
+                )
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
             if (ids_BL > ids_BL[:, :1]).any():
@@ -126,7 +128,8 @@ class DataCollatorForRTD:
         # Uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
         num_slots = min(num_masked(self.mask_probability, length), length)
         uniforms = self._uniforms(batch, length + 3 * num_slots, randomness.MASKING)
-        choosing_BL, keeping_BK = uniforms[:, :length], uniforms[:, length : length + num_slots]
+        choosing_BL = uniforms[:, :length]
+        keeping_BK = uniforms[:, length : length + num_slots]
         sampling_B2K = uniforms[:, length + num_slots :]
         counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
         if self._run_lengths is None:
@@ -169,16 +172,21 @@ class DataCollatorForRTD:
         if batch.word_starts is not None:
             return batch.word_starts
         if self._continues is None:
-            what = f"masking={self.masking} needs to know where words begin, and these sequences do not say it"
-            raise ValueError(f"{what}. Prepare the text again, or give plain features a column word_starts.")
+            raise ValueError(
+                f"masking={self.masking} needs to know where words begin, and these sequences do not say it. "
+                "Prepare the text again, or give plain features a column word_starts."
+            )
         return ~self._continues[batch.ids]
 
     def _uniforms(self, batch: SequenceBatch, count: int, purpose: int) -> np.ndarray:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
-            remedy = "Wrap the dataset in SequenceStream (a plain Trainer needs remove_unused_columns=False)"
-            raise ValueError(f"With a seed, each sequence needs its stream_position. {remedy}, or leave the seed out.")
+            raise ValueError(
+                "With a seed, each sequence needs its stream_position. "
+                "Wrap the dataset in SequenceStream (a plain Trainer needs remove_unused_columns=False), "
+                "or leave the seed out."
+            )
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
 
 

@@ -35,7 +35,8 @@ from hf_electra_rtd.ops import confuse
 
 
 _BETWEEN = re.compile(r"(?<=[。！？])|(?<=[.!?])\s+")  # sentences  # noqa: RUF001
-_SHORTEST, _LONGEST = 6, 128  # characters of a sentence
+_SHORTEST = 6  # characters of a sentence
+_LONGEST = 128
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ class TokenConfusions:
     be read, and for one without such a pair."""
 
     def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, share: float) -> None:
-        words, found = whole_words(tokenizer), [dict[int, None]() for _ in range(len(tokenizer))]
+        words = whole_words(tokenizer)
+        found = [dict[int, None]() for _ in range(len(tokenizer))]
         for right, wrongs in read_confusions(path).wrongs.items():
             for continues in (False, True):
                 if (index := words.find(right, continues)) is not None:
@@ -140,7 +142,9 @@ class Misspeller:
                 f"shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}: "
                 "it needs one for each file, from 0 to 1, with a sum of 1 at most."
             )
-        self.sets, self.shares, self.draw = sets, [*shares, max(1 - sum(shares), 0)], random.Random(seed)
+        self.sets = sets
+        self.shares = [*shares, max(1 - sum(shares), 0)]
+        self.draw = random.Random(seed)
         known = dict.fromkeys(word for one in sets for word in one.wrongs)  # the right words: they are words
         self._strangers = {is_chinese: [word for word in known if is_han(word) == is_chinese] for is_chinese in (0, 1)}
 
@@ -193,7 +197,9 @@ def main(argv: list[str]) -> None:
         if source.is_dataset or source.is_prepared or source.weight != 1:
             raise ValueError(f"{source}: --files are files of text alone, without a weight.")
     check_output(arguments.output_file, *(source.place for source in sources), *arguments.confusion_files)
-    pairs, changed, draw = 0, 0, random.Random(arguments.seed + 1)
+    pairs = 0
+    changed = 0
+    draw = random.Random(arguments.seed + 1)
     with writing(arguments.output_file) as path, path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("text\tright\n")
         lines = (line.replace("\t", " ") for source in sources for line in read_text(source))

@@ -30,7 +30,10 @@ SHORTEST = 5
 WORD_START = 2**32  # a word begins
 DOCUMENT_START = 2**33  # the part of a document that is in this sequence begins: at [CLS], and behind another's [SEP]
 _ID = WORD_START - 1
-_TOKEN, _END, _MARK = 2**34 - 1, 2**34, 2**35  # bits of a pending item: the token, and what `FullPacker` knows of it
+# Bits of a pending item: the token, and what `FullPacker` knows of it
+_TOKEN = 2**34 - 1
+_END = 2**34
+_MARK = 2**35
 
 
 class PackedSequence(NamedTuple):
@@ -64,7 +67,9 @@ class FullPacker:
     minimum_length: ClassVar[int] = 8
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
-        self.tokens, self.max_seq_length, self.seed = tokens, max_seq_length, seed
+        self.tokens = tokens
+        self.max_seq_length = max_seq_length
+        self.seed = seed
         self.num_dropped = 0
         self._num_sequences = 0
         self._in_document = False
@@ -74,7 +79,8 @@ class FullPacker:
         self._num_pending = 0
 
     def add_lines(self, tokens: np.ndarray, lengths: np.ndarray, document_ends: np.ndarray) -> list[PackedSequence]:
-        stops, ids = lengths.cumsum(), tokens & _ID
+        stops = lengths.cumsum()
+        ids = tokens & _ID
         line_stops = stops[lengths > 0] - 1
         ends = np.isin(ids, self.tokens.sentence_ends)
         closed = np.zeros_like(ends)  # a closing mark ends the sentence in place of the full stop before it
@@ -104,10 +110,14 @@ class FullPacker:
     def _make_sequences(self, final: bool) -> list[PackedSequence]:
         if not self._pending:
             return []
-        items, length, start = np.concatenate(self._pending), self.max_seq_length, 0
-        tokens, is_mark = items & _TOKEN, (items >= _MARK).tobytes()
+        items = np.concatenate(self._pending)
+        length = self.max_seq_length
+        start = 0
+        tokens = items & _TOKEN
+        is_mark = (items >= _MARK).tobytes()
         tokens[1:][items[:-1] >= _MARK] |= DOCUMENT_START
-        cls, sep = np.array([self.tokens.cls]), np.array([self.tokens.sep])
+        cls = np.array([self.tokens.cls])
+        sep = np.array([self.tokens.sep])
         # The place after each end that no document's [SEP] follows, as Python numbers: they are looked up singly.
         splits = (np.flatnonzero((items[:-1] & _END > 0) & (items[1:] < _MARK)) + 1).tolist()
         most = len(items) // (length - 3) + 1
@@ -119,12 +129,14 @@ class FullPacker:
             # A sequence takes up to L - 2 items and looks one further; only the end of the corpus has fewer.
             if len(items) - start < (length - 3 if final else length + 1):
                 break
-            second_segment, stop = length, start + length - 2
+            second_segment = length
+            stop = start + length - 2
             if not one_segment:
                 split = self._split(start, splits, is_mark)
                 second_segment = split - start + 1
                 if not is_mark[split - 1]:  # else the document's [SEP] is also the first segment's
-                    second_segment, stop = second_segment + 1, stop - 1
+                    second_segment += 1
+                    stop -= 1
             if len(items) < stop:
                 break
             tokens[start] &= ~DOCUMENT_START  # [CLS] has it
@@ -133,14 +145,16 @@ class FullPacker:
             sequences.append(PackedSequence(np.concatenate((cls, *parts, sep)), second_segment))
             start = stop
         self._num_sequences += len(sequences)
-        self._pending, self._num_pending = [items[start:]], len(items) - start
+        self._pending = [items[start:]]
+        self._num_pending = len(items) - start
         return sequences
 
     def _split(self, start: int, splits: list[int], is_mark: bytes) -> int:
         """Where the first segment of the sequence at `start` ends."""
         num_items = self.max_seq_length - 3
         middle = start + num_items // 2
-        low, high = start + max(1, num_items // 4), start + num_items - num_items // 4
+        low = start + max(1, num_items // 4)
+        high = start + num_items - num_items // 4
         after = bisect_left(splits, middle)  # of two that are as near, the first is taken
         found = [split for split in splits[max(0, after - 1) : after + 1] if low <= split < high]
         return min(found, key=lambda split: abs(split - middle)) if found else middle + is_mark[middle]
@@ -157,7 +171,8 @@ class OriginalPacker:
     minimum_length: ClassVar[int] = SHORTEST
 
     def __init__(self, tokens: PackingTokens, max_seq_length: int, seed: int) -> None:
-        self.tokens, self.max_seq_length = tokens, max_seq_length
+        self.tokens = tokens
+        self.max_seq_length = max_seq_length
         self.num_dropped = 0
         self._random = np.random.Generator(np.random.Philox(key=np.array([seed, randomness.PACKING], dtype=np.uint64)))
         self._lines: list[list[int]] = []
@@ -192,7 +207,8 @@ class OriginalPacker:
         first = first[: self.max_seq_length - 2]
         second = second[: max(0, self.max_seq_length - len(first) - 3)]
         self.num_dropped += self._num_pending - len(first) - len(second)
-        self._lines, self._num_pending = [], 0
+        self._lines = []
+        self._num_pending = 0
         self._target = self.max_seq_length
         if self._random.random() < SHORT_SHARE:
             self._target = int(self._random.integers(SHORTEST, self.max_seq_length, endpoint=True))
@@ -213,11 +229,15 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
     if name not in PACKERS:
         raise ValueError(f"There is no packing {name!r} (--packing). Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:
-        what = f"max_seq_length={max_seq_length} is too short for packing={name!r}"
-        raise ValueError(f"{what}: choose at least {PACKERS[name].minimum_length} (the paper: 128 or 512).")
-    closing, texts = "".join(CLOSING_MARKS), token_texts(tokenizer, range(len(tokenizer)))
+        raise ValueError(
+            f"max_seq_length={max_seq_length} is too short for packing={name!r}: "
+            f"choose at least {PACKERS[name].minimum_length} (the paper: 128 or 512)."
+        )
+    closing = "".join(CLOSING_MARKS)
+    texts = token_texts(tokenizer, range(len(tokenizer)))
     ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]
     marks = [index for index, text in enumerate(texts) if text and not text.strip(closing)]
-    cls, sep = tokenizer.cls_token_id + WORD_START + DOCUMENT_START, tokenizer.sep_token_id + WORD_START
+    cls = tokenizer.cls_token_id + WORD_START + DOCUMENT_START
+    sep = tokenizer.sep_token_id + WORD_START
     tokens = PackingTokens(cls, sep, ends, marks)
     return PACKERS[name](tokens, max_seq_length, seed)

@@ -41,7 +41,8 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1 << 18  # characters that are tokenized at once
 _DRAWN = 1 << 18  # documents whose random numbers are drawn at once
 _SORTED = 1 << 23  # hashes of lines that are sorted at once
-TRAIN, HELD_OUT = 0, 1  # numbers of the parts
+TRAIN = 0  # numbers of the parts
+HELD_OUT = 1
 
 
 def prepare_blocks(
@@ -114,7 +115,8 @@ def prepare_blocks(
             if shard_size is not None:
                 writing = partial(writing_directory, shard_size=shard_size)
             writers = [stack.enter_context(writing(path, max_seq_length, len(tokenizer))) for path in paths]
-            encoder, num_threads = LineEncoder(tokenizer, segmenter), num_proc or count_cores()
+            encoder = LineEncoder(tokenizer, segmenter)
+            num_threads = num_proc or count_cores()
             counted = pack(reader.lines(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
             for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
                 if not writer.num_sequences:
@@ -154,8 +156,10 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
         return 0
     count = max(1, round(share * num_documents))
     if count >= num_documents:
-        what = f"The corpus has {num_documents} document(s) (an empty line ends one), too few to hold {count} out"
-        raise ValueError(f"{what}. Separate them, name held_out_files, or use a held_out_share of 0.")
+        raise ValueError(
+            f"The corpus has {num_documents} document(s) (an empty line ends one), too few to hold {count} out. "
+            "Separate them, name held_out_files, or use a held_out_share of 0."
+        )
     lowest = np.empty(0, dtype=np.uint64)
     for numbers in _draw(seed, randomness.SPLITTING, 0, num_documents):
         lowest = np.sort(np.concatenate([lowest, numbers]))[: count + 1]
@@ -172,7 +176,9 @@ class _Reader:
     """Reads a corpus, pass by pass, without the documents and lines that are not wanted."""
 
     def __init__(self, texts: Sequence[Text], scans: Sequence[dict[str, Any]], share: float, seed: int) -> None:
-        self.texts, self.scans, self.seed = texts, scans, seed
+        self.texts = texts
+        self.scans = scans
+        self.seed = seed
         self.threshold = held_out_threshold(sum(facts["num_documents"] for facts in scans), share, seed)
         self.copies: np.ndarray | None = None  # a bit a line, eight a uint8
         self.num_copies = [0, 0]  # in each part
@@ -219,7 +225,8 @@ class _Reader:
                 for line in text.read(what):
                     if part >= 0 and index + bool(line) <= ends[1]:  # else the file grew, and will be refused
                         yield part, index, line
-                    index, part = index + bool(line), part if line else next(parts, -1)
+                    index += bool(line)
+                    part = part if line else next(parts, -1)
             document, index = ends
 
     def _parts(self, first: int, end: int, number: int, weight: float) -> Iterator[int]:

@@ -25,7 +25,9 @@ _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
 _FILES = (
     *(TOKENIZER_FILE, "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"),
-    *("spiece.model", "spm.model", "sentencepiece.bpe.model"),
+    "spiece.model",
+    "spm.model",
+    "sentencepiece.bpe.model",
 )
 TOKENIZER_FILES = (*_FILES, "special_tokens_map.json")  # what a directory of a tokenizer holds
 _REMEDY = (
@@ -52,8 +54,10 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            what = f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind"
-            raise ValueError(f"{what}. Of another tokenizer, name the directory, with its tokenizer.json.")
+            raise ValueError(
+                f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. "
+                "Of another tokenizer, name the directory, with its tokenizer.json."
+            )
         if any("\0" in token for token in vocabulary):
             raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
         if lowercase is None:
@@ -92,8 +96,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
-        needed = f"five are needed, such as {', '.join(SPECIAL_TOKENS)} or <pad>, <unk>, <s>, </s>, <mask>"
-        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own: {needed}. Set them in {TOKENIZER_FILE}.")
+        raise ValueError(
+            f"{name} has no {', no '.join(wrong)} of its own: "
+            f"five are needed, such as {', '.join(SPECIAL_TOKENS)} or <pad>, <unk>, <s>, </s>, <mask>. "
+            f"Set them in {TOKENIZER_FILE}."
+        )
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
@@ -122,8 +129,11 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
     theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
     if theirs != ours:
         first, second = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
-        told = f"where it has {first}, {tokenizer.name_or_path} has {second}"
-        raise ValueError(f"{name} has other tokens than the tokenizer: {told}. Name its own (--tokenizer).")
+        raise ValueError(
+            f"{name} has other tokens than the tokenizer: "
+            f"where it has {first}, {tokenizer.name_or_path} has {second}. "
+            "Name its own (--tokenizer)."
+        )
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
@@ -182,7 +192,7 @@ def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
         # Its special tokens are pieces, too, which it finds in a text. Beside a noncharacter it finds them no more.
         model = json.loads(backend.model.__getstate__())
         special = {*tokenizer.all_special_tokens}
-        pieces = [("\ufdd0" * (piece in special) + piece, score) for piece, score in model["vocab"]]
+        pieces = [("\ufdd0" + piece if piece in special else piece, score) for piece, score in model["vocab"]]
         backend.model = Unigram(pieces, model["unk_id"], model["byte_fallback"])
     return backend
 

@@ -11,7 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 
 # What a piece of a long text may end with: sentences first, then clauses.
-_SENTENCE_ENDS, _CLAUSE_ENDS = "。！？!?.;；…\n", "，,、：:"  # noqa: RUF001
+_SENTENCE_ENDS = "。！？!?.;；…\n"  # noqa: RUF001
+_CLAUSE_ENDS = "，,、：:"  # noqa: RUF001
 _HAN = "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # blocks of Unicode
 _ANY_HAN = re.compile(f"[{_HAN}]")
 WORD = re.compile(rf"[{_HAN}]|[^\W\d_{_HAN}]+")  # a word of letters, or one Chinese character
@@ -56,10 +57,13 @@ def align(source: str, other: str) -> list[tuple[str, str]]:
     """The parts of a text with those of another one at the same places: characters if the source has Chinese
     ones, else words. ValueError if there are more or fewer."""
     split: Any = list if is_han(source) else str.split
-    given, found = split(source), split(other)
+    given = split(source)
+    found = split(other)
     if len(given) != len(found):
-        counts = f"{len(found)} parts (words, of Chinese characters) in place of {len(given)}"
-        raise ValueError(f"{other[:40]!r} has {counts} of {source[:40]!r}. Only replacements count.")
+        raise ValueError(
+            f"{other[:40]!r} has {len(found)} parts (words, of Chinese characters) in place of {len(given)} of "
+            f"{source[:40]!r}. Only replacements count."
+        )
     return list(zip(given, found, strict=True))
 
 
@@ -71,7 +75,8 @@ def find_units(text: str, encoding: Any) -> list[Unit]:
     before = None
     for place, (word, (start, stop)) in enumerate(zip(encoding.word_ids, encoding.offsets, strict=True)):
         found = text[start:stop]
-        start, stop = stop - len(found.lstrip()), start + len(found.rstrip())
+        stop = start + len(found.rstrip())
+        start += len(found) - len(found.lstrip())
         if word is None or start >= stop:
             continue
         while stop < len(text) and unicodedata.combining(text[stop]):  # an accent that the tokenizer drops
@@ -93,10 +98,14 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
     encoding = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False).encodings[0]
     # SentencePiece puts a mark before each piece, which is a token of its own before Chinese.
     mark = tokenizer.convert_tokens_to_ids("▁") not in (None, tokenizer.unk_token_id)
-    room, units = max_length - tokenizer.num_special_tokens_to_add() - mark, find_units(text, encoding)
+    room = max_length - tokenizer.num_special_tokens_to_add() - mark
+    units = find_units(text, encoding)
     if room < 1:
         raise ValueError(f"max_length={max_length} leaves no room for text. Raise it.")
-    pieces, first, begin, origin = [], 0, 0, 0  # `origin`: the first token of a piece, which may be of a space
+    pieces = []
+    first = 0
+    begin = 0
+    origin = 0  # the first token of a piece, which may be of a space
     while first < len(units) and len(encoding) - origin > room:
         stop = first + 1
         while stop < len(units) and units[stop].last - origin <= room:
@@ -106,5 +115,7 @@ def cut_text(text: str, tokenizer: PreTrainedTokenizerBase, max_length: int) -> 
                 for marks in (_SENTENCE_ENDS, _CLAUSE_ENDS))  # fmt: skip
         last = next((end for end in ends if end is not None), stop - 1)
         pieces.append((begin, units[last].stop))
-        first, begin, origin = last + 1, units[last].stop, units[last].last
+        first = last + 1
+        begin = units[last].stop
+        origin = units[last].last
     return [*pieces, (begin, len(text))] if text[begin:].strip() or not pieces else pieces

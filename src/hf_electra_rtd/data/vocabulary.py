@@ -58,11 +58,14 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError for a tokenizer that is no WordPiece, or has tokens that were added behind its vocabulary."""
     backend: Any = tokenizer.backend_tokenizer
     if (kind := type(backend.model).__name__) != "WordPiece":
-        reason = "words can be added to a WordPiece vocabulary alone"
-        raise ValueError(f"--extend_vocabulary: the tokenizer is {kind}, and {reason}.")
+        raise ValueError(
+            f"--extend_vocabulary: the tokenizer is {kind}, and words can be added to a WordPiece vocabulary alone."
+        )
     if added := len(tokenizer) - backend.get_vocab_size(with_added_tokens=False):
-        reason = "new entries would take their ids. Put them into its vocab.txt"
-        raise ValueError(f"--extend_vocabulary: the tokenizer has {added} added tokens, and {reason}.")
+        raise ValueError(
+            f"--extend_vocabulary: the tokenizer has {added} added tokens, and "
+            "new entries would take their ids. Put them into its vocab.txt."
+        )
 
 
 def choose_words(
@@ -74,7 +77,8 @@ def choose_words(
     Words are those of the tokenizer's own splitting, seen at least 4 times, of at least 3 pieces. A word behind which
     the rest of a longer word of the text would have no pieces is left out. Raises ValueError for text with fewer.
     """
-    backend, words = get_backend(tokenizer), defaultdict[str, float](float)
+    backend = get_backend(tokenizer)
+    words = defaultdict[str, float](float)
     for lines, weight in texts:
         for part, times in _count_parts(lines):
             normal = backend.normalizer.normalize_str(part) if backend.normalizer else part
@@ -89,8 +93,11 @@ def choose_words(
     while True:
         ranked = sorted(gains, key=lambda word: (-gains[word], word))
         if len(ranked) < count:
-            supported = f"the text supports {len(ranked):,} (seen {_LEAST_SEEN} times, {_LEAST_PIECES} pieces each)"
-            raise ValueError(f"--extend_vocabulary {count:,}: {supported}. Ask for fewer, or give more text.")
+            raise ValueError(
+                f"--extend_vocabulary {count:,}: "
+                f"the text supports {len(ranked):,} (seen {_LEAST_SEEN} times, {_LEAST_PIECES} pieces each). "
+                "Ask for fewer, or give more text."
+            )
         extended = _extended(backend, ranked[:count])
         lost = tuple(word for word in words if pieces[word] and not _pieces(extended, word))
         if not lost:

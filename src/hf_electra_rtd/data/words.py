@@ -82,7 +82,8 @@ def whole_words(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> 
     every = list(range(len(tokenizer)))
     texts = [text.strip() for text in tokenizer.batch_decode([[index] for index in every])]
     is_word, continues = np.zeros((2, size or len(every)), dtype=bool)
-    special, found = set(tokenizer.all_special_ids), tokens_that_continue(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    found = tokens_that_continue(tokenizer)
     is_word[: len(every)] = [text.isalpha() and index not in special for index, text in enumerate(texts)]
     if found is None:  # tokens of one kind go to the same places: with and without a space before them
         found = np.array([not name.startswith(_MARKS) for name in tokenizer.convert_ids_to_tokens(every)])
@@ -99,14 +100,18 @@ def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], befo
     if continuing_prefix(tokenizer):
         return list(tokens)
     ids: Any = tokenizer.convert_tokens_to_ids(list(tokens))
-    shown, special = list[str](), {*tokenizer.all_special_tokens}
+    shown = list[str]()
+    special = {*tokenizer.all_special_tokens}
     for token, text in zip(tokens, token_texts(tokenizer, ids), strict=True):
         if token in special:
             shown.append(token)
             before = " "
         else:
             goes_on = text[:1] == "\ufffd" or is_inside(before + text, len(before))
-            shown.append("##" * (goes_on and before != " ") + (text.strip() or "␣"))
+            if goes_on and before != " ":
+                shown.append("##" + (text.strip() or "␣"))
+            else:
+                shown.append(text.strip() or "␣")
             before = text
     return shown
 
@@ -124,8 +129,10 @@ class LineEncoder:
     where WordPiece has no ##, and for other tokenizers at a word of their pre-tokenizer, or a token with a mark."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, segmenter: Segmenter | None) -> None:
-        self.segmenter, self._backend = segmenter, get_backend(tokenizer)
-        self._continues, marked = tokens_that_continue(tokenizer), [_tokens_with(tokenizer, mark) for mark in _MARKS]
+        self.segmenter = segmenter
+        self._backend = get_backend(tokenizer)
+        self._continues = tokens_that_continue(tokenizer)
+        marked = [_tokens_with(tokenizer, mark) for mark in _MARKS]
         self._marked = marked[0] if marked[0].any() else marked[1]  # beside the first, Ġ is a letter of Maltese
 
     def __call__(self, lines: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -153,7 +160,8 @@ class LineEncoder:
 
     def _word_starts(self, line: str, encoded: Any) -> list[int]:
         """Of each token, whether a word begins at its place."""
-        starts, end = bytearray(len(line) + 1), 0
+        starts = bytearray(len(line) + 1)
+        end = 0
         for word in self.segmenter(line):  # type: ignore[misc]
             if (place := line.find(word, end)) < 0:
                 raise ValueError(f"The word segmenter made {word!r} of {line[end : end + 40]!r}: not the same text.")

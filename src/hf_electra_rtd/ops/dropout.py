@@ -97,7 +97,8 @@ class _Attention(torch.autograd.Function):
                 dropped = dropout_scale(bits[head], probability, query.dtype).mul_(weights[head])
                 output[:, :, head] = product(dropped, value[:, head])
         ctx.save_for_backward(query, key, value, bits, *weights)
-        ctx.probability, ctx.scaling = probability, scaling
+        ctx.probability = probability
+        ctx.scaling = scaling
         return output
 
     @staticmethod

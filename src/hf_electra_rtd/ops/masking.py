@@ -44,7 +44,8 @@ def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B
     scores_BL[~candidates_BL.numpy()] = _NO_CANDIDATE
     # Of floats that are not negative, the bits have the same order, and sort faster.
     bits_BL = scores_BL.view(np.int32)
-    counts_B, rows_B = np.minimum(counts_B.numpy(), num_slots), np.arange(len(scores_BL))
+    counts_B = np.minimum(counts_B.numpy(), num_slots)
+    rows_B = np.arange(len(scores_BL))
     last_B = np.sort(bits_BL, axis=1)[rows_B, np.maximum(counts_B - 1, 0)]
     threshold_B = np.where(counts_B > 0, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
     chosen_BL = bits_BL <= threshold_B[:, None]
@@ -107,7 +108,8 @@ def choose_masked_groups(
 def _slots(chosen_BL: np.ndarray, num_slots: int) -> np.ndarray:
     """The chosen positions (B, K), ascending, then -1."""
     batch_size, length = chosen_BL.shape
-    places, numbers_B = np.flatnonzero(chosen_BL), chosen_BL.sum(axis=1)
+    places = np.flatnonzero(chosen_BL)
+    numbers_B = chosen_BL.sum(axis=1)
     positions_BK = np.full((batch_size, num_slots), -1)
     first_B = np.repeat(length * np.arange(batch_size), numbers_B)
     positions_BK[np.arange(num_slots) < numbers_B[:, None]] = places - first_B

@@ -25,7 +25,8 @@ from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weigh
 
 
 # Logits at a time: what the last-level cache of a CPU holds (10 MB), and on a GPU what leaves room (0.5 GB).
-_CPU_CHUNK, _CHUNK = 2_500_000, 2**27
+_CPU_CHUNK = 2_500_000
+_CHUNK = 2**27
 
 
 class LossSum(NamedTuple):
@@ -155,7 +156,8 @@ class _Predict(torch.autograd.Function):
         inputs = (hidden_NE, weight_VE, bias_V)
         dtype = torch.float64 if hidden_NE.dtype == torch.float64 else torch.float32
         losses_N, log_normalizers_N = (hidden_NE.new_empty(labels_N.shape, dtype=dtype) for _ in range(2))
-        predictions_N, sampled_N = torch.empty_like(labels_N), torch.empty_like(labels_N)
+        predictions_N = torch.empty_like(labels_N)
+        sampled_N = torch.empty_like(labels_N)
         sums = [
             torch.zeros_like(each, dtype=dtype) if grad and needed else None
             for each, needed in zip(inputs, ctx.needs_input_grad[:3], strict=True)
@@ -164,7 +166,8 @@ class _Predict(torch.autograd.Function):
             hidden_NE, weight_VE, bias_V = (each.to(product_dtype) for each in inputs)
             for start in range(0, len(hidden_NE), num_rows):
                 rows = slice(start, start + num_rows)
-                hidden_RE, labels_R = hidden_NE[rows], labels_N[rows]
+                hidden_RE = hidden_NE[rows]
+                labels_R = labels_N[rows]
                 logits_RV = linear(hidden_RE, weight_VE, bias_V)
                 if sampling is not None and not sampling.from_softmax:
                     sampled_N[rows] = sampling.draw(logits_RV, labels_R, rows)

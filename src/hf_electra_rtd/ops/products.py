@@ -26,9 +26,12 @@ from torch.nn import functional as F  # noqa: N812
 
 logger = logging.getLogger(__name__)
 
-MKL, ONEDNN, BFLOAT16 = "MKL", "oneDNN", "bfloat16"
+MKL = "MKL"
+ONEDNN = "oneDNN"
+BFLOAT16 = "bfloat16"
 _GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
-_PROBE, _TRIES = (1024, 256, 512), 10  # rows, inputs and outputs of a product that is timed; the best time counts
+_PROBE = (1024, 256, 512)  # rows, inputs and outputs of a product that is timed
+_TRIES = 10  # of which the best time counts
 _mkldnn: Any = torch.backends.mkldnn
 _permission = threading.Lock()  # the setting is of the whole process
 _chosen: str | None = None
@@ -141,7 +144,8 @@ def _rounds_to_bfloat16() -> bool:
     """Whether a product that may be rounded to bfloat16 is, or could be."""
     if torch.cpu._is_amx_tile_supported():
         return True
-    left, right = torch.full((2, 64, 64), 1 + 2**-12), torch.ones(2, 64, 64)  # 13 bits; bfloat16 has 8
+    left = torch.full((2, 64, 64), 1 + 2**-12)  # 13 bits; bfloat16 has 8
+    right = torch.ones(2, 64, 64)
     exact = 64 * left
     return not (torch.equal(_permitted(left, right), exact) and torch.equal(_permitted(left[0], right[0]), exact[0]))
 

@@ -248,8 +248,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
                         raise UnscorableTextError(f"The text {text[:40]!r} has no token.")
                     if length > longest:
                         raise UnscorableTextError(
-                            f"The text {text[:40]!r} has {length} tokens with [CLS] and [SEP], and the model {longest} "
-                            "positions."
+                            f"The text {text[:40]!r} has {length} tokens with [CLS] and [SEP], "
+                            f"and the model {longest} positions."
                         )
                 input_ids = batch["input_ids"].to(self.device)
                 mask = batch["attention_mask"].to(self.device)

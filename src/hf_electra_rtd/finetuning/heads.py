@@ -28,7 +28,7 @@ from hf_electra_rtd.detectors import is_labelled
 from hf_electra_rtd.families import DROPOUTS, FAMILIES
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.places import identify, read_stock_config
+from hf_electra_rtd.places import CONFIGURATION, identify, read_stock_config
 from hf_electra_rtd.runtime import HeadOutput
 from hf_electra_rtd.towers import load_tower, load_whole
 
@@ -231,6 +231,8 @@ def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[
     """The encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration, and its
     weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none."""
     place = identify(source)
+    if place.kind == CONFIGURATION:
+        raise place.error("the directory or the Hub id of an encoder")
     if place.encoder != place.pair:
         return place.encoder, read_stock_config(place.encoder), None
     if not weights:

@@ -64,7 +64,6 @@ PAIRS = [
     ({"tie_word_embeddings": False}, "tie_word_embeddings=False: it needs True"),
     ({"temperature_start": 2}, "temperature_start=2: it needs None"),
     ({"generator": "uniform", "temperature": 0.5}, "temperature=0.5: it needs 1.0"),
-    ({"generator": "offline", "disallow_correct": True}, "disallow_correct=True: it needs False"),
     ({"objective": "mlm", "generator": "uniform"}, "generator='uniform': it needs 'masked_lm'"),
     ({"objective": "mlm", "sharing": "word"}, "sharing='word': it needs 'none'"),
 ]

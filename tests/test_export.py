@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, ElectraForPreTraining, ElectraModel
+from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, ElectraForPreTraining
 
 from hf_electra_rtd import Corrector, ElectraForRTDPretraining, correction, detectors, export
 from hf_electra_rtd.data.tokenization import save_tokenizer
@@ -159,7 +159,6 @@ def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
 @pytest.mark.parametrize(
     ("model", "flags", "told"),
     [
-        ("bare", [], "ElectraModel: it is neither a generator, nor"),
         ("discriminator", ["--data_dir", "glue"], "--data_dir: .* was not fine-tuned. Give it texts"),
         ("discriminator", ["--file", "no_file.txt"], "no_file.txt cannot be read"),
         ("discriminator", ["--file", "a.txt", "--data_dir", "glue"], "both name rows"),
@@ -169,8 +168,6 @@ def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
     ],
 )
 def test_models_and_rows_that_cannot_be_used_are_refused_before_the_export(model, flags, told, towers, tmp_path):
-    if model == "bare":
-        ElectraModel(tiny_config().discriminator_config).save_pretrained(towers / model)
     with pytest.raises(ValueError, match=told):
         run("--model", towers / model, "--output_dir", tmp_path / "out", *flags)
     assert not (tmp_path / "out").exists()

@@ -194,15 +194,6 @@ def weights_of(run):
     return load_file(run / "discriminator" / "model.safetensors")
 
 
-def test_an_offline_pair_wants_its_samples(batch):
-    model = ElectraForRTDPretraining(tiny_config(generator="offline"))
-    with pytest.raises(ValueError, match="needs corrupted_input_ids"):
-        model(**batch)
-    online = model(**batch, corrupted_input_ids=batch["input_ids"])
-    assert online.generator_loss is None
-    assert online.loss == 50 * online.discriminator_loss
-
-
 @pytest.mark.slow
 def test_a_run_with_a_frozen_bert_and_a_falling_temperature_goes_on_to_the_bit(command, tmp_path):
     run = command("run")

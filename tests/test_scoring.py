@@ -149,12 +149,6 @@ def test_the_command_writes_a_line_for_each_text(given, tokenizer, tmp_path, cap
     assert [line["pseudo_log_likelihood"] for line in found] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_tower_in_place_of_the_pair_is_refused_with_the_remedy(tokenizer, tmp_path):
-    make("rtd").save_towers(tmp_path, tokenizer)
-    with pytest.raises(ValueError, match=r"not 'electra_rtd'\. Name the run or the saved pair"):
-        main(["--model", str(tmp_path / "discriminator"), TEXTS[0]])
-
-
 def test_the_command_passes_over_a_text_that_has_no_score_and_says_why(tokenizer, tmp_path, capsys):
     make("electric").save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

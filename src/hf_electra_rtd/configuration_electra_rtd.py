@@ -55,7 +55,7 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
 GENERATOR_OBJECTIVES = ("mle", "adversarial")
-GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram", "offline")
+GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram")
 # The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
 # it gives the probability of every token without having seen it.
 GENERATOR_ENCODERS = {"masked_lm": 1, "two_tower": 2}
@@ -104,7 +104,6 @@ RULES = (
         needs=_DETECTING,
         excludes=("sharing", *_OTHER_PASS),
     ),
-    Rule("generator=offline", "There is no generator.", excludes=("generator_weight", "disallow_correct")),
     Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
     Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
     Rule("confusions", "Other objectives predict the original tokens.", needs=_DETECTING),

@@ -41,9 +41,9 @@ from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.files import check_output, hash_files
 from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
-from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind, is_corrector
-from hf_electra_rtd.finetuning.predict import find_model
+from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.objectives import token_log_probability
+from hf_electra_rtd.places import identify
 from hf_electra_rtd.runtime import TORCH, load_onnx
 
 
@@ -173,11 +173,14 @@ class Corrector(detection.TextJudge):
         if confusion_file is not None:
             options["confusions"] = read_confusions(confusion_file)
             settings["confusion_file"] = hash_files([confusion_file])
-        if model and detection.detector_of(model) is None and is_corrector(name := find_model(model)):
+        place = None if model is None else identify(model)
+        if place is not None and place.task == "correction":
             if generator or discriminator or error_rate is not None:
-                what = "--generator, --discriminator and --error_rate are for a pair"
-                remedy = "Leave out flags and thresholds of a pair."
-                raise ValueError(f"{what}, but {model} was fine-tuned to correct. {remedy}")
+                raise ValueError(
+                    f"generator, discriminator and error_rate are for a pair, but {model} was fine-tuned to correct. "
+                    "Leave out flags and thresholds of a pair."
+                )
+            name = str(place.model)
             if runtime == TORCH:
                 trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
                 if torch.accelerator.is_available():

@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -39,11 +38,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import BatchEncoding, ElectraForPreTraining, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
@@ -55,9 +53,10 @@ from hf_electra_rtd.finetuning.correction_scores import read_pairs
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
+from hf_electra_rtd.places import NETWORKS, PAIR, RUN, identify
 from hf_electra_rtd.records import public
 from hf_electra_rtd.runtime import RUNTIMES, TORCH, load_onnx
-from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm, read_config, refuse_energies
+from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
 
@@ -162,50 +161,46 @@ def load_for_detection(
     evaluation mode, from the directories or Hub ids that the flags of those names take. With a `runtime` of `RUNTIMES`
     other than torch, they are graphs, from the directories of exports."""
     if (model is None) == (discriminator is None) or (model is not None and generator is not None):
-        raise ValueError("Give either --model, or --discriminator (and --generator).")
-    if model is not None and (detector_name := detector_of(model)) is not None:
-        discriminator = f"{model}/{detector_name}"
-        generator = f"{model}/generator" if Path(model, "generator").is_dir() else None
-    is_graph, source = runtime != TORCH, discriminator or str(model)
-    if is_graph and discriminator is None:
-        raise ValueError(f"--runtime {runtime} needs exports: give what `hf-electra-rtd export` made of a run.")
-    refuse_energies(source)
+        raise ValueError("Give either model, or discriminator (and generator).")
+    place = identify(str(model or discriminator))
+    is_graph = runtime != TORCH
+    if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
+        raise place.error("a run, a checkpoint or a saved pair (a single network is a generator or discriminator)")
+    if is_graph and place.detector is None:
+        raise ValueError(f"runtime={runtime!r} needs exports: give what `hf-electra-rtd export` made of a run.")
+    place.refuse_energies()
     fills: Any = None
-    if discriminator is not None:
+    if place.detector is not None or discriminator is not None:
+        source = place.detector or str(discriminator)
+        generator = generator or place.generator
         graph: Any = partial(load_onnx, quantized=runtime == "onnx-int8")
-        detector = (graph if is_graph else load_detector)(discriminator)
+        detector = (graph if is_graph else load_detector)(source)
         if generator is not None and not as_is:
             fills = (graph if is_graph else load_masked_lm)(generator)
+    elif place.pair is None:
+        raise place.error("a run, or its discriminator")
     else:
-        if read_config(source).get("model_type") != ElectraRTDConfig.model_type:
-            remedy = "Name a run, or its networks (--generator, --discriminator)."
-            raise ValueError(f"{source} holds no pair of networks. {remedy}")
+        source = place.pair
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
-            raise ValueError(f"{source} was trained with --objective {joint.config.objective}: it detects nothing.")
+            raise ValueError(f"{source} was trained with objective={joint.config.objective!r}: it detects nothing.")
         fills = None if as_is or not joint.config.exports_generator else joint.generator
         detector = joint.native_discriminator()
     if fills is None and not as_is:
-        raise ValueError(f"{model or discriminator} has no generator. Name one (--generator), or add --as_is.")
-    tokenizer, towers = load_tokenizer(source), [tower for tower in (fills, detector) if tower is not None]
+        raise ValueError(f"{place.name} has no generator. Name one (generator), or take texts as they are (as_is).")
+    tokenizer = load_tokenizer(source)
+    towers = [tower for tower in (fills, detector) if tower is not None]
     sizes = {tower.config.vocab_size for tower in towers}
     if len(sizes) > 1 or len(tokenizer) > min(sizes):
-        what = f"{len(tokenizer):,} tokens, and the networks have {' and '.join(map(str, sorted(sizes)))}"
-        raise ValueError(f"The tokenizer of {source} has {what}.")
+        raise ValueError(
+            f"The tokenizer of {source} has {len(tokenizer):,} tokens, and the networks have "
+            f"{' and '.join(map(str, sorted(sizes)))}."
+        )
     for tower in [] if is_graph else towers:
         exchange_layers(tower)
         if torch.accelerator.is_available():
             tower.to(torch.accelerator.current_accelerator())
     return fills, detector, tokenizer
-
-
-def detector_of(model: str) -> str | None:
-    """The directory of a run, or of its export, that holds what detects: an encoder of another family than ELECTRA has
-    no head."""
-    name = Path(model, "discriminator")
-    if name.is_dir() and ElectraForPreTraining.__name__ in (read_config(name).get("architectures") or ()):
-        return name.name
-    return "detector" if Path(model, "detector").is_dir() else name.name if name.is_dir() else None
 
 
 # ---- Texts as they are. B texts, L tokens ----

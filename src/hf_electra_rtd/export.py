@@ -32,28 +32,29 @@ import datasets
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd import detectors, records
 from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
-from hf_electra_rtd.detection import detector_of, load_for_detection
+from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
 from hf_electra_rtd.files import hash_files, hash_model, read_lines, reading, write_text, writing
 from hf_electra_rtd.finetuning.data import Split, load_split, own_task
 from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
-from hf_electra_rtd.finetuning.predict import Classifier, answer_split, find_model
+from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.places import DETECTOR, FINE_TUNED, GENERATOR, NETWORKS, RUN, identify, read_stock_config
 from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
 from hf_electra_rtd.publishing.hub import CARD_FILE
 from hf_electra_rtd.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, HeadOutput, OnnxModel
 from hf_electra_rtd.tasks import get_task
-from hf_electra_rtd.towers import load_masked_lm, read_config
+from hf_electra_rtd.towers import load_masked_lm
 
 
 TOLERANCE = 1e-4  # of outputs of the float32 graph, against torch
@@ -120,7 +121,7 @@ def main(argv: list[str]) -> int:
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(MISSING.format(package))
-    several = Path(args.model, "discriminator").is_dir()
+    several = identify(args.model).kind in (RUN, NETWORKS)
     for source in open_sources(args.model):
         directory = Path(args.output_dir, source.name) if several else Path(args.output_dir)
         print(describe(export(source, directory, args), directory))
@@ -133,33 +134,29 @@ def main(argv: list[str]) -> int:
 def open_sources(name: str) -> Iterator[Source]:
     """The models of a directory or a Hub id: those of a pre-training run (detector, and generator if there is one), of
     a tower, or of a fine-tuning run. Another model is a ValueError."""
-    if Path(name, "discriminator").is_dir():
-        towers = [Path(name, detector_of(name) or "discriminator"), Path(name, "generator")]
-        for path in filter(Path.is_dir, towers):
-            source = _open_tower(str(path))
-            if path.name == "discriminator" and source.name == "generator":  # its objective predicts tokens, too
+    place = identify(name)
+    if place.kind == FINE_TUNED:
+        yield _open_classifier(str(place.model))
+    elif place.kind in (RUN, NETWORKS):
+        for network in filter(None, (place.detector, place.generator)):
+            source = _open_tower(network)
+            if network == place.discriminator and source.name == "generator":  # its objective predicts tokens, too
                 source.name = "discriminator"
             yield source
-    elif "fine_tuned_for" in read_config(place := find_model(name)):
-        yield _open_classifier(place)
     else:
         yield _open_tower(name)
 
 
-def _open_tower(place: str) -> Source:
-    config = read_config(place)
-    saved_as = next(iter(config.get("architectures") or ()), "a model of unknown class")
-    if saved_as.endswith("ForMaskedLM"):
-        model = load_masked_lm(place).eval()
+def _open_tower(name: str) -> Source:
+    place = identify(name)
+    if place.kind == GENERATOR:
+        model = load_masked_lm(name).eval()
         exchange_layers(model)
-        return Source(place, "generator", "generator", model, load_tokenizer(place))
-    if saved_as.endswith("ForPreTraining") or detectors.is_labelled(AutoConfig.from_pretrained(place)):
-        _, model, tokenizer = load_for_detection(discriminator=place, as_is=True)
-        return Source(place, "detector", "detector", model.cpu(), tokenizer)
-    raise ValueError(
-        f"{place} is {saved_as}: it is neither a generator, nor tells replaced tokens, nor was it fine-tuned by "
-        "hf-electra-rtd finetune. Name a run, one of its towers, or a fine-tuned model."
-    )
+        return Source(name, "generator", "generator", model, load_tokenizer(name))
+    if place.kind == DETECTOR:
+        _, model, tokenizer = load_for_detection(discriminator=name, as_is=True)
+        return Source(name, "detector", "detector", model.cpu(), tokenizer)
+    raise place.error("a run, one of its networks, or a fine-tuned model")
 
 
 def _open_classifier(place: str) -> Source:
@@ -262,10 +259,9 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
 
 def _config(source: Source) -> Any:
     """That of the export: of a detector, that of the stock model with two labels a token."""
-    if source.classifier is None:
-        config = copy.deepcopy(source.model.config)
-    else:  # of adapters, the model has the configuration of what they were added to
-        config = AutoConfig.from_pretrained(source.place)
+    # Of adapters, the model has the configuration of what they were added to.
+    is_stock = source.classifier is None
+    config = copy.deepcopy(source.model.config) if is_stock else read_stock_config(source.place)
     config.architectures = [type(source.model).__name__]
     if source.kind == "detector":
         detectors.label(config)

@@ -41,7 +41,6 @@ class Generator:
 
     measures: tuple[Measure, ...] = ()
     is_blind: ClassVar[bool] = False  # it proposes without seeing a masked token, also one that stays visible
-    needs_samples: ClassVar[bool] = False  # they come with each batch
 
     def __init__(self, config: ElectraRTDConfig) -> None:
         self.config = config
@@ -201,20 +200,6 @@ class TwoTowerGenerator(Generator):
         for token in self.config.special_token_ids:
             counted_BL &= originals_BL.ne(token)
         return counted_BL if attention_mask_BL is None else counted_BL & attention_mask_BL.ne(0)
-
-
-class OfflineGenerator(Generator):
-    """A frozen generator that drew its samples before the run (`hf-electra-rtd corrupt`): they come with each batch.
-    There is no network, and no loss."""
-
-    measures = (SAMPLED_ACCURACY, REPLACED_SHARE)
-    needs_samples = True
-
-    def __call__(
-        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
-    ) -> None:
-        if sampling is not None:  # which is None where `corrupted_input_ids` are there
-            raise ValueError("generator='offline' needs corrupted_input_ids: set `corrupted` of the SequenceStream.")
 
 
 class UniformGenerator(Generator):
@@ -388,7 +373,6 @@ GENERATORS: dict[str, type[Generator]] = {
     "two_tower": TwoTowerGenerator,
     "unigram": UnigramGenerator,
     "bigram": BigramGenerator,
-    "offline": OfflineGenerator,
 }
 assert tuple(GENERATORS) == GENERATOR_NAMES
 # By what the generator learns, then by its kind.

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig
 from transformers.utils import ModelOutput
 
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.ops import best_and_lead
+from hf_electra_rtd.places import read_stock_config
 from hf_electra_rtd.records import ExportRecord, count_cores
 
 
@@ -96,6 +96,6 @@ def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, thread
     record.check_files(directory, graph)
     if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
         raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")
-    model = OnnxModel(directory / graph, AutoConfig.from_pretrained(directory), threads)
+    model = OnnxModel(directory / graph, read_stock_config(str(directory)), threads)
     model.sha256 = record.files[graph]
     return model

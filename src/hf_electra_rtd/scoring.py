@@ -24,6 +24,7 @@ from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required,
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import read_lines
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
+from hf_electra_rtd.places import identify
 
 
 @dataclass
@@ -42,10 +43,13 @@ def main(argv: list[str]) -> None:
     (arguments,) = parse_arguments((ScoreArguments,), argv, __doc__)
     lines = arguments.texts or read_lines()
     disable_progress_bar()
-    model = ElectraForRTDPretraining.from_pretrained(arguments.model, dtype="float32")
+    place = identify(arguments.model)
+    if place.pair is None:
+        raise place.error("a run, a checkpoint or a saved pair")
+    model = ElectraForRTDPretraining.from_pretrained(place.pair, dtype="float32")
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
-    tokenizer = load_tokenizer(arguments.model)
+    tokenizer = load_tokenizer(place.pair)
     texts = filter(None, (line.strip() for line in lines))
     skipped = 0
 

@@ -14,32 +14,20 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import (
-    CONFIG_MAPPING,
-    ElectraForMaskedLM,
-    ElectraForPreTraining,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import (
-    OBJECTIVE_TRAITS,
-    ElectraRTDConfig,
-    exports_generator,
-    refuse_unknown_names,
-)
+from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
 from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
 from hf_electra_rtd.detectors import is_labelled
 from hf_electra_rtd.families import masked_lm_class, token_classifier_class
-from hf_electra_rtd.files import read_json, reading
+from hf_electra_rtd.files import reading
 from hf_electra_rtd.objectives import OBJECTIVES
+from hf_electra_rtd.places import DETECTOR, identify, read_config, unreachable
 from hf_electra_rtd.sharing import SHARING
 
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
-_HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 _SHOWN = 10  # tensors named in an error
 
 
@@ -58,8 +46,10 @@ def load_towers(
         raise ValueError(f"Nothing is loaded from a file, and ElectraRTDConfig has no option {', '.join(kwargs)}.")
     refuse_unknown_names(options)
     if exports_generator(**options) != (generator is not None):
-        what = f"objective={options['objective']!r} with generator_type={options['generator']!r}"
-        raise ValueError(f"{what} {'needs a generator: give one' if generator is None else 'has none: give None'}.")
+        raise ValueError(
+            f"objective={options['objective']!r} with generator_type={options['generator']!r} "
+            f"{'needs a generator: give one' if generator is None else 'has none: give None'}."
+        )
     main = load_main_tower(options["objective"], discriminator, **kwargs)
     fills = None if generator is None else load_masked_lm(generator, **kwargs)
     fills_config = options.pop("generator_config", None) if fills is None else fills.config
@@ -71,12 +61,16 @@ def load_towers(
 
 def share(name: str, generator: Any, discriminator: Any) -> None:
     """Prepares towers that were trained on their own for a mode of sharing; warns of tensors that will be lost."""
-    sharing, mine, other = SHARING[name](), discriminator.base_model, generator.base_model
+    sharing = SHARING[name]()
+    mine = discriminator.base_model
+    other = generator.base_model
     pairs = sharing.shared_pairs(other, mine)
     differing = [name for its, name in pairs if not torch.equal(mine.get_parameter(name), other.get_parameter(its))]
     if differing:
-        what = f"tensors of the generator by the discriminator's, although they differ: {_listed(differing)}"
-        logger.warning(f"sharing={name!r} replaces {what}. Use sharing='none' to keep both.")
+        logger.warning(
+            f"sharing={name!r} replaces tensors of the generator by the discriminator's, although they differ: "
+            f"{_listed(differing)}. Use sharing='none' to keep both."
+        )
     sharing.join(generator, discriminator)
 
 
@@ -96,16 +90,25 @@ def load_masked_lm(source: str | os.PathLike[str] | PreTrainedModel, **kwargs: A
     """Loads a masked language model of any family, as `load_tower` does."""
     # Poolers and heads for pairs of sentences, which BERT was trained with; and buffers of old versions.
     options = {"unused": r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$", **kwargs}
-    return load_tower(masked_lm_class(_family(source, kwargs)) or ElectraForMaskedLM, source, **options)
+    return load_tower(masked_lm_class(_config_of(source, kwargs).model_type) or ElectraForMaskedLM, source, **options)
 
 
 def load_main_tower(objective: str, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:
-    """Loads a discriminator of any family with its head, for an objective, as `load_tower` does."""
-    find: Any = OBJECTIVES[objective].tower_class
-    wanted = find(_family(source, kwargs)) or find("electra")
-    if wanted is token_classifier_class(_family(source, kwargs)):
-        _refuse_other_labels(source, kwargs)
+    """Loads a discriminator of any family with its head, for an objective, as `load_tower` does. Raises ValueError,
+    too, for a model that classifies tokens by other labels than those of a detector."""
+    config = _config_of(source, kwargs)
+    model_class: Any = OBJECTIVES[objective].tower_class
+    wanted = model_class(config.model_type) or model_class("electra")
+    if wanted is token_classifier_class(config.model_type) and not is_labelled(config):
+        raise ValueError(
+            f"{type(source).__name__ if isinstance(source, PreTrainedModel) else source} is no detector: it does not "
+            "classify tokens as original and replaced. Name a run's detector/, or name the encoder as a backbone."
+        )
     return load_tower(wanted, source, **kwargs)
+
+
+def _config_of(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, Any]) -> Any:
+    return source.config if isinstance(source, PreTrainedModel) else identify(source, **hub).load_config()
 
 
 def load_encoder(source: str | os.PathLike[str], config: Any, **kwargs: Any) -> Any:
@@ -116,31 +119,15 @@ def load_encoder(source: str | os.PathLike[str], config: Any, **kwargs: Any) -> 
     return load_tower(model_class, source, **{"config": config, "unused": "", "new": new, **kwargs})
 
 
-def load_detector(source: str | os.PathLike[str], **kwargs: Any) -> Any:
+def load_detector(source: str | os.PathLike[str]) -> Any:
     """Loads a model whose `detectors.detection_logits` tell replaced tokens: ELECTRA's discriminator, or any family's
-    detector, from its directory or Hub id. Raises ValueError as `load_whole`, and for other labels."""
-    family, own = _family(source, kwargs), ElectraForPreTraining.__name__
-    if family == "electra" and own in (read_config(source, **kwargs).get("architectures") or [own]):
-        return load_tower(ElectraForPreTraining, source, **kwargs)
-    _refuse_other_labels(source, kwargs)
-    return load_tower(token_classifier_class(family) or ElectraForPreTraining, source, **kwargs)
-
-
-def _refuse_other_labels(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, Any]) -> None:
-    """Raises ValueError for what was not trained to tell replaced tokens."""
-    if isinstance(source, PreTrainedModel):
-        name, config = type(source).__name__, source.config
-    else:
-        name, config = str(source), PreTrainedConfig.from_dict(read_config(source, **hub))
-    if not is_labelled(config):
-        what = "it is no model for token classification with the labels original and replaced"
-        raise ValueError(f"{name} is no detector: {what}. Name a run's detector/, or an encoder with --backbone.")
-
-
-def _family(source: str | os.PathLike[str] | PreTrainedModel, hub: dict[str, Any]) -> str:
-    if isinstance(source, PreTrainedModel):
-        return str(source.config.model_type)
-    return str(read_config(source, **hub).get("model_type", "electra"))
+    detector, from its directory or Hub id. Raises ValueError as `load_whole`, and for another model."""
+    place = identify(source)
+    if place.kind != DETECTOR:
+        raise place.error("a run, or the discriminator/ or detector/ of one")
+    if place.architecture in (None, ElectraForPreTraining.__name__):
+        return load_tower(ElectraForPreTraining, source)
+    return load_tower(token_classifier_class(place.family) or ElectraForPreTraining, source)
 
 
 def load_whole(
@@ -152,17 +139,24 @@ def load_whole(
     pickle, is damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped tensors."""
     if source is not None:
         _check_source(model_class, source, kwargs)
-    mismatches_allowed, unused = kwargs.pop("ignore_mismatched_sizes", False), kwargs.pop("unused", "$^")
+    mismatches_allowed = kwargs.pop("ignore_mismatched_sizes", False)
+    unused = kwargs.pop("unused", "$^")
     new = kwargs.pop("new", "$^")
-    options = {"use_safetensors": True, **kwargs, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    options = {
+        "use_safetensors": True,
+        **kwargs,
+        "trust_remote_code": False,
+        "ignore_mismatched_sizes": True,
+        "output_loading_info": True,
+    }
     with reading(source, "Its config.json or its weights are damaged."):
         try:
             model, report = load(source, **options)
         except OSError as error:
-            raise ValueError(_unreachable(source, error)) from None
+            raise ValueError(unreachable(source, error)) from None
     mismatched = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
     parameters = [(name, each) for name, each in model.named_parameters() if not each.is_meta]
-    found = {
+    lists = {
         "lacks tensors": {name for name in report["missing_keys"] if not re.search(new, name)},
         f"holds tensors unknown to {model_class.__name__}": {
             name for name in report["unexpected_keys"] if not re.search(unused, name)
@@ -170,69 +164,13 @@ def load_whole(
         "holds tensors of another shape than its configuration says": [] if mismatches_allowed else mismatched,
         "holds numbers that are not finite": [name for name, each in parameters if not each.isfinite().all()],
     }
-    problems = [f"{what}: {_listed(names)}" for what, names in found.items() if names]
+    problems = [f"{what}: {_listed(names)}" for what, names in lists.items() if names]
     if problems:
         made_as = ", ".join(model.config.architectures or ()) or "something else"
         raise ValueError(
             f"{source} is not a whole {model_class.__name__} (it was saved as {made_as}): it {'; it '.join(problems)}."
         )
     return model, report
-
-
-def read_config(source: str | os.PathLike[str], **kwargs: Any) -> dict[str, Any]:
-    """The `config.json` of a directory or a Hub id (`kwargs`: where on the Hub, as in `from_pretrained`). Raises
-    ValueError if there is none, or it cannot be read or reached."""
-    name = os.fspath(source)
-    if Path(name).is_file():
-        raise ValueError(f"{name} is a file. Name its directory.")
-    if Path(name).is_dir():
-        directory = Path(name, kwargs.get("subfolder", ""))
-        if not (directory / CONFIG_FILE).is_file():
-            remedy = "Name a run, a checkpoint or a tower."
-            raise ValueError(f"{directory} holds no model: there is no {CONFIG_FILE}. {remedy}")
-        return read_json(directory / CONFIG_FILE)
-    # A Hub id is `name` or `owner/name`; everything else can only be meant as a path.
-    if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
-        raise ValueError(f"There is no directory {name}.")
-    try:
-        on_hub = {key: kwargs[key] for key in _HUB_OPTIONS if key in kwargs}
-        return dict(PreTrainedConfig.get_config_dict(name, **on_hub)[0])
-    except (OSError, ValueError) as error:
-        raise ValueError(_unreachable(name, error)) from None
-
-
-def refuse_energies(source: str) -> None:
-    """Raises ValueError for a pair, or a discriminator in the directory of a run, whose outputs are energies and not
-    logits of being replaced."""
-    parent = Path(source).parent
-    for home in (source, *([str(parent)] if (parent / CONFIG_FILE).is_file() else [])):
-        objective = read_config(home).get("objective")
-        if objective in OBJECTIVE_TRAITS and OBJECTIVE_TRAITS[objective].needs_noise:
-            what = f"--objective {objective}: its discriminator gives energies, not probabilities of being replaced"
-            raise ValueError(f"{home} was trained with {what}. Use `hf-electra-rtd score --model {home}`.")
-
-
-def load_config(source: str, flag: str) -> Any:
-    """The configuration of an encoder of any family: a file, a directory or a Hub id. Raises ValueError, with the
-    flag, if there is none, or transformers does not know its family."""
-    values = read_json(source) if Path(source).is_file() else read_config(source)
-    family: Any = values.get("model_type")
-    if family not in CONFIG_MAPPING or family == ElectraRTDConfig.model_type:
-        raise ValueError(f"{flag} {source}: transformers has no encoder of model_type {family!r}.")
-    with reading(source, "It must be the config.json of an encoder."):
-        config = CONFIG_MAPPING[family].from_dict(values)
-    if family == "electra" and is_labelled(config):
-        remedy = "Name the discriminator/ beside it."
-        raise ValueError(f"{flag} {source}: the last layer of ELECTRA's detector is the head of detection. {remedy}")
-    return config
-
-
-def has_weights(source: str) -> bool:
-    """Whether there are weights beside a configuration: always under a Hub id, never for a file."""
-    path = Path(source)
-    return not path.is_file() and (
-        not path.is_dir() or any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
-    )
 
 
 def fit_vocabulary(config: Any, tokenizer: Any) -> None:
@@ -247,28 +185,22 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
     directory = Path(source, kwargs.get("subfolder", ""))
     if kwargs.get("config") is None:
         expected = model_class.config_class.model_type  # type: ignore[union-attr]
-        found = read_config(source, **kwargs).get("model_type", expected)
-        if found != expected:
-            hints = {found: " Name one of its towers.", expected: " Name the run or the saved pair."}
+        family = read_config(source, **kwargs).get("model_type", expected)
+        if family != expected:
+            hints = {family: " Name one of its towers.", expected: " Name the run or the saved pair."}
             hint = hints.get(ElectraRTDConfig.model_type, "")
-            raise ValueError(f"{source} is a model of type {found!r}, not {expected!r}.{hint}")
+            raise ValueError(f"{source} is a model of type {family!r}, not {expected!r}.{hint}")
     if directory.is_dir() and kwargs.get("state_dict") is None and not list(directory.glob("*.safetensors*")):
-        remedy = "A pickle, which could run any code, is not read: convert it (save_pretrained of transformers)."
-        raise ValueError(f"{directory} holds no weights: it has no model.safetensors. {remedy}")
+        raise ValueError(
+            f"{directory} holds no weights: it has no model.safetensors. A pickle, which could run any code, is not "
+            "read: convert it (save_pretrained of transformers)."
+        )
     for path in directory.glob("*.safetensors"):
         with reading(path, "The weights are damaged or are not safetensors."), safe_open(path, "pt") as file:
             kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
             whole = [name for name in kinds if kinds[name].startswith(("I", "U")) and not name.endswith("_ids")]
             if whole:
                 raise ValueError(f"it holds whole numbers in place of weights: {_listed(whole)}")
-
-
-def _unreachable(source: Any, error: Exception) -> str:
-    reason = str(error).strip().partition("\n")[0].rstrip(".")
-    return (
-        f"{source} cannot be loaded: there is no such directory, and the Hub does not give it as safetensors. Check "
-        f"the name, the network (HF_HUB_OFFLINE), and for a private model the login (hf auth login). ({reason}.)"
-    )
 
 
 def _listed(names: Iterable[str]) -> str:

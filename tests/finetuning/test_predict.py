@@ -167,15 +167,10 @@ def test_columns_of_any_type_are_written_and_no_column_replaces_another(finished
         predicted(finished[0] / "run", "--file", tmp_path / "b.jsonl")
 
 
-def test_what_cannot_be_predicted_is_refused(finished, encoder, tmp_path, predicted):
+def test_what_cannot_be_predicted_is_refused(finished, tmp_path, predicted):
     (tmp_path / "a.csv").write_text("body\nthe river\n")
-    for model, message in (
-        (encoder, "was not fine-tuned by"),
-        (tmp_path, "holds no model"),
-        (finished[0] / "run", "a.csv, line 2: there is no column 'text'.* body"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            predicted(model, "--file", tmp_path / "a.csv")
+    with pytest.raises(ValueError, match=r"a\.csv, line 2: .*'text'"):
+        predicted(finished[0] / "run", "--file", tmp_path / "a.csv")
     for kind, flag in (("tagging", "second_text_column_name"), ("multiple_choice", "text_column_name")):
         with pytest.raises(ValueError, match=f"--{flag} has no place in {kind}"):
             refuse_columns(kind, predict.PredictArguments("m", **{flag: "body"}))

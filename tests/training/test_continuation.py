@@ -12,7 +12,6 @@ from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.training.continuation import find_pair
 from hf_electra_rtd.training.meters import before_and_after
 from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.pretrain import main
@@ -123,8 +122,8 @@ def test_a_new_generator_has_a_quarter_of_the_width_or_as_told(places, tokenizer
         assert table is built.get_input_embeddings().weight
     shutil.rmtree(known["towers"] / "generator")
     for place in (known["towers"], known["discriminator"]):
-        with pytest.raises(ValueError, match=r"no generator.* --new_generator"):
-            ModelArguments(continue_from=str(place))
+        with pytest.raises(ValueError, match="--new_generator"):
+            _ = ModelArguments(continue_from=str(place)).plan
     assert build_model(ModelArguments(continue_from=str(known["towers"]), new_generator=True), tokenizer, 32).generator
 
 
@@ -133,20 +132,25 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
         "google/electra-small-discriminator": ElectraConfig(architectures=["ElectraForPreTraining"]).to_dict(),
         "google/electra-small-generator": ElectraConfig(architectures=["ElectraForMaskedLM"]).to_dict(),
     }
-    monkeypatch.setattr("hf_electra_rtd.training.continuation.read_config", released.__getitem__)
+    monkeypatch.setattr("hf_electra_rtd.places.read_config", released.__getitem__)
+    monkeypatch.setattr(
+        "hf_electra_rtd.training.model.make_pair", lambda plan, *_: ElectraForRTDPretraining(plan.config)
+    )
     name = "google/electra-small-discriminator"
-    pair = find_pair(name, {}, new_generator=False)
-    assert (pair.towers["generator"], pair.tokenizer) == ("google/electra-small-generator", name)
-    pair.describe()
+    arguments = ModelArguments(continue_from=name)
+    plan = arguments.plan
+    assert (plan.discriminator.place, plan.generator.place) == (name, "google/electra-small-generator")
+    assert plan.tokenizers == (name,)
+    build_model(arguments, range(30522), 128)
     assert "as wide as the discriminator (256)" in caplog.text
-    assert find_pair(name, {}, new_generator=True).towers == {"discriminator": name}
+    assert ModelArguments(continue_from=name, new_generator=True).plan.generator.place is None
     defaults = recipe_defaults(given(continue_from=name))
     assert (defaults["size"], defaults["learning_rate"], defaults["max_steps"]) == ("small++", 5e-5, 400_000)
     for fractions, size in (({}, "small"), ({"generator_hidden_size": 1.0}, "small++")):
         flags = {"continue_from": name, "new_generator": True, **fractions}
-        assert recipe_defaults(given(**flags))["size"] == ModelArguments(**flags).continued.size == size
-    with pytest.raises(ValueError, match="in the discriminator's place is ElectraForMaskedLM"):
-        find_pair("google/electra-small-generator", {}, new_generator=True)
+        assert recipe_defaults(given(**flags))["size"] == size
+    with pytest.raises(ValueError, match="ElectraForMaskedLM"):
+        _ = ModelArguments(continue_from="google/electra-small-generator", new_generator=True).plan
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -310,25 +314,23 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"continue_from": "nowhere/at/all"}, "There is no directory nowhere/at/all"),
-        ({"continue_from": "{tmp}"}, "there are no towers. Name a finished run"),
-        ({"continue_from": "{run}/generator"}, "in the discriminator's place is ElectraForMaskedLM"),
-        ({"continue_from": "{tmp}/mine"}, "is one network, and there is no generator beside it"),
-        ({"size": "tiny"}, "Leave --size out"),
-        ({"generator": "x"}, "Leave --generator out"),
-        ({"generator_hidden_size": 0.5}, r"--generator_hidden_size is for new networks.*--new_generator"),
-        ({"initialization": "neighbours"}, "--initialization is for new networks. Leave it or --continue_from out"),
-        ({"objective": "mlm"}, "is ElectraForPreTraining, and the objective 'mlm'"),
-        ({"sharing": "all"}, "sharing='all' needs the same hidden_size"),
-        ({"objective": "electric", "generator_type": "two_tower"}, "has no two_tower generator. Add --new_generator"),
+        ({"continue_from": "nowhere/at/all"}, "nowhere/at/all"),
+        ({"continue_from": "{tmp}"}, "holds no model"),
+        ({"continue_from": "{run}/generator"}, "ElectraForMaskedLM"),
+        ({"continue_from": "{tmp}/mine"}, "no generator beside"),
+        ({"size": "tiny"}, "--size"),
+        ({"generator": "x"}, "--generator"),
+        ({"generator_hidden_size": 0.5}, "--generator_hidden_size"),
+        ({"initialization": "neighbours"}, "--initialization"),
+        ({"objective": "mlm"}, "ElectraForPreTraining.*'mlm'"),
+        ({"sharing": "all"}, "hidden_size"),
+        ({"objective": "electric", "generator_type": "two_tower"}, "two_tower.*--new_generator"),
         ({"output_dir": "{run}"}, "lies where this run writes"),
-        ({"tokenizer": "{tmp}/other.txt"}, "The pair .* has other tokens than the tokenizer"),
-        ({"max_seq_length": 512}, "64 positions, fewer than --max_seq_length 512"),
+        ({"tokenizer": "{tmp}/other.txt"}, "other tokens"),
+        ({"max_seq_length": 512}, "--max_seq_length 512"),
         ({"extend_vocabulary": 9}, "--extend_vocabulary 9: the text supports 3 "),
         ({"extend_vocabulary": 1, "train_files": "{run}/blocks/train.blocks"}, "chooses words from text"),
         ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator is for --continue_from"),
-        ({"continue_from": "{tmp}/offline"}, "trained on samples from files.* --generator_type masked_lm"),
-        ({"continue_from": None, "model_config": "{tmp}/offline", "tokenizer": "{tmp}/vocab.txt"}, r"\(--corrupted\)"),
     ],
 )
 def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finished_run, monkeypatch, flags, message):
@@ -336,9 +338,6 @@ def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finishe
     monkeypatch.setattr(work, lambda *_, **__: pytest.fail("work was done"))
     (tmp_path / "other.txt").write_text("\n".join([*VOCABULARY[:20], "other", *VOCABULARY[21:]]) + "\n")
     shutil.copytree(finished_run / "discriminator", tmp_path / "mine")
-    offline = ElectraForRTDPretraining(tiny_config(generator="offline"))
-    offline.save_pretrained(tmp_path / "offline")
-    load_tokenizer(str(finished_run)).save_pretrained(tmp_path / "offline")
     here = {"tmp": tmp_path, "run": finished_run}
     flags = {name: value.format(**here) if isinstance(value, str) else value for name, value in flags.items()}
     with pytest.raises(ValueError, match=message):

@@ -5,7 +5,6 @@ B examples, L tokens of an example, H width of the encoder.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     ElectraForQuestionAnswering,
     ElectraForSequenceClassification,
@@ -28,11 +26,11 @@ from transformers import (
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.detectors import is_labelled
 from hf_electra_rtd.families import DROPOUTS, FAMILIES
-from hf_electra_rtd.files import reading
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.places import CONFIGURATION, identify, read_stock_config
 from hf_electra_rtd.runtime import HeadOutput
-from hf_electra_rtd.towers import CONFIG_FILE, load_tower, load_whole, read_config
+from hf_electra_rtd.towers import load_tower, load_whole
 
 
 logger = logging.getLogger(__name__)
@@ -195,8 +193,10 @@ def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable:
 
 def load_fine_tuned(auto_class: Any, source: str, labels: Sequence[str]) -> Any:
     """Loads a fine-tuned model, or adapters and their model; one that has not these labels is a ValueError."""
-    _, config, _ = open_encoder(source, weights=False)
-    base, (saved_as, *_) = adapter_base(source), config.architectures or [""]
+    place = identify(source)
+    config = read_stock_config(source)
+    base = place.adapter_base
+    saved_as = place.architecture
     unanswerable = saved_as == ElectraForAnswerableQuestionAnswering.__name__
     model = load_with_head(auto_class, base or source, head_of(config), labels, unanswerable=unanswerable)
     if type(model).__name__ != saved_as or not _has_outputs(config, auto_class, labels):
@@ -230,16 +230,15 @@ def labels_of(config: Any) -> tuple[str, ...]:
 def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[str, Any, dict[str, Tensor] | None]:
     """The encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration, and its
     weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none."""
-    name = os.fspath(source)
-    if Path(name, "discriminator", CONFIG_FILE).is_file():
-        name = str(Path(name, "discriminator"))
-    if read_config(name).get("model_type") != ElectraRTDConfig.model_type:
-        with reading(f"The configuration of {name}"):
-            return name, AutoConfig.from_pretrained(name), None
+    place = identify(source)
+    if place.kind == CONFIGURATION:
+        raise place.error("the directory or the Hub id of an encoder")
+    if place.encoder != place.pair:
+        return place.encoder, read_stock_config(place.encoder), None
     if not weights:
-        return name, ElectraRTDConfig.from_pretrained(name).discriminator_config, None
-    tower = load_tower(ElectraForRTDPretraining, name).native_discriminator()
-    return name, tower.config, tower.state_dict()
+        return place.pair, ElectraRTDConfig.from_dict(dict(place.config)).discriminator_config, None
+    tower = load_tower(ElectraForRTDPretraining, place.pair).native_discriminator()
+    return place.pair, tower.config, tower.state_dict()
 
 
 def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
@@ -321,12 +320,6 @@ def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:
     base = str(Path(source).resolve()) if Path(source).is_dir() else source
     adapted.peft_config["default"].base_model_name_or_path = base
     return adapted
-
-
-def adapter_base(directory: str) -> str | None:
-    """The model that a directory's adapters belong to; None for a directory without adapters."""
-    path = Path(directory, "adapter_config.json")
-    return json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"] if path.is_file() else None
 
 
 def save_adapters(model: Any, directory: Path) -> None:

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import datasets
@@ -29,11 +28,12 @@ from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import check_output, read_lines, reading, write_text
 from hf_electra_rtd.finetuning.data import LABELED, Split, refuse_columns
-from hf_electra_rtd.finetuning.heads import labels_of, load_fine_tuned, open_encoder
+from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
 from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
+from hf_electra_rtd.places import identify
 from hf_electra_rtd.runtime import TORCH, load_onnx
 from hf_electra_rtd.tasks import Task
 
@@ -56,12 +56,14 @@ class Classifier:
     `RUNTIMES`) its graph, from the directory of an export. Another model is a `ValueError`."""
 
     def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False, runtime: str = TORCH) -> None:
-        self.name, self.batch_size, self.use_cpu = find_model(name_or_path), batch_size, use_cpu
-        _, config, _ = open_encoder(self.name, weights=False)
-        facts = getattr(config, "fine_tuned_for", None)
+        place = identify(name_or_path)
+        facts = place.fine_tuned_for
         if facts is None:
-            raise ValueError(f"The model {self.name} was not fine-tuned by hf-electra-rtd finetune.")
-        self.labels = labels_of(config) if facts["task"]["kind"] in LABELED else ()
+            raise place.error("a model that `hf-electra-rtd finetune` fine-tuned")
+        self.name = str(place.model)
+        self.batch_size = batch_size
+        self.use_cpu = use_cpu
+        self.labels = place.labels if facts["task"]["kind"] in LABELED else ()
         self._characters = facts["characters"]
         self.task = Task("prediction", self.name, labels=self.labels, label_column="", **facts["task"])
         self.number = len(self.task.columns) or 1  # of texts
@@ -133,17 +135,6 @@ def answer_split(
         return FineTuner(model, args, kind).answer(split)
 
 
-def find_model(name: str) -> str:
-    """The model of a fine-tuning run; other names as they are. Raises a ValueError for none or several models."""
-    if not Path(name).is_dir() or (Path(name) / "config.json").exists():
-        return name
-    models = sorted(str(path.parent) for path in Path(name).rglob("model/config.json"))
-    if len(models) != 1:
-        found = f"the models {', '.join(models)}: pass one of them" if models else "no model"
-        raise ValueError(f"{name} holds {found}.")
-    return models[0]
-
-
 # ---- The command ----
 
 
@@ -173,10 +164,9 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
-    name = find_model(args.model_name_or_path)
     if args.output_file is not None:
-        check_output(args.output_file, args.file, name)
-    classifier = Classifier(name, args.batch_size, args.use_cpu, args.runtime)
+        check_output(args.output_file, args.file, identify(args.model_name_or_path).model)
+    classifier = Classifier(args.model_name_or_path, args.batch_size, args.use_cpu, args.runtime)
     refuse_columns(classifier.task.kind, args)
     rows: list[tuple[str, Any]]
     if args.file is not None and not re.search(r"\.txt(\.gz|\.zst)?$", args.file, re.IGNORECASE):

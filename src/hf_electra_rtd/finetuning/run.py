@@ -39,10 +39,11 @@ from hf_electra_rtd.finetuning.submission import write_predictions, write_submis
 from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments, layer_heights
 from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.ops import products
+from hf_electra_rtd.places import identify
 from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, public, utc_now
 from hf_electra_rtd.tasks import Task, expand_task_names, get_task, guests
-from hf_electra_rtd.towers import fit_vocabulary, refuse_energies
+from hf_electra_rtd.towers import fit_vocabulary
 from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS, keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, list_checkpoints, read_checkpoint
 
@@ -99,7 +100,7 @@ class FineTuning:
         given, own, lora = self.task_args, self.own_args, self.task_args.lora
         self.directory, self.name = Path(str(self.args.output_dir)), given.model_name_or_path
         self.is_main, names = self.args.process_index == 0, given.task_name
-        is_adapted, is_decayed = heads.adapter_base(self.name), given.layerwise_lr_decay not in (None, 1)
+        is_adapted, is_decayed = identify(self.name).adapter_base, given.layerwise_lr_decay not in (None, 1)
         of_benchmarks = own.is_given and (given.data_dir or names[1:])
         refuse(
             (lora and given.from_scratch, "--lora with --from_scratch would adapt random weights that nobody keeps."),
@@ -138,7 +139,7 @@ class FineTuning:
             refuse_given(given, "doc_stride max_query_length", "is for question answering. Leave it out.")
         tasks = [with_label_words(task, given.label_words, given.template) for task in tasks]
         if given.label_words:
-            refuse_energies(self.encoder_name)
+            identify(self.encoder_name).refuse_energies()
         # What one's own task has to predict was given for that.
         self.predicts = given.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
         self.seeds = [self.args.seed + offset for offset in range(given.seeds)]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.cli import Rule, check_arguments, flag
@@ -23,35 +22,37 @@ from hf_electra_rtd.configuration_electra_rtd import (
     exports_generator,
     needs_generator_network,
 )
-from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY
-from hf_electra_rtd.data.tokenization import MAX_LENGTH, has_tokenizer, refuse_other_tokens
-from hf_electra_rtd.families import masked_lm_class, max_length, resize_vocabulary
+from hf_electra_rtd.data.tokenization import has_tokenizer
+from hf_electra_rtd.detectors import is_labelled
+from hf_electra_rtd.families import max_length
 from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.ops.sampling import TEMPERATURES
+from hf_electra_rtd.places import CONFIGURATION, Place, identify
 from hf_electra_rtd.recipes import closest_size, continued_recipe, get_size
-from hf_electra_rtd.sharing import SHARING
-from hf_electra_rtd.towers import (
-    fit_vocabulary,
-    has_weights,
-    load_config,
-    load_encoder,
-    load_main_tower,
-    load_masked_lm,
-    read_config,
-)
-from hf_electra_rtd.training.continuation import SavedPair, find_pair
+from hf_electra_rtd.training.plan import ENCODER, FIRST_LAYERS, NEW, PAIR, WHOLE, PairPlan, Weights, make_pair
 
+
+logger = logging.getLogger(__name__)
 
 # Width and depth of a new generator, as fractions of the discriminator's.
 FRACTIONS = ("generator_hidden_size", "generator_layers")
 ARCHITECTURE = ("dropout", "initializer_range")  # of a named size, what flags may change
 _OPTIONS = (
-    *("objective", "sharing", "generator_type", "generator_weight", "discriminator_weight", "temperature"),
+    "objective",
+    "sharing",
+    "generator_type",
+    "generator_weight",
+    "discriminator_weight",
+    "temperature",
     "generator_objective",
-    *("temperature_schedule", "temperature_start", "temperature_decay"),
-    *("disallow_correct", "sampling_dropout", "freeze_generator"),
+    "temperature_schedule",
+    "temperature_start",
+    "temperature_decay",
+    "disallow_correct",
+    "sampling_dropout",
+    "freeze_generator",
 )
 # Flags that name what is there.
 SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
@@ -94,7 +95,6 @@ class ModelArguments:
     size: str = flag("tiny", "Architecture and recipe: tiny, small, small++, base or large.")
     model_config: str | None = flag(None, "A config.json of the pair, or its directory: an architecture of your own.")
     generator: str | None = flag(None, "Directory or Hub id of a trained generator; frozen, it may be any masked LM.")
-    corrupted: str | None = flag(None, "Output of `hf-electra-rtd corrupt`: samples in place of a frozen generator.")
     discriminator: str | None = flag(None, "Directory or Hub id of a trained discriminator.")
     backbone: str | None = flag(None, "Encoder of any family: a config.json, or weights (docs/backbones.md).")
     generator_backbone: str | None = flag(None, "With --backbone: the generator's. Default: a smaller one.")
@@ -113,7 +113,7 @@ class ModelArguments:
         None, f"What the networks share: {', '.join(SHARED_SIZES)}. Default: embeddings.", choices=SHARED_SIZES
     )
     generator_type: str | None = flag(
-        None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES[:-1])} (masked_lm).", choices=GENERATOR_NAMES
+        None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES)} (masked_lm).", choices=GENERATOR_NAMES
     )
     generator_objective: str | None = flag(
         None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.", choices=GENERATOR_OBJECTIVES
@@ -155,24 +155,15 @@ class ModelArguments:
         if self.continue_from is not None and not self.new_generator:
             for name in self.given(FRACTIONS):
                 raise ValueError(f"--{name} is for new networks. Leave it out, or add --new_generator.")
-        # Refuses options that contradict each other before any work is lost.
-        if self.continue_from is not None:
-            _ = self.continued
-        elif self.backbone is not None:
-            _ = self.backbone_pair
+        # Options that contradict each other are refused here where no file has to be read for it, and else in `plan`.
+        detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
+        sources = self.given((*SOURCES, "backbone"))
+        if not sources:
+            _ = self.plan
         elif self.given(("two_stage_from", "generator", "discriminator")):
             ElectraRTDConfig(**self.options)
-        elif self.model_config is None:
-            ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.architecture, **self.options)
-        loaded = list(self.given(("two_stage_from", "continue_from", "corrupted", "generator", "discriminator")))
-        loaded += self.loaded_backbones
-        if self.initialization is None:
-            detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
-            is_named = detects and self.model_config is None and self.backbone is None
-            start = get_size(self.size).initialization if is_named else "stock"
-            self.initialization = None if loaded else start
-        elif loaded and self.initialization != "stock":
-            raise ValueError(f"--initialization is for new networks. Leave it or --{loaded[0]} out.")
+        if self.initialization is None and not sources:
+            self.initialization = get_size(self.size).initialization if detects else "stock"
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of the flags that were given."""
@@ -181,77 +172,47 @@ class ModelArguments:
     @property
     def options(self) -> dict[str, Any]:
         """The given options of `ElectraRTDConfig`, by its names."""
-        given = self.given(_OPTIONS).items()
         options: dict[str, Any] = {"sharing": "none"} if self.freeze_generator else {}
         if self.two_stage_from is not None:
             options = {"sharing": "none", "freeze_generator": True}
-        elif self.corrupted is not None:
-            options = {"generator": "offline"}
-        return options | {"generator" if name == "generator_type" else name: value for name, value in given}
+        given = self.given(_OPTIONS)
+        return options | {"generator" if name == "generator_type" else name: value for name, value in given.items()}
 
     @property
     def architecture(self) -> dict[str, Any]:
         """The given fields of `ElectraConfig`, by its names."""
-        dropout = {f"{place}_dropout_prob": self.dropout for place in ("hidden", "attention_probs")}
-        return (dropout if self.dropout is not None else {}) | self.given(("initializer_range",))
+        architecture = self.given(("initializer_range",))
+        if self.dropout is not None:
+            architecture |= {"hidden_dropout_prob": self.dropout, "attention_probs_dropout_prob": self.dropout}
+        return architecture
 
     @cached_property
-    def continued(self) -> SavedPair | None:
-        """The pair of `--continue_from`."""
-        if self.continue_from is None:
-            return None
-        pair = find_pair(self.continue_from, self.options, bool(self.new_generator))
-        if self.new_generator and pair.config.has_generator_network and pair.config.sharing != "all":
-            pair.config.generator_config = _smaller(pair.config.discriminator_config, self)
-        return pair
-
-    @property
-    def loaded_backbones(self) -> list[str]:
-        """Those of the backbones whose weights are loaded: `backbone`, `generator_backbone`."""
-        given = {} if self.from_scratch else self.given(BACKBONES)
-        return [name for name, place in given.items() if has_weights(place)]
-
-    @property
-    def trained_towers(self) -> set[str]:
-        """Those of the towers of `--backbone` whose weights are loaded: `generator`, `discriminator`."""
-        trained = {"discriminator"} if "backbone" in self.loaded_backbones else set()
-        if self.generator is not None or "generator_backbone" in self.loaded_backbones:
-            trained.add("generator")
-        return trained
-
-    @cached_property
-    def backbone_pair(self) -> ElectraRTDConfig:
-        """The configuration of the pair of `--backbone`. A new tower gets the vocabulary of a trained one."""
-        assert self.backbone is not None
-        options, main, trained = self.options, load_config(self.backbone, "--backbone"), self.trained_towers
-        if self.generator is not None:
-            options["generator_config"] = load_config(self.generator, "--generator")
-        elif self.generator_backbone is not None:
-            options["generator_config"] = load_config(self.generator_backbone, "--generator_backbone")
-        elif self.given(FRACTIONS) or (needs_generator_network(**options) and options.get("sharing") != "all"):
-            options["generator_config"] = _smaller(main, self)
-        if (fills := options.get("generator_config")) is not None and len(trained) < 2:
-            new, old = (main, fills) if "generator" in trained else (fills, main)
-            new.vocab_size = old.vocab_size
-        return ElectraRTDConfig(discriminator_config=main, **options)
+    def plan(self) -> PairPlan:
+        """How the pair is made, from the configurations of what the flags name. Raises ValueError for what is not
+        there, or does not fit the options."""
+        for name, plan in _STARTS.items():
+            if getattr(self, name) is not None:
+                return plan(self)
+        config = ElectraRTDConfig.from_size(self.size, **self.given(FRACTIONS), **self.architecture, **self.options)
+        return PairPlan(config, fits=True, grows=True)
 
     @property
     def tokenizer_source(self) -> str | None:
-        """The pre-trained network whose tokenizer is used where no other is named."""
-        if self.backbone is not None:
-            places = [place for place in (self.backbone, self.generator_backbone, self.generator) if place is not None]
-            found = next(filter(has_tokenizer, places), None)
-            if found is None and self.trained_towers:
-                remedy = "Name the one that they were trained with (--tokenizer)."
-                raise ValueError(f"There are weights without a tokenizer ({', '.join(places)}). {remedy}")
-            return found
-        if self.continued is not None:
-            return self.continued.tokenizer
-        if self.two_stage_from is not None:
-            return str(Path(self.two_stage_from) / "discriminator")
-        if self.corrupted is not None:
-            return str(Path(self.corrupted) / TOKENIZER_DIRECTORY)
-        return self.discriminator or self.generator
+        """The place whose tokenizer is used where no other is named."""
+        source = next(filter(has_tokenizer, self.plan.tokenizers), None)
+        if source is None and self.plan.is_trained:
+            raise ValueError(
+                f"There are weights without a tokenizer ({', '.join(self.plan.tokenizers)}). Name the one that they "
+                "were trained with (--tokenizer)."
+            )
+        return source
+
+    def generator_config(self, main: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The field of `ElectraRTDConfig` for a new generator beside a discriminator; empty where its default does."""
+        if not self.given(FRACTIONS) and (not needs_generator_network(**options) or options.get("sharing") == "all"):
+            return {}
+        config = derive_generator_config(main, self.generator_hidden_size, self.generator_layers)
+        return {"generator_config": config}
 
 
 def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,12 +223,12 @@ def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["continue_from"] is not None and given["size"] is not None:
         raise ValueError("--continue_from decides which networks there are. Leave --size out.")
     names = (field.name for field in fields(ModelArguments))
-    arguments = ModelArguments(**{name: given[name] for name in names if given[name] is not None})
-    if (pair := arguments.continued) is not None:
-        return {"size": pair.size, **continued_recipe(pair.size)}
-    config = arguments.backbone_pair.discriminator_config
-    size = given["size"] or closest_size(config.hidden_size, config.num_hidden_layers)
-    if "backbone" in arguments.loaded_backbones:
+    plan = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).plan
+    if given["continue_from"] is not None:
+        return {"size": plan.size, **continued_recipe(plan.size)}
+    main = plan.config.discriminator_config
+    size = given["size"] or closest_size(main.hidden_size, main.num_hidden_layers)
+    if "backbone" in plan.backbones:
         return {"size": size, **continued_recipe(size)}
     return {"size": size, "bias_correction": False, **get_size(size).pretraining}
 
@@ -277,36 +238,36 @@ def build_model(
 ) -> ElectraForRTDPretraining:
     """The pair that the flags describe. Raises ValueError for networks that do not fit the tokenizer, the sequence
     length or each other, and for an attention that is unknown or not installed."""
-    if arguments.two_stage_from is not None:
-        model = _second_stage(Path(arguments.two_stage_from), arguments.options)
-    elif arguments.continued is not None:
-        model = _continued(arguments, arguments.continued, tokenizer, max_seq_length)
-    elif arguments.backbone is not None:
-        model = _from_backbone(arguments, arguments.backbone, tokenizer)
-    elif arguments.generator is None and arguments.discriminator is None:
-        model = ElectraForRTDPretraining(_new_config(arguments, tokenizer, max_seq_length))
-    else:
-        model = _from_pretrained(arguments, tokenizer, max_seq_length)
-    is_trained = "generator" in arguments.trained_towers or arguments.given(("two_stage_from", "continue_from"))
-    if model.config.freeze_generator and (arguments.new_generator or not is_trained):
+    plan = arguments.plan
+    if plan.config.freeze_generator and not plan.has_trained_generator:
         raise ValueError("--freeze_generator would freeze an untrained generator. Name a trained one (--generator).")
-    if model.proposals.needs_samples and arguments.corrupted is None:
-        remedy = "Name their directory (--corrupted), or --generator_type masked_lm (to go on, with --new_generator)"
-        raise ValueError(f"The pair was trained on samples from files, and has no generator. {remedy}.")
+    if not plan.is_trained:
+        arguments.initialization = arguments.initialization or "stock"
+    elif arguments.initialization not in (None, "stock"):
+        raise ValueError("--initialization is for new networks. Leave it out where trained ones are named.")
+    if arguments.continue_from is not None:
+        _describe(arguments.continue_from, plan)
+    model = make_pair(plan, tokenizer, max_seq_length)
     for name, config in model.config.towers.items():
-        if (tokens := config.vocab_size) != len(tokenizer):
-            remedy = "Name the tokenizer that belongs to it (--tokenizer), or set vocab_size in the configuration."
-            raise ValueError(f"The {name} has {tokens} tokens, the tokenizer {len(tokenizer)}. {remedy}")
-        if (positions := max_length(config)) < max_seq_length:
-            what = f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}"
-            raise ValueError(f"{what}. Take at most {positions}.")
-    for name, source in arguments.given(("generator", "discriminator", *arguments.loaded_backbones)).items():
-        refuse_other_tokens(source, tokenizer, f"The {name} {source}")
-    if (attention := arguments.attn_implementation) is not None:
+        if config.vocab_size != len(tokenizer):
+            raise ValueError(
+                f"The {name} has {config.vocab_size} tokens, the tokenizer {len(tokenizer)}. Name the tokenizer that "
+                "belongs to it (--tokenizer), or set vocab_size in the configuration."
+            )
+        positions = max_length(config)
+        if positions < max_seq_length:
+            raise ValueError(
+                f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}. "
+                f"Take at most {positions}."
+            )
+    attention = arguments.attn_implementation
+    if attention is not None:
         known = getattr(model.generator, "attentions", (attention,))
         if attention not in known:
-            what = f"does not go with --generator_type {model.config.generator}: take {' or '.join(known)}"
-            raise ValueError(f"--attn_implementation {attention} {what}.")
+            raise ValueError(
+                f"--attn_implementation {attention} does not go with --generator_type {model.config.generator}: "
+                f"take {' or '.join(known)}."
+            )
         try:
             model.set_attn_implementation(attention)
         except ImportError as error:
@@ -314,151 +275,220 @@ def build_model(
     return model
 
 
-def _new_config(
-    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> ElectraRTDConfig:
+def _describe(name: str, plan: PairPlan) -> None:
+    """Logs both networks that go on, and warns of a generator that is too strong."""
+    config = plan.config
+    shapes = (f"{tower}: {own.num_hidden_layers} layers of {own.hidden_size}" for tower, own in config.towers.items())
+    logger.info(f"Going on from {name}. {', '.join(shapes)}; sharing: {config.sharing}; recipe of {plan.size}.")
+    generator = config.generator_config
+    width = config.discriminator_config.hidden_size
+    is_electra = config.discriminator_config.model_type == "electra"  # others share embeddings of one width
+    if is_electra and generator is not None and generator.hidden_size >= width and config.sharing != "all":
+        logger.warning(
+            f"The generator is as wide as the discriminator ({width}). So is that of the released small pair, and "
+            "its card warns of pre-training with it. --new_generator makes one of a quarter of the width."
+        )
+
+
+# ---- The plan of each start ----
+
+_CONTINUED = (
+    "a finished run, a checkpoint, a saved pair, a directory with generator/ and discriminator/, or a discriminator"
+)
+
+
+def _plan_continued(arguments: ModelArguments) -> PairPlan:
+    """A pair goes on, as the options change it, or its discriminator with a new generator."""
+    place = identify(str(arguments.continue_from))
     options = arguments.options
-    if arguments.model_config is not None:
-        try:
-            config = ElectraRTDConfig.from_pretrained(arguments.model_config)
-        except OSError as error:
-            raise ValueError(f"--model_config {arguments.model_config} cannot be read: {error}") from None
-        if arguments.given(FRACTIONS):
-            options["generator_config"] = _smaller(config.discriminator_config, arguments)
-        return config.changed(**options)
-    return ElectraRTDConfig.from_size(
-        arguments.size,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=max(MAX_LENGTH, max_seq_length),
-        pad_token_id=tokenizer.pad_token_id,
-        **arguments.given(FRACTIONS),
-        **arguments.architecture,
-        **options,
+    if place.pair is not None:
+        return _plan_saved_pair(arguments, place)
+    if place.kind == CONFIGURATION or (place.detector is None and place.model is None):
+        raise ValueError(f"--continue_from {place.error(_CONTINUED)}")
+    main = identify(place.detector or str(place.model))
+    if main.architecture is not None:
+        _check_objective(place.name, main.family, main.architecture, options.get("objective"))
+    if not exports_generator(**options) or arguments.new_generator:
+        generator = None
+    elif place.model is not None:
+        generator = _beside(place.name)
+    else:
+        generator = place.generator
+        if generator is None:
+            raise ValueError(f"--continue_from {place.name} has no generator. Add --new_generator.")
+    return _plan_networks(arguments, str(main.model), generator)
+
+
+def _plan_saved_pair(arguments: ModelArguments, place: Place) -> PairPlan:
+    saved = ElectraRTDConfig.from_dict(dict(place.config))
+    config = saved.changed(**arguments.options)
+    main = saved.discriminator_config
+    trained: Any = OBJECTIVES[saved.objective].tower_class(main.model_type)
+    _check_objective(place.name, main.model_type, trained.__name__, config.objective)
+    keeps = saved.generator_config is not None and saved.generator == config.generator
+    if config.generator_config is not None and not (keeps or arguments.new_generator):
+        raise ValueError(f"--continue_from {place.name} has no {config.generator} generator. Add --new_generator.")
+    if arguments.new_generator:
+        # Its heads are drawn as those of a new pair.
+        initializer_range = ElectraRTDConfig.initializer_range
+        config = config.changed(**arguments.generator_config(main, vars(config)), initializer_range=initializer_range)
+    has_old = config.generator_config is not None and not arguments.new_generator
+    return PairPlan(
+        config,
+        generator=Weights(PAIR if has_old else NEW),
+        discriminator=Weights(PAIR),
+        pair=place.pair,
+        tokenizers=(place.tokenizer,),
     )
 
 
-def _from_backbone(
-    arguments: ModelArguments, backbone: str, tokenizer: PreTrainedTokenizerBase
-) -> ElectraForRTDPretraining:
-    """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
-    generator that is only named by its depth begins with the first layers of the backbone."""
-    config, trained, sharing = arguments.backbone_pair, arguments.trained_towers, arguments.backbone_pair.sharing
-    fills, main = config.generator_config, config.discriminator_config
-    if not trained:
-        for tower in config.towers.values():
-            fit_vocabulary(tower, tokenizer)
-        return ElectraForRTDPretraining(config)
-    main_class: Any = OBJECTIVES[config.objective].tower_class(main.model_type)
-    if "discriminator" in trained:
-        encoder = _without_empty_rows(load_encoder(backbone, main), backbone, tokenizer)
-        discriminator = encoder if isinstance(encoder, main_class) else main_class(encoder.config)
-        discriminator.base_model.load_state_dict(encoder.base_model.state_dict())
-    else:
-        fit_vocabulary(main, tokenizer)
-        discriminator = main_class(main)
-    generator: Any = None
-    if arguments.generator is not None:
-        generator = _without_empty_rows(load_masked_lm(arguments.generator), arguments.generator, tokenizer)
-    elif config.exports_generator:
-        place, is_as_wide = arguments.generator_backbone or backbone, fills.hidden_size == main.hidden_size
-        if "generator" in trained or (arguments.generator_backbone is None and is_as_wide):
-            generator = _without_empty_rows(load_encoder(place, fills), place, tokenizer)
-        else:
-            fit_vocabulary(fills, tokenizer)
-            generator = _new_generator(fills, discriminator, sharing)
-    if generator is not None and trained == {"generator"}:
-        _start_from(discriminator, generator, sharing)
-    return _join(generator, discriminator, arguments.options | ({} if generator else {"generator_config": fills}))
-
-
-def _join(generator: Any, discriminator: Any, options: dict[str, Any]) -> ElectraForRTDPretraining:
-    named = {"generator_type" if name == "generator" else name: value for name, value in options.items()}
-    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(generator, discriminator, **named)
-
-
-def _new_generator(config: Any, discriminator: Any, sharing: str) -> Any:
-    generator_class: Any = masked_lm_class(config.model_type)
-    generator = generator_class(config)
-    _start_from(generator, discriminator, sharing)
+def _beside(name: str) -> str:
+    """The generator that belongs to a discriminator, by its name."""
+    place, slash, last = name.rstrip("/").rpartition("/")
+    generator = place + slash + last.replace("discriminator", "generator").replace("detector", "generator")
+    if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
+        raise ValueError(
+            f"--continue_from {name} is one network, and there is no generator beside it. Name {_CONTINUED} with one; "
+            "or add --new_generator."
+        )
     return generator
 
 
-@torch.no_grad()
-def _start_from(new: Any, trained: Any, sharing: str) -> None:
-    """Gives a new tower what it will share with a trained one."""
-    for mine, other in SHARING[sharing]().starting_pairs(new.base_model, trained.base_model):
-        new.base_model.get_parameter(mine).copy_(trained.base_model.get_parameter(other))
+def _check_objective(name: str, family: str, architecture: str, objective: str | None) -> None:
+    """Raises ValueError for a discriminator of another class than an objective trains."""
+    objective = objective or ElectraRTDConfig.objective
+    needed: Any = OBJECTIVES[objective].tower_class(family)
+    if needed is not None and architecture != needed.__name__:
+        raise ValueError(
+            f"--continue_from {name}: in the discriminator's place is {architecture}, and the objective {objective!r} "
+            f"goes on with {needed.__name__}. Name the run, or the directory of such a tower."
+        )
 
 
-def _without_empty_rows(tower: Any, source: str, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """A loaded tower without the rows of its vocabulary that stand for no token: released models have such, to round
-    their number up, and a generator could sample them. Only where a tokenizer tells that they are none."""
-    if tower.config.vocab_size > len(tokenizer) and has_tokenizer(source):
-        refuse_other_tokens(source, tokenizer, f"The encoder {source}")
-        resize_vocabulary(tower, len(tokenizer))
-    return tower
+def _plan_named(arguments: ModelArguments) -> PairPlan:
+    return _plan_networks(arguments, arguments.discriminator, arguments.generator)
 
 
-def _second_stage(run: Path, options: dict[str, Any]) -> ElectraForRTDPretraining:
-    """Of two-stage training (paper, section 3.2): the generator of the first stage, frozen, and a discriminator whose
-    encoder starts as the generator's."""
-    if read_config(run).get("objective") != "mlm" or not (run / "discriminator").is_dir():
-        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run} is none.")
-    generator = load_masked_lm(run / "discriminator")
-    both = {"generator_config": generator.config, "discriminator_config": generator.config}
-    model = ElectraForRTDPretraining(ElectraRTDConfig(**both, **options), generator=generator)
-    model.discriminator.base_model.load_state_dict(generator.base_model.state_dict())
-    return model
-
-
-def _continued(
-    arguments: ModelArguments, saved: SavedPair, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> ElectraForRTDPretraining:
-    """The pair that was saved, with its options where no flag has others, and a new generator if it is asked for."""
-    saved.describe()
-    refuse_other_tokens(saved.tokenizer, tokenizer, f"The pair {saved.name}")
-    if not saved.towers and not arguments.new_generator:
-        return saved.load()
-    given = copy.copy(arguments)
-    for name in _OPTIONS:
-        setattr(given, name, getattr(saved.config, "generator" if name == "generator_type" else name))
-    given.generator, given.discriminator = saved.towers.get("generator"), saved.discriminator()
-    pair = _from_pretrained(given, tokenizer, max_seq_length)
-    saved.keep_head(pair)
-    return pair
-
-
-def _from_pretrained(
-    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> ElectraForRTDPretraining:
-    """A pair from two networks, or from one and another that is made to fit."""
-    generator: Any = arguments.generator
-    discriminator: Any = arguments.discriminator
+def _plan_networks(arguments: ModelArguments, discriminator: str | None, generator: str | None) -> PairPlan:
+    """A pair of two networks, or of one and another that is made to fit."""
     options = arguments.options
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
-    objective = arguments.objective or ElectraRTDConfig.objective
-    if discriminator is None:
-        generator = _without_empty_rows(load_masked_lm(generator), str(arguments.generator), tokenizer)
-        if generator.config.model_type != "electra" and sharing != "none":
-            what = f"sharing={sharing!r} of a generator of the family {generator.config.model_type!r}"
-            raise ValueError(f"{what} needs a discriminator of its family: name one (--backbone), or --sharing none.")
-        main_class: Any = OBJECTIVES[objective].tower_class("electra")
-        config = _new_config(arguments, tokenizer, max_seq_length).discriminator_config
+    if generator is not None:
+        options["generator_config"] = identify(generator).load_config()
+    if discriminator is not None:
+        main = identify(discriminator).load_config()
+        if generator is None:
+            options |= arguments.generator_config(main, options)
+    else:
+        fills = options["generator_config"]
+        if fills.model_type != "electra" and sharing != "none":
+            raise ValueError(
+                f"sharing={sharing!r} of a generator of the family {fills.model_type!r} needs a discriminator of its "
+                "family: name one (--backbone), or --sharing none."
+            )
+        main = ElectraRTDConfig.from_size(arguments.size, **arguments.architecture).discriminator_config
         for size in SHARED_SIZES[sharing]:
-            setattr(config, size, getattr(generator.config, size))
-        discriminator = main_class(config)
-        _start_from(discriminator, generator, sharing)
-    elif generator is None and exports_generator(**options):
-        discriminator = load_main_tower(objective, discriminator)
-        is_same = sharing == "all" and not arguments.given(FRACTIONS)
-        config = discriminator.config if is_same else _smaller(discriminator.config, arguments)
-        generator = _new_generator(config, discriminator, sharing)
-    elif generator is None and needs_generator_network(**options):  # of two encoders, which is always new
-        discriminator = load_main_tower(objective, discriminator)
-        options["generator_config"] = _smaller(discriminator.config, arguments)
-    return _join(generator, discriminator, options)
+            setattr(main, size, getattr(fills, size))
+    return PairPlan(
+        ElectraRTDConfig(discriminator_config=main, **options),
+        generator=Weights(NEW if generator is None else WHOLE, generator),
+        discriminator=Weights(NEW if discriminator is None else WHOLE, discriminator),
+        first="discriminator" if generator is None else "generator",
+        fits=discriminator is None,
+        grows=discriminator is None,
+        tokenizers=(str(discriminator or generator),),
+    )
 
 
-def _smaller(config: Any, arguments: ModelArguments) -> Any:
-    """A generator's configuration for a discriminator's."""
-    return derive_generator_config(config, arguments.generator_hidden_size, arguments.generator_layers)
+def _plan_second_stage(arguments: ModelArguments) -> PairPlan:
+    """Of two-stage training (paper, section 3.2): the generator of the first stage, frozen, and a discriminator whose
+    encoder starts as the generator's."""
+    run = identify(str(arguments.two_stage_from))
+    if run.objective != "mlm" or run.discriminator is None:
+        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run.name} is none.")
+    config = identify(run.discriminator).load_config()
+    return PairPlan(
+        ElectraRTDConfig(generator_config=config, discriminator_config=config, **arguments.options),
+        generator=Weights(WHOLE, run.discriminator),
+        taken="all",
+        first="generator",
+        tokenizers=(run.discriminator,),
+    )
+
+
+def _plan_backbone(arguments: ModelArguments) -> PairPlan:
+    """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
+    generator that is only named by its depth begins with the first layers of the backbone."""
+    options = arguments.options
+    flags = arguments.given(("backbone", "generator_backbone", "generator"))
+    places = {name: identify(place) for name, place in flags.items()}
+    configs = {name: _encoder_config(place, name) for name, place in places.items()}
+    backbones = tuple(name for name in BACKBONES if name in places and places[name].has_weights)
+    if arguments.from_scratch:
+        backbones = ()
+    main = configs.pop("backbone")
+    beside = next(iter(configs.values()), None)
+    discriminator = generator = Weights()
+    if "backbone" in backbones:
+        discriminator = Weights(ENCODER, places["backbone"].model)
+    if "generator" in places:
+        generator = Weights(WHOLE, places["generator"].model)
+    elif "generator_backbone" in backbones:
+        generator = Weights(ENCODER, places["generator_backbone"].model)
+    # A new network gets the vocabulary of a trained one.
+    if beside is None:
+        options |= arguments.generator_config(main, options)
+    elif generator.kind != NEW and discriminator.kind == NEW:
+        main.vocab_size = beside.vocab_size
+    elif generator.kind == NEW:
+        beside.vocab_size = main.vocab_size
+    if beside is not None:
+        options["generator_config"] = beside
+    config = ElectraRTDConfig(discriminator_config=main, **options)
+    if config.exports_generator and beside is None and config.generator_config.hidden_size == main.hidden_size:
+        generator = Weights(NEW if discriminator.kind == NEW else FIRST_LAYERS, discriminator.place)
+    return PairPlan(
+        config,
+        generator=generator,
+        discriminator=discriminator,
+        fits=True,
+        tokenizers=tuple(flags.values()),
+        backbones=backbones,
+    )
+
+
+def _encoder_config(place: Place, name: str) -> Any:
+    """The configuration of an encoder that a flag names. Raises ValueError for another place."""
+    if place.model is None:
+        raise ValueError(f"--{name} {place.error('an encoder, or its config.json')}")
+    config = place.load_config()
+    if config.model_type == "electra" and is_labelled(config):
+        raise ValueError(
+            f"--{name} {place.name}: the last layer of ELECTRA's detector is the head of detection. Name the "
+            "discriminator/ beside it."
+        )
+    return config
+
+
+def _plan_configuration(arguments: ModelArguments) -> PairPlan:
+    """New networks of a configuration of the pair."""
+    name = str(arguments.model_config)
+    values = dict(identify(name).config)
+    if values.get("model_type", ElectraRTDConfig.model_type) != ElectraRTDConfig.model_type:
+        raise ValueError(f"--model_config {name} is the configuration of one network. Name that of a pair.")
+    config = ElectraRTDConfig.from_dict(values)
+    options = arguments.options
+    if arguments.given(FRACTIONS):
+        options |= arguments.generator_config(config.discriminator_config, options)
+    return PairPlan(config.changed(**options))
+
+
+# The first of these flags that is given decides how the pair is made.
+_STARTS: dict[str, Callable[[ModelArguments], PairPlan]] = {
+    "two_stage_from": _plan_second_stage,
+    "continue_from": _plan_continued,
+    "backbone": _plan_backbone,
+    "discriminator": _plan_named,
+    "generator": _plan_named,
+    "model_config": _plan_configuration,
+}

@@ -18,7 +18,6 @@ from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_corre
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.ops import IGNORED, LossSum, best_and_lead
 from hf_electra_rtd.runtime import HeadOutput
-from hf_electra_rtd.towers import read_config
 
 
 # Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.
@@ -61,11 +60,6 @@ def _correction_class(stock: Any) -> Any:
 
     Model.__name__ = Model.__qualname__ = stock.__name__.removesuffix("ForMaskedLM") + _SUFFIX
     return Model
-
-
-def is_corrector(source: str) -> bool:
-    """Whether a directory or Hub id holds a model that was fine-tuned to correct."""
-    return str((read_config(source).get("architectures") or [""])[0]).endswith(_SUFFIX)
 
 
 class CorrectionKind(Kind):

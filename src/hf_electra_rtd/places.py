@@ -1,0 +1,254 @@
+"""What is meant by the name of a model: a run, a saved pair, its networks, a network, a fine-tuned model.
+
+Every command asks [`identify`], so that each knows the same kinds of names. Only configurations are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+
+from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
+from hf_electra_rtd.detectors import is_labelled
+from hf_electra_rtd.files import read_json, reading
+
+
+CONFIG_FILE = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+FINE_TUNED_FOR = "fine_tuned_for"  # the field of a configuration in which `finetune` keeps what `predict` needs
+
+# The kinds of places, and how messages call them.
+RUN = "run"
+PAIR = "pair"
+NETWORKS = "networks"
+GENERATOR = "generator"
+DETECTOR = "detector"
+ENCODER = "encoder"
+FINE_TUNED = "fine_tuned"
+CONFIGURATION = "configuration"
+_CALLED = {
+    RUN: "a pre-training run",
+    PAIR: "a pair of networks in one",
+    NETWORKS: "a directory of networks",
+    GENERATOR: "a masked language model",
+    DETECTOR: "a network that tells replaced tokens",
+    ENCODER: "a network that neither predicts nor judges tokens",
+    FINE_TUNED: "a fine-tuned model",
+    CONFIGURATION: "a configuration without weights",
+}
+_HUB_OPTIONS = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "proxies",
+    "revision",
+    "subfolder",
+    "token",
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What lies under a name. Places are directories or Hub ids; None where there is no such network."""
+
+    name: str  # as it was given
+    kind: str
+    config: Mapping[str, Any]  # its `config.json`; of networks that lie side by side, that of `detector`
+    pair: str | None = None  # both networks as one model
+    generator: str | None = None
+    discriminator: str | None = None  # as fine-tuning takes it: of other families than ELECTRA without its head
+    detector: str | None = None  # the discriminator with its head (which predicts tokens by some objectives)
+    model: str | None = None  # a single network, or a fine-tuned model
+
+    @property
+    def tokenizer(self) -> str:
+        """Where its tokenizer lies."""
+        return self.pair or self.detector or self.model or self.name
+
+    @property
+    def encoder(self) -> str:
+        """What fine-tuning starts from. Of a pair without a directory for each network it is the pair."""
+        return self.discriminator or self.pair or self.model or self.name
+
+    @property
+    def family(self) -> str:
+        """The `model_type` of its network; of a pair, that of the pair."""
+        return str(self.config.get("model_type", "electra"))
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that the network was saved as; None where nothing tells."""
+        return next(iter(self.config.get("architectures") or ()), None)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a fine-tuned model in the order of its outputs."""
+        names: Any = PreTrainedConfig.from_dict(dict(self.config)).id2label
+        return tuple(str(names[index]) for index in sorted(names))
+
+    @property
+    def fine_tuned_for(self) -> Mapping[str, Any] | None:
+        """What `finetune` wrote down about the task of its model."""
+        return self.config.get(FINE_TUNED_FOR)
+
+    @property
+    def task(self) -> str | None:
+        """The kind of task of a fine-tuned model."""
+        return None if self.fine_tuned_for is None else str(self.fine_tuned_for["task"]["kind"])
+
+    @property
+    def adapter_base(self) -> str | None:
+        """The model that adapters belong to; None where there are none."""
+        path = Path(self.model or self.name, ADAPTER_CONFIG)
+        return read_json(path)["base_model_name_or_path"] if path.is_file() else None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are weights beside the configuration: always under a Hub id, never for a file."""
+        path = Path(self.model or self.name)
+        if not path.is_dir():
+            return self.kind != CONFIGURATION
+        return any(path.glob("*.safetensors")) or any(path.glob("pytorch_model*.bin"))
+
+    @property
+    def objective(self) -> str | None:
+        """What the discriminator was trained for: as the pair says, or, of one of its networks, the pair in whose
+        directory it lies. None where nobody knows."""
+        if self.pair is not None:
+            return str(self.config.get("objective", ElectraRTDConfig.objective))
+        beside = Path(self.model or self.name).parent / CONFIG_FILE
+        if self.model is None or not beside.is_file():
+            return None
+        config = read_json(beside)
+        if config.get("model_type") != ElectraRTDConfig.model_type:
+            return None
+        return str(config.get("objective", ElectraRTDConfig.objective))
+
+    def refuse_energies(self) -> None:
+        """Raises ValueError for a discriminator whose outputs are energies, and not logits of being replaced."""
+        traits = OBJECTIVE_TRAITS.get(self.objective or ElectraRTDConfig.objective)
+        if traits is not None and traits.needs_noise:
+            raise ValueError(
+                f"{self.name} was trained with objective={self.objective!r}: its discriminator gives energies, not "
+                "probabilities of being replaced. Use `hf-electra-rtd score` with its run."
+            )
+
+    def error(self, wanted: str) -> ValueError:
+        """What to raise where something else is `wanted`."""
+        saved_as = f", saved as {self.architecture}" if self.model is not None and self.architecture else ""
+        return ValueError(f"{self.name} is {_CALLED[self.kind]}{saved_as}. Name {wanted}.")
+
+    def load_config(self) -> Any:
+        """The configuration of a network of any family. Raises ValueError for one of no family that transformers
+        knows, and for a pair."""
+        if self.family not in CONFIG_MAPPING or self.family == ElectraRTDConfig.model_type:
+            raise ValueError(f"{self.name}: transformers has no encoder of model_type {self.family!r}.")
+        with reading(self.name, "It must be the config.json of an encoder."):
+            return CONFIG_MAPPING[self.family].from_dict(dict(self.config))
+
+
+def identify(name: str | os.PathLike[str], **hub: Any) -> Place:
+    """What a directory, a Hub id or a configuration file is (`hub`: where on the Hub, as in `from_pretrained`). Raises
+    ValueError where nothing lies, or it cannot be read or reached."""
+    name = os.fspath(name)
+    directory = Path(name)
+    if directory.is_file():
+        return Place(name, CONFIGURATION, read_json(directory), model=name)
+    there = {tower: str(directory / tower) for tower in (GENERATOR, "discriminator", DETECTOR)}
+    there = {tower: place for tower, place in there.items() if Path(place, CONFIG_FILE).is_file()}
+    if directory.is_dir() and not Path(directory, hub.get("subfolder", ""), CONFIG_FILE).is_file():
+        return _networks(name, there) if there else _fine_tuned_run(name)
+    config = read_config(name, **hub)
+    if config.get("model_type") != ElectraRTDConfig.model_type:
+        return _network(name, name, config)
+    if not there:
+        return Place(name, PAIR, config, pair=name)
+    return replace(_networks(name, there), kind=RUN, config=config, pair=name)
+
+
+def _networks(name: str, there: Mapping[str, str]) -> Place:
+    """Networks side by side. The head of the discriminator lies with it, or, of other families than ELECTRA, in the
+    directory of the detector."""
+    discriminator = there.get("discriminator")
+    detector = there.get(DETECTOR)
+    if discriminator is not None:
+        saved_as = read_config(discriminator).get("architectures") or ()
+        if detector is None or "ElectraForPreTraining" in saved_as:
+            detector = discriminator
+    config = {} if detector is None else read_config(detector)
+    return Place(
+        name,
+        NETWORKS,
+        config,
+        generator=there.get(GENERATOR),
+        discriminator=discriminator,
+        detector=detector,
+    )
+
+
+def _fine_tuned_run(name: str) -> Place:
+    """The one model of a fine-tuning run."""
+    models = sorted(str(path.parent) for path in Path(name).rglob(f"model/{CONFIG_FILE}"))
+    if not models:
+        raise ValueError(f"{name} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a network.")
+    if len(models) > 1:
+        raise ValueError(f"{name} holds the models {', '.join(models)}: name one of them.")
+    return _network(name, models[0], read_config(models[0]))
+
+
+def _network(name: str, model: str, config: Mapping[str, Any]) -> Place:
+    """A single network, by the class that it was saved as."""
+    architecture = next(iter(config.get("architectures") or ()), "")
+    is_electra = config.get("model_type", "electra") == "electra"
+    if FINE_TUNED_FOR in config:
+        return Place(name, FINE_TUNED, config, model=model)
+    if architecture.endswith("ForMaskedLM"):
+        return Place(name, GENERATOR, config, generator=model, model=model)
+    if is_electra and architecture in ("ElectraForPreTraining", ""):
+        return Place(name, DETECTOR, config, discriminator=model, detector=model, model=model)
+    if is_labelled(PreTrainedConfig.from_dict(dict(config))):
+        return Place(name, DETECTOR, config, detector=model, model=model)
+    return Place(name, ENCODER, config, model=model)
+
+
+def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
+    """The `config.json` of a directory or a Hub id. Raises ValueError if there is none, or it cannot be read or
+    reached."""
+    name = os.fspath(source)
+    if Path(name).is_file():
+        raise ValueError(f"{name} is a file. Name its directory.")
+    if Path(name).is_dir():
+        directory = Path(name, hub.get("subfolder", ""))
+        if not (directory / CONFIG_FILE).is_file():
+            raise ValueError(
+                f"{directory} holds no model: there is no {CONFIG_FILE}. Name a run, a checkpoint or a network."
+            )
+        return read_json(directory / CONFIG_FILE)
+    # A Hub id is `name` or `owner/name`; everything else can only be meant as a path.
+    if name.startswith((".", "~")) or Path(name).is_absolute() or name.count("/") > 1 or name.endswith("/"):
+        raise ValueError(f"There is no directory {name}.")
+    try:
+        options = {key: hub[key] for key in _HUB_OPTIONS if key in hub}
+        return dict(PreTrainedConfig.get_config_dict(name, **options)[0])
+    except (OSError, ValueError) as error:
+        raise ValueError(unreachable(name, error)) from None
+
+
+def read_stock_config(source: str) -> Any:
+    """The configuration of a stock model, with what transformers notes about where it came from."""
+    with reading(f"The configuration of {source}"):
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+
+
+def unreachable(source: Any, error: Exception) -> str:
+    """The message for a name under which nothing can be loaded."""
+    reason = str(error).strip().partition("\n")[0].rstrip(".")
+    return (
+        f"{source} cannot be loaded: there is no such directory, and the Hub does not give it as safetensors. Check "
+        f"the name, the network (HF_HUB_OFFLINE), and for a private model the login (hf auth login). ({reason}.)"
+    )

@@ -1,0 +1,146 @@
+"""What every command makes of every kind of name."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import ElectraForSequenceClassification
+
+from hf_electra_rtd import Classifier, ElectraForRTDPretraining, ElectraRTDConfig, scoring
+from hf_electra_rtd.detection import load_for_detection
+from hf_electra_rtd.export import open_sources
+from hf_electra_rtd.finetuning.heads import open_encoder
+from hf_electra_rtd.places import identify
+from hf_electra_rtd.training.model import ModelArguments
+from tests.conftest import VOCABULARY, tiny_config
+from tests.families_for_tests import tiny_family_config
+
+
+@pytest.fixture(scope="module")
+def root(tokenizer, tmp_path_factory):
+    """A directory of every kind."""
+    root = tmp_path_factory.mktemp("places")
+    torch.manual_seed(0)
+    pair = ElectraForRTDPretraining(tiny_config())
+    for name in ("run", "checkpoint"):
+        pair.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    pair.save_towers(root / "run", tokenizer)
+    pair.save_towers(root / "networks", tokenizer)
+    bert = ElectraRTDConfig(discriminator_config=tiny_family_config("bert", vocab_size=len(VOCABULARY)))
+    ElectraForRTDPretraining(bert).save_towers(root / "bert", tokenizer)
+    electric = ElectraForRTDPretraining(tiny_config(objective="electric", generator="two_tower"))
+    electric.save_pretrained(root / "electric")
+    tokenizer.save_pretrained(root / "electric")
+    electric.save_towers(root / "electric", tokenizer)
+    config = pair.config.discriminator_config.to_dict()
+    tuned = ElectraForSequenceClassification(type(pair.config.discriminator_config)(**config, num_labels=2))
+    task = {"kind": "classification", "columns": ["text"], "language": "en"}
+    tuned.config.fine_tuned_for = {"task": task, "characters": False, "lengths": {"max_seq_length": 32}}
+    for name in ("tuned/sst/seed_1/model", "several/a/model", "several/b/model"):
+        tuned.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    (root / "empty").mkdir()
+    return root
+
+
+def continue_from(name):
+    plan = ModelArguments(continue_from=name, new_generator=True).plan
+    return plan.pair or plan.discriminator.place
+
+
+def detect(name):
+    return type(load_for_detection(name, as_is=True)[1]).__name__
+
+
+def score(name):
+    return scoring.main(["--model", name, "the river"])
+
+
+def fine_tune(name):
+    return open_encoder(name, weights=False)[0]
+
+
+def predict(name):
+    return Classifier(name, use_cpu=True).name
+
+
+def export(name):
+    return [source.name for source in open_sources(name)]
+
+
+ELECTRA, BERT, TUNED = "ElectraForPreTraining", "BertForTokenClassification", "tuned/sst/seed_1/model"
+REFUSED = ValueError
+COMMANDS = (continue_from, detect, score, fine_tune, predict, export)
+# Of each place its kind, and what each command takes it for.
+TABLE = {
+    "run": ("run", "run", ELECTRA, None, "run/discriminator", REFUSED, ["detector", "generator"]),
+    "checkpoint": ("pair", "checkpoint", ELECTRA, None, "checkpoint", REFUSED, REFUSED),
+    "networks": (
+        "networks",
+        "networks/discriminator",
+        ELECTRA,
+        REFUSED,
+        "networks/discriminator",
+        REFUSED,
+        ["detector", "generator"],
+    ),
+    "bert": ("networks", "bert/detector", BERT, REFUSED, "bert/discriminator", REFUSED, ["detector", "generator"]),
+    "electric": ("run", "electric", REFUSED, None, "electric/discriminator", REFUSED, REFUSED),
+    "run/discriminator": (
+        "detector",
+        "run/discriminator",
+        REFUSED,
+        REFUSED,
+        "run/discriminator",
+        REFUSED,
+        ["detector"],
+    ),
+    "run/generator": ("generator", REFUSED, REFUSED, REFUSED, "run/generator", REFUSED, ["generator"]),
+    "bert/detector": ("detector", "bert/detector", REFUSED, REFUSED, "bert/detector", REFUSED, ["detector"]),
+    "bert/discriminator": ("encoder", REFUSED, REFUSED, REFUSED, "bert/discriminator", REFUSED, REFUSED),
+    TUNED: ("fine_tuned", REFUSED, REFUSED, REFUSED, TUNED, TUNED, ["classification"]),
+    "tuned": ("fine_tuned", REFUSED, REFUSED, REFUSED, TUNED, TUNED, ["classification"]),
+    "run/config.json": ("configuration", REFUSED, REFUSED, REFUSED, REFUSED, REFUSED, REFUSED),
+    "several": (REFUSED,) * 7,
+    "empty": (REFUSED,) * 7,
+    "absent/at/all": (REFUSED,) * 7,
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_command_takes_a_name_for_what_it_is_or_refuses_it_by_its_name(root, name, capsys):
+    place = str(root / name)
+    for command, expected in zip((lambda name: identify(name).kind, *COMMANDS), TABLE[name], strict=True):
+        if expected is REFUSED:
+            with pytest.raises(ValueError, match=Path(name).name):
+                command(place)
+        else:
+            found = command(place)
+            assert (found.removeprefix(f"{root}/") if isinstance(found, str) else found) == expected, command
+
+
+def test_a_detector_of_electra_is_no_backbone(root):
+    with pytest.raises(ValueError, match="detector"):
+        _ = ModelArguments(backbone=str(root / "run" / "detector")).plan
+
+
+def test_a_network_beside_a_pair_has_its_objective_and_labels_are_those_of_the_outputs(root, tmp_path):
+    assert identify(root / "electric" / "discriminator").objective == "electric"
+    shutil.copytree(root / "electric" / "discriminator", tmp_path / "alone")
+    assert identify(tmp_path / "alone").objective is None
+    assert identify(root / "bert" / "detector").labels == ("original", "replaced")
+
+
+def test_reading_flags_reads_no_file(monkeypatch):
+    monkeypatch.setattr("hf_electra_rtd.training.model.identify", lambda name: pytest.fail(f"{name} was read"))
+    for flags in (
+        {"continue_from": "x"},
+        {"backbone": "x", "generator_backbone": "y"},
+        {"generator": "x"},
+        {"discriminator": "x", "generator": "y"},
+        {"two_stage_from": "x"},
+        {"model_config": "x"},
+    ):
+        ModelArguments(**flags)

@@ -254,13 +254,6 @@ def _config_name(part: str) -> str:
     return "generator_config" if part == "generator" else "discriminator_config"
 
 
-def model_card(config: Mapping[str, Any], repo_id: str) -> str:
-    """The card of a pair of which only its configuration (`config.to_dict()`) is known."""
-    tags = [family_of(config), PACKAGE, "pretraining"]
-    data = _metadata(repo_id, CardArguments(), (), library_name=PACKAGE, tags=tags)
-    return _render("model.md", data, model=config, repo_id=repo_id)
-
-
 # ---- Rendering ----
 
 

@@ -145,12 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
                 return {"errors": [], "warnings": []}
             case "POST", ["api", "repos", "create"]:
                 repo_id = f"{asked['organization']}/{asked['name']}"
-                if repo_id in hub.repositories:
-                    return 409, {"error": "You already created this model repo"}
+                created = {"url": f"{hub.endpoint}/{repo_id}"}
                 if asked["organization"] == "museum":
                     return 403, {"error": "You need the role write"}
+                if repo_id in hub.repositories:
+                    return 409, {"error": "You already created this model repo", **created}
                 hub.repositories[repo_id] = HubRepository(asked.get("visibility") == "private")
-                return {"url": f"{hub.endpoint}/{repo_id}"}
+                return created
             case _, ["api", "collections", *slug]:
                 return self._collection("/".join(slug[:2]), asked)
             case _, ["api", "models", owner, name, *rest]:

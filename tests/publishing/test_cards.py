@@ -11,7 +11,7 @@ from transformers import ElectraConfig
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.publishing import card as card_module
-from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, model_card, pretraining_card
+from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, pretraining_card
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import FractionRecord
 from hf_electra_rtd.tasks import get_task
@@ -64,7 +64,6 @@ def every_card():
     yield discriminator_card(run_record(model={"generator": "uniform", "generator_config": None}))
     yield discriminator_card(run_record("electric", model={"generator": "two_tower"}), runs())
     yield pretraining_card(bare(), "discriminator", REPO, CardArguments())
-    yield model_card(run_record().model, REPO)
     for kind in KINDS:
         for adapter in (False, True):
             yield fine_tuned_card(runs(kind=kind), REPO, CARD, "org/base", adapter)

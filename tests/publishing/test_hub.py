@@ -20,9 +20,7 @@ def weights(tmp_path):
 
 
 def model(weights, repo_id=DISCRIMINATOR, revision=None, run=RUN, config=b"{}"):
-    return Repository(
-        repo_id, {"README.md": CARD, "config.json": config, "model.safetensors": weights}, run, revision
-    )
+    return Repository(repo_id, {"README.md": CARD, "config.json": config, "model.safetensors": weights}, run, revision)
 
 
 def titles(hub, branch="main"):

@@ -117,7 +117,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             answer = self._route(path.strip("/").split("/"))
         except KeyError:
-            return self._answer(404, {"error": "Not found"}, "RepoNotFound")
+            return self._answer(
+                404, {"error": "Not found"}, "EntryNotFound" if "/resolve/" in path else "RepoNotFound"
+            )
         return self._answer(*answer) if isinstance(answer, tuple) else self._answer(200, answer)
 
     do_HEAD = do_POST = do_GET  # noqa: N815
@@ -135,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.hub
         asked = json.loads(self.body) if self.body and "commit" not in parts else {}
         match self.command, parts:
-            case "HEAD", [""]:
+            case "HEAD", [""]:  # is anybody there?
                 return {}
             case _ if self.headers.get("Authorization") != f"Bearer {TOKEN}":
                 return 401, {"error": "Invalid credentials in Authorization header"}
@@ -206,7 +208,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _commit(self, repository: HubRepository, branch: str) -> Any:
         header, *operations = [json.loads(line) for line in self.body.splitlines()]
         parent = repository.find(branch)
-        if header["value"]["parentCommit"] != parent.oid:
+        if header["value"].get("parentCommit") not in (None, parent.oid):
             return 412, {"error": "A commit has happened since. Please refresh and try again."}
         tree = dict(parent.tree)
         for operation in operations:
@@ -222,9 +224,12 @@ class _Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch):
     """A running [`HubServer`] in place of the Hub, where maria is logged in."""
     server = HubServer()
-    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)  # made of ENDPOINT at import
+    # Both were made of ENDPOINT at import.
+    monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     close_session()
     yield server

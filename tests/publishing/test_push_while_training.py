@@ -108,3 +108,11 @@ def test_a_push_may_be_asked_for_at_any_time_and_saves_the_run_once(tmp_path, bl
     trainer.args.hub_model_id = None
     with pytest.raises(ValueError, match="needs hub_model_id"):
         trainer.push_to_hub()
+
+
+def test_a_pair_alone_is_pushed_by_transformers_with_the_tags_of_this_package(blocks, tokenizer, tmp_path, hub):
+    make_trainer(tmp_path, blocks, tokenizer).model.push_to_hub("lab/pair", private=True)
+    files = hub.files("lab/pair")
+    assert files.keys() == {"README.md", "config.json", "model.safetensors"}
+    assert b"hf-electra-rtd" in files["README.md"]
+    assert hub.repositories["lab/pair"].private

@@ -22,7 +22,7 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_electra_rtd.cli import flag, parse_arguments, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
@@ -76,6 +76,16 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
     private: bool = flag(True, "Create private repositories and refuse public ones.")
     card_only: bool = flag(False, "Upload the cards alone.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
+
+
+RULES = (
+    Rule(
+        "compared",
+        "The other models stand beside the results of this run.",
+        needs=("evaluations",),
+        changes_nothing=True,
+    ),
+)
 
 
 # ---- Repositories ----
@@ -263,6 +273,7 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
 def main(argv: list[str]) -> int:
     """Publishes a run. Returns the exit status: 0, or 1 where something did not reach the Hub."""
     args, card = parse_arguments((PublishArguments, CardArguments), argv, description=__doc__)
+    check_arguments(args, card, rules=RULES)
     repositories = _find_repositories(args, card)
     if args.card_only:
         for repository in repositories:

@@ -23,6 +23,7 @@ from hf_electra_rtd.families import inputs_of
 from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_adapters
 from hf_electra_rtd.finetuning.kinds import KINDS
 from hf_electra_rtd.finetuning.predict import Classifier
+from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import exported_repositories
 from hf_electra_rtd.records import ExportRecord
 from hf_electra_rtd.runtime import GRAPHS, load_onnx
@@ -144,13 +145,13 @@ def test_a_missing_package_names_the_extra(detector, towers, tmp_path, monkeypat
 
 
 def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
-    (repository,) = exported_repositories(copy, {"hub_model_id": "org/small", "license": "mit"})
+    (repository,) = exported_repositories(copy, "org/small", CardArguments(license="mit"))
     assert repository.repo_id == "org/small-detector-onnx"
     assert {*GRAPHS.values(), "config.json", "tokenizer.json", ExportRecord.FILE} <= repository.files.keys()
     assert b"license: mit" in repository.files["README.md"]
     (copy / GRAPHS["onnx-int8"]).write_bytes(b"another")
     with pytest.raises(ValueError, match="is not the file that was exported"):
-        exported_repositories(copy, {"hub_model_id": "org/small"})
+        exported_repositories(copy, "org/small", CardArguments())
 
 
 # ---- All of a run, and all heads ----

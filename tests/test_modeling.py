@@ -1,8 +1,5 @@
 """What a broken RTD could not pass."""
 
-from pathlib import Path
-from unittest.mock import Mock
-
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
@@ -199,26 +196,3 @@ def test_the_graph_traces_whole_and_trains_alike(batch, backend, padding):
     difference = (trajectories[0] - trajectories[1]).abs() / trajectories[0]
     assert difference.max() < 1e-4
     assert difference.mean() < 3e-5
-
-
-# ---- On the Hub ----
-
-
-@pytest.mark.parametrize("card_there", [False, True])
-def test_a_push_is_one_commit_with_a_card_and_a_card_that_is_there_stays(model, monkeypatch, card_there):
-    files, hub = {}, Mock()
-    hub.create_repo.return_value.repo_id = "someone/pair"
-    hub.file_exists.return_value = card_there
-
-    def create_commit(repo_id, operations, **options):
-        assert (repo_id, options) == ("someone/pair", {"commit_message": "Upload the model", "revision": "v1"})
-        files.update({each.path_in_repo: Path(each.path_or_fileobj).read_bytes() for each in operations})
-        return "https://hub/commit"
-
-    hub.create_commit = Mock(side_effect=create_commit)
-    monkeypatch.setattr("huggingface_hub.HfApi", lambda token: {"secret": hub}[token])
-    assert model.push_to_hub("pair", private=True, token="secret", revision="v1") == "https://hub/commit"
-    hub.create_repo.assert_called_once_with("pair", private=True, exist_ok=True)
-    hub.create_commit.assert_called_once()
-    assert files.keys() == {"config.json", "model.safetensors"} | (set() if card_there else {"README.md"})
-    assert card_there or b"someone/pair" in files["README.md"]

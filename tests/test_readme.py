@@ -23,7 +23,7 @@ ADDED = {
     "finetune": f"--max_steps 2 --max_seq_length 32 --seeds 1 {SHORT}",
 }
 # Shown, but not runnable here: the Hub, TensorFlow and a recipe that fills in what the text describes.
-SKIPPED = ("--resume", "--tf_checkpoint")
+SKIPPED = ("--tf_checkpoint",)
 
 
 def blocks_of(language, page):

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -71,6 +69,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     config_class = ElectraRTDConfig
     base_model_prefix = ""
     main_input_name = "input_ids"
+    model_tags = ["hf-electra-rtd", "pretraining"]  # noqa: RUF012  # of the card that `push_to_hub` writes
     # Both losses are means of their own; the Trainer must not divide their sum by a count of labels.
     accepts_loss_kwargs = False
     supports_gradient_checkpointing = True
@@ -154,24 +153,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
     def save_towers(self, directory: str | os.PathLike[str], tokenizer: Any = None) -> None:
         """Writes the [`native_towers`], each into a directory of its name: native checkpoints, with the tokenizer."""
         towers.save_towers(self.native_towers(), directory, tokenizer)
-
-    def push_to_hub(  # type: ignore[override]  # the options are the same, passed on by name
-        self, repo_id: str, *, private: bool | None = None, token: bool | str | None = None, **commit: Any
-    ) -> str:
-        """Uploads both towers as one model, with a card unless there is one; returns the commit's address. Arguments
-        are as in `PreTrainedModel.push_to_hub`. `RTDTrainer.push_to_hub` publishes towers, with their record."""
-        from huggingface_hub import CommitOperationAdd, HfApi
-
-        from hf_electra_rtd.publishing.card import model_card
-
-        api = HfApi(token=token)
-        repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-        with tempfile.TemporaryDirectory() as directory:
-            self.save_pretrained(directory)
-            if not api.file_exists(repo_id, "README.md"):
-                Path(directory, "README.md").write_text(model_card(self.config.to_dict(), repo_id), encoding="utf-8")
-            files = [CommitOperationAdd(path.name, path) for path in sorted(Path(directory).iterdir())]
-            return str(api.create_commit(repo_id, files, **{"commit_message": "Upload the model", **commit}))
 
     @property
     def towers(self) -> dict[str, Any]:

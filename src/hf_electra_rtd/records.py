@@ -25,7 +25,18 @@ from hf_electra_rtd.files import hash_files, reading, write_text
 
 SCHEMA_VERSION = 2
 Number = float | int
-_PACKAGES = "hf-electra-rtd torch transformers accelerate datasets tokenizers huggingface_hub numpy scikit-learn peft"
+_PACKAGES = (
+    "hf-electra-rtd",
+    "torch",
+    "transformers",
+    "accelerate",
+    "datasets",
+    "tokenizers",
+    "huggingface_hub",
+    "numpy",
+    "scikit-learn",
+    "peft",
+)
 
 
 class _Record:
@@ -43,13 +54,13 @@ class _Record:
     @classmethod
     def find(cls, directory: str | os.PathLike[str], depth: float = math.inf) -> list[Path]:
         """The paths of all such records in a directory and down to `depth` below it, through links."""
-        found = []
+        paths = []
         for place, directories, files in os.walk(directory, followlinks=depth < math.inf):  # links may lead in circles
-            if cls.FILE in (*directories, *files):  # `load` refuses what is no file
-                found.append(Path(place, cls.FILE))
+            if cls.FILE in files:
+                paths.append(Path(place, cls.FILE))
             if len(Path(place).relative_to(directory).parts) >= depth:
                 directories.clear()
-        return sorted(found)
+        return sorted(paths)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -62,7 +73,8 @@ class _Record:
             json.dumps(values, allow_nan=False)  # an error for numbers that are not finite
             if not isinstance(values, dict):
                 raise ValueError("it holds no JSON object")
-            if (version := values.pop("schema_version", None)) != SCHEMA_VERSION:
+            version = values.pop("schema_version", None)
+            if version != SCHEMA_VERSION:
                 raise ValueError(f"it has schema version {version}, and this is {SCHEMA_VERSION}")
             return cls(**values)
 
@@ -196,7 +208,8 @@ class ExportRecord(_Record):
         of the predictions that are torch's."""
         if not self.dev:
             return None
-        if scores := self.dev["scores"]:
+        scores = self.dev["scores"]
+        if scores:
             metric, score = next(iter(scores["torch"].items()))
             return 100 * (score - scores["onnx-int8"][metric]), metric
         return 100 * (1 - self.dev["equal"]["onnx-int8"] / self.dev["predictions"]), "equal predictions"
@@ -205,20 +218,54 @@ class ExportRecord(_Record):
 # ---- What may be published ----
 
 # Flags whose values are paths; and those whose values are ids of the Hub, or paths.
-_PATH_FLAGS = """
-output_dir logging_dir train_files held_out_files model_config two_stage_from config resume_from_checkpoint data_dir
-train_file validation_file test_file run evaluations compared accelerator_config deepspeed fsdp_config file
-old_held_out_files confusion_file cache_dir
-"""
-_PATH_OR_ID_FLAGS = """
-dataset train_datasets tokenizer generator discriminator continue_from model_name_or_path base_model name_or_path
-_name_or_path backbone generator_backbone
-"""
+_PATH_FLAGS = (
+    "output_dir",
+    "logging_dir",
+    "train_files",
+    "held_out_files",
+    "model_config",
+    "two_stage_from",
+    "config",
+    "resume_from_checkpoint",
+    "data_dir",
+    "train_file",
+    "validation_file",
+    "test_file",
+    "run",
+    "evaluations",
+    "compared",
+    "accelerator_config",
+    "deepspeed",
+    "fsdp_config",
+    "file",
+    "old_held_out_files",
+    "confusion_file",
+    "cache_dir",
+)
+_PATH_OR_ID_FLAGS = (
+    "dataset",
+    "train_datasets",
+    "tokenizer",
+    "generator",
+    "discriminator",
+    "continue_from",
+    "model_name_or_path",
+    "base_model",
+    "name_or_path",
+    "_name_or_path",
+    "backbone",
+    "generator_backbone",
+)
+# Names, also ends of names, of what is never a path: classes, and the tokens in `tokenizer_config.json`.
+_NO_PATHS = ("labels", "id2label", "label2id", "_token", "_tokens", "_tokens_decoder")
+# Absolute paths, which are private if they exist here; and those that are private wherever they lead.
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
-_RELATIVE = re.compile(r"\.\.?[\\/]")
+_PRIVATE = re.compile(r"\.\.?[\\/]|(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")
 HUB_TOKEN = re.compile(r"(?:hf|api_org)_[A-Za-z0-9]{30,}")
 _URL_SECRET = re.compile(r"([?&][\w-]*(?:token|key|secret|password|signature|sig)=)[^&#\s<\\][^&#\s]*", re.IGNORECASE)
-_KEY_SECRET = re.compile(r"^(\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=)(?!<secret>$).+$", re.IGNORECASE)
+_KEY_SECRET = re.compile(
+    r"^(\s*\w*(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD)\w*=)(?!<secret>$).+$", re.IGNORECASE | re.MULTILINE
+)
 # Secrets in a value: the pattern of each, and what takes its place.
 _SECRETS = (
     (_KEY_SECRET, r"\1<secret>"),
@@ -228,42 +275,58 @@ _SECRETS = (
 )
 
 
-def public(value: Any, flag: str = "") -> Any:
-    """A value of a record (dicts, lists and strings at any depth) without directories of this machine, passwords and
-    tokens. A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes
-    `b.jsonl,weight=2`). Paths are known by their flag, the key in a dict, or as absolute ones that exist here, or that
-    begin with `../` or `./`."""
+def public(value: Any, name: str = "") -> Any:
+    """What may be published of a value: dicts, lists and strings at any depth, without directories of this machine,
+    passwords and tokens. The one filter of secrets: records and messages go through it, and a file that it would
+    change is not published.
+
+    A path keeps its last component, and the options behind it (`a/b.jsonl,weight=2` becomes `b.jsonl,weight=2`). It is
+    a whole line. Paths are known by `name`, the flag or the key in a dict; as absolute ones that exist here; or
+    because they begin with a home, a drive, a server, `../` or `./`. Labels and tokens of a vocabulary are no paths.
+    """
     if isinstance(value, Mapping):
-        return {key: public(item, str(key)) for key, item in value.items()}
+        inside = name if name.endswith(_NO_PATHS) else ""
+        return {public(key, inside): public(item, inside or str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [public(item, flag) for item in value]
+        return [public(item, name) for item in value]
     if not isinstance(value, str):
         return value
     for secret, substitute in _SECRETS:
         value = secret.sub(substitute, value)
-    path, comma, options = value.partition(",")
+    if name.endswith(_NO_PATHS):
+        return value
+    return "\n".join(_without_directory(line, name) for line in value.split("\n"))
+
+
+def _without_directory(line: str, name: str) -> str:
+    """The line, or if it is a path its last component."""
+    path, comma, options = line.strip().partition(",")
     if not path or ("://" in path and not path.startswith("file:")):
-        return value
-    is_path = flag in _PATH_FLAGS.split() or (flag in _PATH_OR_ID_FLAGS.split() and hub_id(path) is None)
+        return line
+    is_path = name in _PATH_FLAGS or (name in _PATH_OR_ID_FLAGS and hub_id(path) is None)
     is_here = _ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path))
-    if not (is_path or is_here or _RELATIVE.match(path)):
-        return value
-    name = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
-    return ("." if name in ("", "..") else name) + comma + options
+    if not (is_path or is_here or _PRIVATE.match(path)):
+        return line
+    last = re.split(r"[\\/]+", path.rstrip("\\/"))[-1]
+    return ("." if last in ("", "..") else last) + comma + options
 
 
 def hub_id(name: str | None) -> str | None:
     """The name of a model or dataset, if it is an id of the Hub; None for a path."""
-    return name if name and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) and not os.path.exists(name) else None
+    if not name or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name) or os.path.exists(name):
+        return None
+    return name
 
 
 def public_command(argv: Sequence[str]) -> str:
     """A command line as a record may hold it; see `public`. First the program: a path, or `hf-electra-rtd COMMAND`."""
-    words, flag = Path(argv[0]).name.split(), ""
+    words = Path(argv[0]).name.split()
+    flag = ""
     for word in argv[1:]:
         if word.startswith("--"):
             flag, equals, value = word[2:].partition("=")
-            flag = flag.replace("-", "_") if re.fullmatch(r"[\w-]+", flag) else flag
+            if re.fullmatch(r"[\w-]+", flag):
+                flag = flag.replace("-", "_")
             words.append(f"--{flag}{equals}{public(value, flag)}")
         else:
             words.append(public(word, flag))
@@ -286,7 +349,7 @@ def utc_now() -> str:
 def collect_versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's result."""
     versions = {"python": platform.python_version()}
-    for package in _PACKAGES.split():
+    for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):  # some are not needed for training on prepared blocks
             versions[package] = metadata.version(package)
     return versions
@@ -309,7 +372,8 @@ def collect_hardware() -> dict[str, Any]:
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
     if sys.platform == "linux":
-        if named := re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            hardware["processor"] = named[1]
+        model_name = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if model_name:
+            hardware["processor"] = model_name[1]
         hardware["memory_gib"] = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return hardware

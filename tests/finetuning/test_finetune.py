@@ -278,10 +278,8 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         with pytest.raises(ValueError, match=message):
             run_finetune(**flags | difference)
     assert record_of(run).finished == first
-    (run / "publish.json").write_text("{}")  # the repositories on the Hub stay those of this directory
     assert run_finetune(**flags | {"learning_rate": 0, "seeds": 1, "max_steps": 2}) == 0
     assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
-    assert (run / "publish.json").exists()
     assert not (run / "reviews/seed_43").exists()
     assert (run / "reviews/mine.csv").exists()
 

@@ -1,1 +1,1 @@
-from tests.publishing.fake_hub import hub  # noqa: F401  # a fixture
+from tests.publishing.hub_server import hub  # noqa: F401  # a fixture

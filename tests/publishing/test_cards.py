@@ -11,7 +11,7 @@ from transformers import ElectraConfig
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.publishing import card as card_module
-from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, model_card, pretraining_card
+from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, pretraining_card
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import FractionRecord
 from hf_electra_rtd.tasks import get_task
@@ -64,7 +64,6 @@ def every_card():
     yield discriminator_card(run_record(model={"generator": "uniform", "generator_config": None}))
     yield discriminator_card(run_record("electric", model={"generator": "two_tower"}), runs())
     yield pretraining_card(bare(), "discriminator", REPO, CardArguments())
-    yield model_card(run_record().model, REPO)
     for kind in KINDS:
         for adapter in (False, True):
             yield fine_tuned_card(runs(kind=kind), REPO, CARD, "org/base", adapter)
@@ -121,25 +120,23 @@ def test_code_has_as_many_texts_as_the_task(benchmark, task, texts):
 
 
 @pytest.mark.parametrize(
-    ("objective", "part", "pipeline", "library", "tag", "said"),
+    ("objective", "part", "pipeline", "tag"),
     [
-        ("rtd", "discriminator", None, "transformers", "replaced-token-detection", "AutoModelForPreTraining"),
-        ("mlm", "discriminator", "fill-mask", "transformers", "encoder", 'pipeline("fill-mask"'),
-        ("replace_mlm", "discriminator", None, "transformers", "encoder", "without [MASK]"),
-        ("electric", "discriminator", None, "transformers", "energies", "AutoModelForPreTraining"),
-        ("rtd", "generator", "fill-mask", "transformers", "generator", 'pipeline("fill-mask"'),
-        ("rtd", "pair", None, "hf-electra-rtd", "pair", "Continue pre-training with it"),
+        ("rtd", "discriminator", None, "replaced-token-detection"),
+        ("mlm", "discriminator", "fill-mask", "encoder"),
+        ("replace_mlm", "discriminator", None, "encoder"),
+        ("electric", "discriminator", None, "energies"),
+        ("rtd", "generator", "fill-mask", "generator"),
+        ("rtd", "pair", None, "pair"),
     ],
 )
-def test_metadata_and_text_say_what_each_part_is_for(objective, part, pipeline, library, tag, said):
+def test_a_part_has_a_task_of_the_hub_only_if_a_stock_pipeline_runs_it(objective, part, pipeline, tag):
     data, body = parts(pretraining_card(run_record(objective), part, REPO, CARD))
-    assert (data.get("pipeline_tag"), data["library_name"], tag in data["tags"]) == (pipeline, library, True)
-    assert data["datasets"] == ["wikimedia/wikipedia"]
-    offers = ("AutoModelForPreTraining", 'pipeline("fill-mask"', "without [MASK]", "Continue pre-training with it")
-    assert [offer for offer in offers if offer in body] == [said]
+    assert data.get("pipeline_tag") == pipeline
+    assert tag in data["tags"]
+    assert data["library_name"] == ("hf-electra-rtd" if part == "pair" else "transformers")
+    assert ('pipeline("fill-mask"' in body) == (pipeline is not None)
     assert ("AutoModelForSequenceClassification" in body) == (part == "discriminator")
-    assert ("\nAn ELECTRA text encoder.\n" in body) == (tag == "encoder")
-    assert "1 attention heads" not in body
 
 
 def test_each_metric_and_split_on_the_hub_has_its_entry():
@@ -161,26 +158,27 @@ def test_published_figures_stand_beside_models_of_a_named_size_only(described, b
     assert ("| Google ELECTRA-Small-OWT | published | 87.4 |" in card) == beside
 
 
+def cautions(body):
+    """The tasks that the list of cautions names, each as often as it has one."""
+    listed = body.partition("## Results of fine-tuning")[2].partition("\n## ")[0]
+    return re.findall(r"^- (\w+):", listed, re.MULTILINE)
+
+
 def test_weak_scores_are_called_weak():
     random = runs("mrpc", (0.7, 0.7), model={"from_scratch": True})
-    weak = [*runs("cola", (0.0, 0.0), metric="matthews"), *runs("mrpc", (0.69, 0.69)), *runs("rte", (0.5,))]
-    body = evaluated(weak, compared=random)[1]
-    assert "cola: a Matthews correlation of 0" in body
-    assert "mrpc: the median is 69.0; always giving the most frequent label scores 68.4" in body
-    assert "mrpc: not better than the same architecture from random weights" in body
-    assert "rte: one run" in body
+    weak = [*runs("cola", (0.0, 0.0), metric="matthews"), *runs("mrpc", (0.69, 0.69)), *runs("rte", (0.6,))]
     strong = [*runs("cola", (0.5, 0.5), metric="matthews"), *runs("mrpc", (0.85, 0.85)), *runs("rte", (0.7, 0.7))]
-    body = evaluated(strong, compared=random)[1]
-    assert not re.search("Matthews correlation of 0|most frequent|not better|one run", body)
+    # No better than random weights and than the most frequent label; one run.
+    assert cautions(evaluated(weak, compared=random)[1]) == ["cola", "mrpc", "mrpc", "rte"]
+    assert cautions(evaluated(strong, compared=random)[1]) == []
 
 
 def test_majorities_and_random_weights_are_those_of_the_same_task_on_its_whole_dev_set():
     few = {"arguments": {**evaluation_record().arguments, "max_eval_samples": 50}}
     random = runs("rte", (0.7, 0.7), model={"from_scratch": True})
     for change in ({"benchmark": "own"}, few):
-        body = evaluated(runs("mrpc", (0.5, 0.5), **change))[1]
-        assert "most frequent label" not in body
-    assert "not better" not in evaluated(runs("rte", (0.6, 0.6), benchmark="own"), compared=random)[1]
+        assert cautions(evaluated(runs("mrpc", (0.5, 0.5), **change))[1]) == []
+    assert cautions(evaluated(runs("rte", (0.6, 0.6), benchmark="own"), compared=random)[1]) == []
 
 
 def test_a_fine_tuned_card_says_that_scores_are_of_few_examples():
@@ -192,21 +190,18 @@ def test_a_fine_tuned_card_says_that_scores_are_of_few_examples():
 @pytest.mark.parametrize(
     ("change", "shown"),
     [
-        ({"data": {"train": {"sources": [{"name": "a|b.txt", "sha256": "12ab"}]}}}, "`a\\|b.txt`: an unknown number"),
-        ({"data": {"train": {"num_tokens": 14950400}}}, "| passes over the text | 1 |"),
-        ({"data": {"train": {"recipe": {"drop_duplicates": "exact"}}}}, "| repeated lines | dropped |"),
-        ({"sequences": 233_600}, "| `sequences_per_step` | 32 | 128 |"),
-        ({"flops": {"model": 5.67e15, "paper": 8.91e15}}, "5.67e+15"),
-        ({"flops": {"model": 5.67e15, "paper": None}}, "and the paper | not counted for these families |"),
-        ({"hardware": {"processor": "X|Y", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X\\|Y (4 CPU cores)"),
-        ({"command": "train.py --seed 7"}, "\\\n    --seed 7"),
-        ({"training": {"learning_rate": 1.25e-3}}, "| `learning_rate` | 0.00125 | 0.0005 |"),
-        ({"model": {"temperature": 0.5}}, "| `temperature` | 0.5 | 1 |"),
+        ({"data": {"train": {"sources": [{"name": "a|b.txt", "sha256": "12ab"}]}}}, r"`a\\\|b.txt`"),
+        ({"data": {"train": {"num_tokens": 14950400}}}, r"passes .* \| 1 \|"),
+        ({"sequences": 233_600}, r"`sequences_per_step` \| 32 \| 128 \|"),
+        ({"flops": {"model": 5.67e15, "paper": None}}, r"5.67e\+15"),
+        ({"hardware": {"processor": "X", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X"),
+        ({"command": "train.py --seed 7"}, r"train.py \\\n    --seed 7"),
+        ({"model": {"temperature": 0.5}}, r"`temperature` \| 0.5 \| 1 \|"),
     ],
-)  # fmt: skip
+)
 def test_values_of_a_card_are_those_of_the_record(change, shown):
-    assert shown not in discriminator_card()
-    assert shown in discriminator_card(run_record(**change))
+    assert not re.search(shown, discriminator_card())
+    assert re.search(shown, discriminator_card(run_record(**change)))
 
 
 def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated(tmp_path):
@@ -297,22 +292,22 @@ def test_a_fine_tuned_card_names_what_loads_its_weights_and_what_they_come_from(
 
 
 @pytest.mark.parametrize(
-    ("records", "adapter", "message"),
+    ("records", "adapter", "name"),
     [
-        ([*runs(), evaluation_record("rte")], False, "several tasks or models"),
-        ([*runs(), *runs(scores=(0.5,))], False, "several runs with seed 42"),
-        (runs(), True, "--base_model"),
-        (runs(arguments={"label_words": {"no": "old"}}), False, "of the kind label words are not published"),
+        ([*runs(), evaluation_record("rte")], False, REPO),
+        ([*runs(), *runs(scores=(0.5,))], False, "seed 42"),
+        (runs(), True, "base_model"),
+        (runs(arguments={"label_words": {"no": "old"}}), False, "label words"),
     ],
 )
-def test_what_cannot_be_one_card_is_refused(records, adapter, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_one_card_is_refused(records, adapter, name):
+    with pytest.raises(ValueError, match=name):
         fine_tuned_card(records, REPO, CARD, None, adapter)
 
 
 def test_two_settings_of_one_task_are_no_published_figure():
     first = evaluation_record("rte", 42, 0.5)
     other = evaluation_record("rte", 42, 0.6, arguments={**first.arguments, "learning_rate": 1e-5})
-    with pytest.raises(ValueError, match=r"rte: .* several settings.*learning_rate 1e-05.*--compared"):
+    with pytest.raises(ValueError, match=r"rte: .*learning_rate 1e-05"):
         evaluated([first, other])
     assert "50.0" in evaluated([first], compared=[other])[1]

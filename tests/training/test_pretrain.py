@@ -194,7 +194,6 @@ def test_another_run_is_replaced_only_when_asked_also_where_the_one_that_replace
     with pytest.raises(ValueError, match=r"another run.*--resume_from_checkpoint latest"):
         pretrain()
     assert (copied_run / "run_record.json").read_bytes() == before
-    (copied_run / "publish.json").touch()
     with monkeypatch.context() as patch:
         patch.setattr("hf_electra_rtd.training.pretrain.RTDTrainer.train", lambda *_, **__: sys.exit(9))
         with pytest.raises(SystemExit):
@@ -206,21 +205,7 @@ def test_another_run_is_replaced_only_when_asked_also_where_the_one_that_replace
     pretrain("--overwrite_output_dir", max_steps=1)
     assert PretrainingRecord.load(copied_run).steps == 1
     left = {path.name for path in copied_run.iterdir()}
-    assert not {"checkpoint-4", "fractions", "publish.json", ".outputs"} & left
-
-
-def test_a_run_that_replaces_another_is_not_taken_for_it_on_the_hub(pretrain, copied_run, monkeypatch):
-    (copied_run / "publish.json").write_text('{"run": "old"}')
-
-    def check(repo_ids, directory, *options):
-        assert directory is None  # the key beside the old run is not asked
-        raise ValueError("The Hub refuses.")
-
-    monkeypatch.setattr("hf_electra_rtd.training.trainer.check", check)
-    with pytest.raises(ValueError, match="refuses"):
-        pretrain("--overwrite_output_dir", push_to_hub=True, hub_model_id="lab/electra")
-    assert (copied_run / "run_record.json").exists()  # so its key is, too
-    assert (copied_run / "publish.json").read_text() == '{"run": "old"}'
+    assert not {"checkpoint-4", "fractions", ".outputs"} & left
 
 
 def test_halves_of_checkpoints_are_set_aside_under_free_names(tmp_path):

@@ -29,8 +29,14 @@ from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job,
 from hf_electra_rtd.finetuning.submission import zip_submission
 from hf_electra_rtd.finetuning.trainer import FineTuningArguments
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import check, publish, remember
-from hf_electra_rtd.publishing.publish import FineTunedPublication, fine_tuned_repositories, report
+from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.publish import (
+    FineTunedPublication,
+    fine_tuned_repositories,
+    first_start,
+    publish_command,
+    report,
+)
 from hf_electra_rtd.publishing.tables import print_results
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, public_command
@@ -214,11 +220,14 @@ def _fine_tune(argv: list[str], program: str) -> tuple[int, list[EvaluationRecor
 
     jobs = [job for job in fine_tuning.jobs if succeeds(fine_tuning.prepare, job)]
     private, force = args.hub_private_repo is not False, publication_args.force
-    published: dict[str, Any] = {}  # what an earlier publication showed stays
-    if push_to_hub and is_main and jobs:
-        check([f"{args.hub_model_id}-{job.task.name}" for job in jobs], directory, private, force)
-        given = {"base_model": publication_args.base_model, **asdict(card_args)}
-        published = remember(directory, hub_model_id=args.hub_model_id, private=private, **given)["flags"]
+    publishes = push_to_hub and is_main and bool(jobs)
+    if publishes:
+        repositories = []
+        for job in jobs:
+            task = directory / job.task.name
+            known = None if task_args.overwrite_output_dir else first_start(EvaluationRecord, task, 1)
+            repositories.append(Repository(f"{args.hub_model_id}-{job.task.name}", {}, known))
+        check(repositories, private, force)
     PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
     try:
         for job in jobs:
@@ -233,13 +242,22 @@ def _fine_tune(argv: list[str], program: str) -> tuple[int, list[EvaluationRecor
             _collect_submissions(jobs, records, directory)
     for message in failed:  # again, where it is seen
         logger.error(message)
-    if published and records and status == 0:
+    if publishes and records and status == 0:
+        base_model = publication_args.base_model
+        command = publish_command(
+            run=str(directory),
+            hub_model_id=args.hub_model_id,
+            private=private,
+            force=force,
+            base_model=base_model,
+            **asdict(card_args),
+        )
         try:
-            repositories = fine_tuned_repositories(directory, published)
-            status = report(publish(repositories, directory, private, force), directory)
+            repositories = fine_tuned_repositories(directory, str(args.hub_model_id), card_args, base_model)
+            published = publish(repositories, private, force, collection=args.hub_model_id)
         except (OSError, ValueError) as error:
-            logger.error(f"Not published: {error}")
-            status = 1
+            published = [Published(str(args.hub_model_id), error=str(error))]
+        status = report(published, command)
     return status or int(bool(failed)), records
 
 

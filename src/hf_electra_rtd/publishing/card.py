@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,32 +45,88 @@ _GRAPHS = {
 }
 # The Hub's ids of our metrics (hf.co/metrics), where they are not our own name for them.
 _METRICS = {
-    **{"matthews": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"},
-    **dict.fromkeys(("macro_f1", "micro_f1"), "f1"),
+    "matthews": "matthews_correlation",
+    "pearson": "pearsonr",
+    "spearman": "spearmanr",
+    "macro_f1": "f1",
+    "micro_f1": "f1",
 }
 # The settings that a card shows, and those that every size of the paper has: defaults of `ElectraConfig` and of
 # google-research/electra.
-_SETTINGS = """
-generator generator_objective generator_learning_rate clip_separately objective sharing generator_hidden_size
-generator_weight discriminator_weight temperature freeze_generator temperature_schedule temperature_start
-temperature_decay initialization sequences_per_step max_steps max_seq_length vocab_size learning_rate lr_scheduler_type
-warmup_steps weight_decay adam_beta1 adam_beta2 adam_epsilon bias_correction max_grad_norm mask_probability
-keep_probability masking hidden_dropout_prob confusion_file confusion_share document_attention
-attention_probs_dropout_prob initializer_range bf16 fp16 seed
-"""
+_SETTINGS = (
+    "generator",
+    "generator_objective",
+    "generator_learning_rate",
+    "clip_separately",
+    "objective",
+    "sharing",
+    "generator_hidden_size",
+    "generator_weight",
+    "discriminator_weight",
+    "temperature",
+    "freeze_generator",
+    "temperature_schedule",
+    "temperature_start",
+    "temperature_decay",
+    "initialization",
+    "sequences_per_step",
+    "max_steps",
+    "max_seq_length",
+    "vocab_size",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bias_correction",
+    "max_grad_norm",
+    "mask_probability",
+    "keep_probability",
+    "masking",
+    "hidden_dropout_prob",
+    "confusion_file",
+    "confusion_share",
+    "document_attention",
+    "attention_probs_dropout_prob",
+    "initializer_range",
+    "bf16",
+    "fp16",
+    "seed",
+)
 _PAPER = {
-    **{"objective": "rtd", "initialization": "stock", "bias_correction": False, "hidden_dropout_prob": 0.1},
-    **{"attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "vocab_size": 30522, "sharing": "embeddings"},
-    **{"masking": "token", "document_attention": False, "generator": "masked_lm", "generator_objective": "mle"},
-    **{"temperature": 1, "discriminator_weight": 50, "freeze_generator": False, "temperature_schedule": "constant"},
+    "objective": "rtd",
+    "generator": "masked_lm",
+    "generator_objective": "mle",
+    "sharing": "embeddings",
+    "temperature": 1,
+    "temperature_schedule": "constant",
+    "freeze_generator": False,
+    "discriminator_weight": 50,
+    "masking": "token",
+    "document_attention": False,
+    "initialization": "stock",
+    "initializer_range": 0.02,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+    "bias_correction": False,
+    "vocab_size": 30522,
 }
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
 _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
 _DETECTS = ("bare", "detector", "labels")  # kinds, see `kind_of`
-# Training arguments that the command of a card has, beyond `_SETTINGS`.
-_FLAGS = f"""{_SETTINGS} per_device_train_batch_size gradient_accumulation_steps optim checkpoint_fractions data_seed
-shuffle_window"""
+# Training arguments that the command of a card has.
+_FLAGS = (
+    *_SETTINGS,
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "optim",
+    "checkpoint_fractions",
+    "data_seed",
+    "shuffle_window",
+)
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
@@ -108,38 +165,68 @@ def pretraining_card(
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
     step = fraction.step if fraction else record.steps
-    kind, family = kind_of(record.model, part), family_of(record.model)
+    kind = kind_of(record.model, part)
+    family = family_of(record.model)
     is_electra = family == "electra"
     fills = part == "generator" or (part == "discriminator" and record.model["objective"] == "mlm")
+
     described = record.arguments.get("model", {})
-    sources = (*_SOURCES, *described.get("loaded_backbones", ()))
-    loaded = {name: described[name] for name in sources if described.get(name)}
+    loaded = {
+        name: described[name] for name in (*_SOURCES, *described.get("loaded_backbones", ())) if described.get(name)
+    }
     started = list(loaded.values())
+    starts = _STARTS.get(part, ("continue_from", "backbone", "discriminator"))
+    # A path has lost its directories in the record, so that an id is told by its owner.
+    base_models = [loaded[name] for name in starts if "/" in loaded.get(name, "")]
+
     size = None if started or described.get("model_config") or not is_electra else described.get("size")
     reference = size if size and SIZES[size].is_published else "small"
-    starts = _STARTS.get(part, ("continue_from", "backbone", "discriminator"))
-    recipe, tasks = SIZES[reference].pretraining, {run.task for run in own}
+    recipe = SIZES[reference].pretraining
+
+    tasks = {run.task for run in own}
     shown = [_named(run, repo_id) for run in own]
-    others = [run for run in compared if run.task in tasks]
-    others = [_named(run, "the same architecture") if run.model["from_scratch"] else run for run in others]
-    tags = [part, "replaced-token-detection"] if kind in _DETECTS else [kind]
+    others = [
+        _named(run, "the same architecture") if run.model["from_scratch"] else run
+        for run in compared
+        if run.task in tasks
+    ]
+
+    pipeline = None
+    if fills:
+        pipeline = "fill-mask"
+    elif kind == "labels":
+        pipeline = "token-classification"
     data = _metadata(
         repo_id,
         card,
         own,
         library_name=PACKAGE if part == "pair" else "transformers",
-        pipeline_tag="fill-mask" if fills else "token-classification" if kind == "labels" else None,
-        tags=[family_of(record.model, part), PACKAGE, "pretraining", *tags],
+        pipeline_tag=pipeline,
+        tags=[
+            family_of(record.model, part),
+            PACKAGE,
+            "pretraining",
+            *([part, "replaced-token-detection"] if kind in _DETECTS else [kind]),
+        ],
         datasets=card.corpora,
-        # A path has lost its directories in the record, so that an id is told by its owner.
-        base_model=next((name for flag in starts if "/" in (name := loaded.get(flag, ""))), None),
+        base_model=base_models[0] if base_models else None,
     )
     return _render(
         "pretraining.md",
         data,
-        **{"record": record, "part": part, "kind": kind, "fills": fills, "repo_id": repo_id, "card": card},
-        **{"size": size, "fraction": fraction, "step": step, "planned": planned, "started": started},
-        **{"branches": branches, "related": [other for name, other in (related or {}).items() if name != part]},
+        record=record,
+        part=part,
+        kind=kind,
+        fills=fills,
+        repo_id=repo_id,
+        card=card,
+        size=size,
+        fraction=fraction,
+        step=step,
+        planned=planned,
+        started=started,
+        branches=branches,
+        related=[other for name, other in (related or {}).items() if name != part],
         tokens=record.tokens * step / record.steps,
         main="encoder" if kind_of(record.model) == "encoder" else "discriminator",
         family="an ELECTRA" if is_electra else f"a `{family}`",
@@ -166,71 +253,107 @@ def fine_tuned_card(
 ) -> str:
     """The card of a fine-tuned model, or of LoRA adapters, from the runs of one model on one task, the first of which
     made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub."""
-    run, results = records[0], summarize(records)
+    run = records[0]
+    results = summarize(records)
     if len(results) != 1:
-        raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one --output_dir at a time.")
+        raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one output_dir at a time.")
     if adapter and base_model is None:
-        raise ValueError(f"{repo_id} holds adapters. Publish their base model first, and pass its id as --base_model.")
-    own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
-    is_electra = "Electra" in run.model["architecture"]
-    derived = None if run.model["from_scratch"] else base_model
+        raise ValueError(f"{repo_id} holds adapters. Publish their base model first, and pass its id as base_model.")
     kind = "label words" if run.arguments.get("label_words") else run.kind
     if kind not in _KINDS:
         raise ValueError(f"{repo_id}: models of the kind {kind} are not published: no stock class has their head.")
     task, auto_class, does = _KINDS[kind]
+    is_electra = "Electra" in run.model["architecture"]
+    has_own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     if len(run.language) == 2:  # a code, such as `en`
         card = replace(card, languages=[run.language])
+
+    library = "peft" if adapter else "transformers"
+    derived = None if run.model["from_scratch"] else base_model
+    relation = "adapter" if adapter else "finetune"
+    tags = ["electra"] if is_electra else []
+    tags.append(PACKAGE)
+    if adapter:
+        tags.append("lora")
+    datasets = filter(None, [run.dataset.get("id"), *(card.corpora or ())])
     data = _metadata(
         repo_id,
         card,
         records,
-        library_name=PACKAGE if own_head else "peft" if adapter else "transformers",
-        pipeline_tag=None if own_head else task,
-        tags=[*(["electra"] if is_electra else []), PACKAGE, *(["lora"] if adapter else [])],
-        datasets=list(dict.fromkeys(filter(None, [run.dataset.get("id"), *(card.corpora or ())]))),
+        library_name=PACKAGE if has_own_head else library,
+        pipeline_tag=None if has_own_head else task,
+        tags=tags,
+        datasets=list(dict.fromkeys(datasets)),
         base_model=derived,
-        base_model_relation=derived and ("adapter" if adapter else "finetune"),
+        base_model_relation=None if derived is None else relation,
     )
+
     cautions = [*_cautions(records, ()), *(f"{run.task}: {limit}." for limit in limits(run))]
-    if len(set(results[0].main)) > 1 and run.score == max(results[0].main):
+    scores = results[0].main
+    if len(set(scores)) > 1 and run.score == max(scores):
         cautions.append("This seed has the best score on the examples that chose it: on others, expect the median.")
+    named = [_named(record, repo_id) for record in records]
     return _render(
         "fine_tuned.md",
         data,
-        **{"run": run, "does": does, "repo_id": repo_id, "card": card, "base_model": base_model, "adapter": adapter},
-        **{"own_head": own_head, "is_electra": is_electra, "cautions": cautions, "runs": results[0].runs},
-        model_class=run.model["architecture"] if own_head else f"AutoModelFor{auto_class}",
+        run=run,
+        does=does,
+        repo_id=repo_id,
+        card=card,
+        base_model=base_model,
+        adapter=adapter,
+        own_head=has_own_head,
+        is_electra=is_electra,
+        cautions=cautions,
+        runs=results[0].runs,
+        model_class=run.model["architecture"] if has_own_head else f"AutoModelFor{auto_class}",
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
-        results=results_table([_named(r, repo_id) for r in records], published=False) if len(records) > 1 else "",
+        results=results_table(named, published=False) if len(records) > 1 else "",
     )
 
 
 def export_card(record: ExportRecord, repo_id: str, card: CardArguments) -> str:
     """The card of an exported model."""
     task, auto_class, does = {**_KINDS, **_GRAPHS}[record.kind]
-    tags = [*(["electra"] if "Electra" in record.model["architecture"] else []), PACKAGE, "onnx"]
-    library = "transformers.js" if auto_class else PACKAGE
-    data = _metadata(repo_id, card, (), library_name=library, pipeline_tag=task, tags=tags)
-    values = {"record": record, "does": does, "auto_class": auto_class, "table": export_table(record)}
-    return _render("export.md", data, repo_id=repo_id, card=card, **values)
+    tags = ["electra"] if "Electra" in record.model["architecture"] else []
+    data = _metadata(
+        repo_id,
+        card,
+        (),
+        library_name="transformers.js" if auto_class else PACKAGE,
+        pipeline_tag=task,
+        tags=[*tags, PACKAGE, "onnx"],
+    )
+    return _render(
+        "export.md",
+        data,
+        record=record,
+        does=does,
+        auto_class=auto_class,
+        table=export_table(record),
+        repo_id=repo_id,
+        card=card,
+    )
 
 
 def export_table(record: ExportRecord) -> str:
     """Size, speed and scores of an exported model by each runtime, and the machine, as Markdown."""
-    scores, classes = record.dev.get("scores", {}), record.dev.get("classes", {})
-    names = list(record.speed["sentences_per_second"])
-    measures: dict[str, dict[str, Any]] = {
-        "MB": record.megabytes,
-        "sentences/s": record.speed["sentences_per_second"],
-        **{name: {run: 100 * scores[run][name] for run in names} for name in scores.get("torch", ())},
-    }
+    scores = record.dev.get("scores", {})
+    classes = record.dev.get("classes", {})
+    speeds = record.speed["sentences_per_second"]
+    measures: dict[str, dict[str, Any]] = {"MB": record.megabytes, "sentences/s": speeds}
+    for metric in scores.get("torch", ()):
+        measures[metric] = {runtime: 100 * scores[runtime][metric] for runtime in speeds}
     for label in classes.get("torch", ()):
-        for place, name in enumerate(("precision", "recall", "f1")):
-            measures[f"{label}: {name}"] = {run: 100 * [*classes[run][label].values()][place] for run in names}
-    rows = [[name, *(f"{of[run]:,.1f}" for run in names)] for name, of in measures.items()]
-    shape, threads = " x ".join(map(str, record.speed["shape"])), record.speed["threads"]
-    machine = f"{record.hardware['processor']}, {threads} thread{'s' if threads > 1 else ''}"
-    return f"{markdown_table(['', *names], rows)}\n\nSpeed: {machine}, batches of {shape} tokens. Scores x 100."
+        for place, metric in enumerate(("precision", "recall", "f1")):
+            measures[f"{label}: {metric}"] = {
+                runtime: 100 * list(classes[runtime][label].values())[place] for runtime in speeds
+            }
+    rows = [[name, *(f"{values[runtime]:,.1f}" for runtime in speeds)] for name, values in measures.items()]
+    shape = " x ".join(map(str, record.speed["shape"]))
+    threads = record.speed["threads"]
+    machine = f"{record.hardware['processor']}, {threads} {'threads' if threads > 1 else 'thread'}"
+    return f"{markdown_table(['', *speeds], rows)}\n\nSpeed: {machine}, batches of {shape} tokens. Scores x 100."
 
 
 def kind_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
@@ -242,7 +365,9 @@ def kind_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
     traits = OBJECTIVE_TRAITS[model["objective"]]
     if traits.predicts != "replaced":
         return "encoder"
-    return "bare" if family_of(model) != "electra" else "energies" if traits.needs_noise else "detector"
+    if family_of(model) != "electra":
+        return "bare"
+    return "energies" if traits.needs_noise else "detector"
 
 
 def family_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
@@ -252,13 +377,6 @@ def family_of(model: Mapping[str, Any], part: str = "discriminator") -> str:
 
 def _config_name(part: str) -> str:
     return "generator_config" if part == "generator" else "discriminator_config"
-
-
-def model_card(config: Mapping[str, Any], repo_id: str) -> str:
-    """The card of a pair of which only its configuration (`config.to_dict()`) is known."""
-    tags = [family_of(config), PACKAGE, "pretraining"]
-    data = _metadata(repo_id, CardArguments(), (), library_name=PACKAGE, tags=tags)
-    return _render("model.md", data, model=config, repo_id=repo_id)
 
 
 # ---- Rendering ----
@@ -276,16 +394,20 @@ def _environment() -> Any:
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
         "duration": format_duration,
-        "plain": lambda text: "".join(f"\\{sign}" if sign in "\\`*_[]<>|~" else sign for sign in str(text)),
+        "plain": lambda text: re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", str(text)),
         "code": lambda text: "`" + str(text).replace("`", "'").replace("|", "\\|") + "`",
         "link": lambda repo_id: f"[{repo_id}](https://huggingface.co/{repo_id})",
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "pick": lambda values, *keys: [(f"`{key}`", values.get(key)) for key in keys],
-        "table": lambda rows, *header: markdown_table(
-            header, [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
-        ),
+        "table": _table_of_values,
     }
     return environment
+
+
+def _table_of_values(rows: Sequence[Sequence[Any]], *header: str) -> str:
+    """Rows without a value are left out."""
+    cells = [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
+    return markdown_table(header, cells)
 
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
@@ -308,23 +430,26 @@ def _number(value: Any) -> str:
 
 def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord], **values: Any) -> ModelCardData:
     """With the median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub."""
-    results = [
-        EvalResult(
-            task_type=_KINDS[run.kind][0],
-            dataset_type=run.dataset["id"],
-            dataset_name=run.dataset["title"],
-            dataset_config=run.dataset["config"],
-            dataset_split=run.dataset["splits"][split],
-            dataset_revision=run.data.get(split, {}).get("revision"),
-            metric_type=_METRICS.get(metric, metric),
-            metric_name=f"{metric} (median of {len(scores)})",
-            metric_value=median(scores),
-        )
-        for result, run in ((result, result.runs[0]) for result in _official(runs))
-        for split, metrics in run.metrics.items()
-        for metric in metrics
-        if split in run.dataset["splits"] and (scores := result.scores(split, metric))
-    ]
+    results = []
+    for result in _official(runs):
+        run = result.runs[0]
+        for split, metric in ((split, metric) for split, metrics in run.metrics.items() for metric in metrics):
+            scores = result.scores(split, metric)
+            if split not in run.dataset["splits"] or not scores:
+                continue
+            results.append(
+                EvalResult(
+                    task_type=_KINDS[run.kind][0],
+                    dataset_type=run.dataset["id"],
+                    dataset_name=run.dataset["title"],
+                    dataset_config=run.dataset["config"],
+                    dataset_split=run.dataset["splits"][split],
+                    dataset_revision=run.data.get(split, {}).get("revision"),
+                    metric_type=_METRICS.get(metric, metric),
+                    metric_name=f"{metric} (median of {len(scores)})",
+                    metric_value=median(scores),
+                )
+            )
     return ModelCardData(
         language=card.languages,
         license=card.license,
@@ -339,14 +464,16 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
     """The result on each task whose dataset belongs to a benchmark and is on the Hub, of whole splits. A ValueError
     for a task whose runs differ in more than their seed: which figure is published must not be left open."""
     results: dict[str, TaskResult] = {}
-    whole = (run for run in records if not run.arguments.get("max_eval_samples"))
+    whole = [run for run in records if not run.arguments.get("max_eval_samples")]
     for result in summarize(_named(run, "the model") for run in whole):
-        if result.benchmark != "own" and result.runs[0].dataset.get("id"):
-            if result.task in results:
-                both = f"{results[result.task].model}, {result.model}"
-                remedy = "Pass those of one with --evaluations, and the others with --compared"
-                raise ValueError(f"{result.task}: the runs are of several settings: {both}. {remedy}.")
-            results[result.task] = result
+        if result.benchmark == "own" or not result.runs[0].dataset.get("id"):
+            continue
+        if result.task in results:
+            raise ValueError(
+                f"{result.task}: the runs are of several settings: {results[result.task].model}, {result.model}. "
+                "Pass those of one as evaluations, and the others as compared."
+            )
+        results[result.task] = result
     return list(results.values())
 
 
@@ -355,40 +482,66 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
 
 def _held_out(record: PretrainingRecord, step: int) -> dict[str, float]:
     """Held-out metrics of the objective after a step, without `eval_`; empty where there are none."""
-    entries = [entry for entry in [*record.curves, {"step": record.steps, **record.metrics}] if entry["step"] == step]
-    values = {key: value for entry in entries for key, value in entry.items() if value is not None}
+    values: dict[str, Any] = {}
+    for entry in (*record.curves, {"step": record.steps, **record.metrics}):
+        if entry["step"] == step:
+            values |= {key: value for key, value in entry.items() if value is not None}
     prefixes = ("eval_generator", "eval_sampled", "eval_replaced", "eval_discriminator", "eval_bigram")
     return {key.removeprefix("eval_"): value for key, value in values.items() if key.startswith(prefixes)}
 
 
 def _changes(record: PretrainingRecord) -> list[tuple[str, Any, Any, Any, Any]]:
     """Each metric of a run that was evaluated before its first step: of new text before and after, and of old text."""
-    columns = [
-        record.before_and_after.get(text, {}).get(when, {}) for text in ("new", "old") for when in ("before", "after")
-    ]
+    new = record.before_and_after.get("new", {})
+    old = record.before_and_after.get("old", {})
+    columns = [new.get("before", {}), new.get("after", {}), old.get("before", {}), old.get("after", {})]
     names = [name for name in columns[0] if name not in ("loss", "bigram_auc")]
     return [(f"`{name}`", *(column.get(name, "") for column in columns)) for name in names]
 
 
 def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[tuple[str, Any, Any]]:
     """Name, value, and the paper's for a size where it is another one."""
-    args, model, main = record.arguments["training"], record.model, record.model["discriminator_config"]
-    size, per_step = SIZES[reference], "sequences_per_step"
-    here = {**record.arguments.get("model", {}), **args, **model, **main, "max_steps": planned}
-    here |= {per_step: record.sequences / record.steps, "seed": str(args["seed"])}
-    paper = {**_PAPER, **size.pretraining, per_step: size.pretraining["per_device_train_batch_size"]}
-    if model["generator_config"]:
-        width, of_main = (each.get("hidden_size") or each["dim"] for each in (model["generator_config"], main))
-        here["generator_hidden_size"] = width / of_main  # DistilBERT has the second name
+    training = record.arguments["training"]
+    model = record.model
+    main = model["discriminator_config"]
+    generator = model["generator_config"]
+    size = SIZES[reference]
+    here = {
+        **record.arguments.get("model", {}),
+        **training,
+        **model,
+        **main,
+        "max_steps": planned,
+        "sequences_per_step": record.sequences / record.steps,
+        "seed": str(training["seed"]),
+    }
+    paper = {
+        **_PAPER,
+        **size.pretraining,
+        "sequences_per_step": size.pretraining["per_device_train_batch_size"],
+    }
+    if generator:
+        here["generator_hidden_size"] = _hidden_size(generator) / _hidden_size(main)
         paper["generator_hidden_size"] = size.generator_hidden_size
-    shown = [name for name in _SETTINGS.split() if here.get(name) is not None]
-    return [(f"`{n}`", here[n], paper[n] if paper.get(n, here[n]) != here[n] else "") for n in shown]
+    rows = []
+    for name in _SETTINGS:
+        if here.get(name) is not None:
+            differs = paper.get(name, here[name]) != here[name]
+            rows.append((f"`{name}`", here[name], paper[name] if differs else ""))
+    return rows
+
+
+def _hidden_size(config: Mapping[str, Any]) -> int:
+    return int(config.get("hidden_size") or config["dim"])  # DistilBERT has the second name
 
 
 def _license_of_text(record: PretrainingRecord) -> str:
-    known = [_BUNDLED.get(source.get("sha256")) for source in record.data.get("train", {}).get("sources", [])]
-    licenses = "; ".join(corpus[1] if corpus else "not stated" for corpus in dict.fromkeys(known))
-    return record.arguments.get("data", {}).get("data_license") or licenses or "not stated"
+    stated = record.arguments.get("data", {}).get("data_license")
+    if stated:
+        return str(stated)
+    sources = record.data.get("train", {}).get("sources", [])
+    licenses = [_BUNDLED.get(source.get("sha256"), ("", "not stated"))[1] for source in sources]
+    return "; ".join(dict.fromkeys(licenses)) or "not stated"
 
 
 def _command(record: PretrainingRecord) -> str:
@@ -397,7 +550,7 @@ def _command(record: PretrainingRecord) -> str:
         return record.command
     training = record.arguments["training"]
     flags = {**record.arguments.get("model", {}), **record.arguments.get("data", {})}
-    flags |= {name: training[name] for name in _FLAGS.split() if name in training}
+    flags |= {name: training[name] for name in _FLAGS if name in training}
     flags["exact_loss_normalization"] = training.get("exact_loss_normalization") or None
     if flags.get("continue_from"):
         del flags["size"]  # it follows from the networks
@@ -407,7 +560,8 @@ def _command(record: PretrainingRecord) -> str:
     for name, value in flags.items():
         if value not in (None, "", []) and name not in _NO_FLAGS:
             values = value if isinstance(value, list) else [value]
-            words += [f"--{name}", *(str(places.get(item, item)) for item in values)]
+            words.append(f"--{name}")
+            words.extend(str(places.get(item, item)) for item in values)
     return shlex.join(words)
 
 
@@ -422,17 +576,21 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
     random = {(result.benchmark, result.task): result.main for result in scratch}
     majorities = {(name, task.name): task.majority for name, tasks in BENCHMARKS.items() for task in tasks}
     for result in summarize(own):
-        task, metric, key = result.task, result.runs[0].main_metric, (result.benchmark, result.task)
-        is_whole = not result.runs[0].arguments.get("max_eval_samples")
+        task = result.task
+        key = (result.benchmark, task)
+        metric = result.runs[0].main_metric
         score = result.figures.get("median", float("nan"))
-        majority = majorities.get(key, 0.0) if metric == "accuracy" and is_whole else 0.0
         if metric == "matthews" and score == 0:
             cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
         elif random.get(key) and score <= median(random[key]):
             cautions.append(f"{task}: not better than the same architecture from random weights.")
+        is_whole = not result.runs[0].arguments.get("max_eval_samples")
+        majority = majorities.get(key, 0.0) if metric == "accuracy" and is_whole else 0.0
         if majority and score - majority < 0.05:
-            both = f"{100 * score:.1f}; always giving the most frequent label scores {100 * majority:.1f}"
-            cautions.append(f"{task}: the median is {both}.")
+            cautions.append(
+                f"{task}: the median is {100 * score:.1f}; always giving the most frequent label scores "
+                f"{100 * majority:.1f}."
+            )
         if len(result.runs) == 1:
             cautions.append(f"{task}: one run. Seeds often differ by a point or more: small differences mean nothing.")
     return list(dict.fromkeys(cautions))

@@ -11,12 +11,20 @@ from hf_electra_rtd.records import PretrainingRecord
 
 
 CURVES_FILE = "training_curves.png"
-_PALE, _MAIN, _ACCENT = "#9aa5b1", "#1f5fa8", "#c8553d"
+_PALE = "#9aa5b1"
+_MAIN = "#1f5fa8"
+_ACCENT = "#c8553d"
 _COLUMNS = 3
 _STYLE: Any = {
-    **{"font.size": 8, "axes.titlelocation": "left", "legend.frameon": False, "axes.axisbelow": True},
-    **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y"},
+    "font.size": 8,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
     "grid.color": "#e4e7eb",
+    "legend.frameon": False,
 }
 
 # Panels: title, and the keys of the curves; a single one is also shown in training, several only held out.
@@ -58,14 +66,15 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
 def _describe(record: PretrainingRecord) -> str:
     """Objective, start, seed and size of a run, and what it cost."""
     cores = record.hardware["cpu_cores"]
-    machine = ", ".join(record.hardware["accelerators"]) or f"{cores} CPU core{'' if cores == 1 else 's'}"
-    speed = f"{record.tokens / max(record.train_seconds, 1e-9):,.0f} tokens/s"
-    what = [f"Pre-training, objective {record.model['objective']}"]
+    machine = ", ".join(record.hardware["accelerators"]) or f"{cores} CPU {'core' if cores == 1 else 'cores'}"
+    facts = [f"Pre-training, objective {record.model['objective']}"]
     if "model" in record.arguments:  # not of a trainer that was used in Python
-        what.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
-    what += [f"seed {record.arguments['training']['seed']}", f"{record.parameters['total'] / 1e6:.1f} M parameters"]
+        facts.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
+    facts.append(f"seed {record.arguments['training']['seed']}")
+    facts.append(f"{record.parameters['total'] / 1e6:.1f} M parameters")
     cost = f"{record.tokens / 1e6:,.1f} M tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
-    return f"{', '.join(what)}\n{cost} on {machine} ({speed})"
+    speed = f"{record.tokens / max(record.train_seconds, 1e-9):,.0f} tokens/s"
+    return f"{', '.join(facts)}\n{cost} on {machine} ({speed})"
 
 
 def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[str]) -> None:

@@ -5,25 +5,24 @@
 
 lists every file with its size and writes the model cards into runs/small/publish_preview. Without --dry_run it creates
 ORG/electra-small-discriminator and -generator, with a branch step-N for each fraction of the run. A fine-tuning gets a
-repository for each task, an export one for each graph. Flags that are not given are those of the last publication.
+repository for each task, an export one for each graph. The same command again is the same push.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-import re
+import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_electra_rtd.cli import flag, parse_arguments, run
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.publishing import card as cards
@@ -46,9 +45,6 @@ logger = logging.getLogger(__name__)
 
 PARTS = ("discriminator", "generator", "detector", "pair")
 PREVIEWS = "publish_preview"  # in the run's directory
-Flags = Mapping[str, Any]  # of a publication, as in `publish.json`: `hub_model_id`, and those that were given
-
-
 _FORCE = "Replace the model and card of a repository that another run or a person wrote to."
 
 
@@ -56,7 +52,7 @@ _FORCE = "Replace the model and card of a repository that another run or a perso
 class PretrainingPublication:
     """Flags of a command that publishes a pre-training."""
 
-    is_new = False  # not a flag; true for a run that replaces another, whose key it must not use
+    is_new = False  # not a flag; true for a run that replaces another, whose repositories are not its own
     force: bool = flag(False, _FORCE)
     parts: list[str] | None = flag(None, "Any of discriminator, generator, detector, pair.")
 
@@ -78,76 +74,129 @@ class PublishArguments(PretrainingPublication, FineTunedPublication):
     evaluations: list[str] | None = flag(None, "output_dirs of fine-tunings of this run's discriminators.")
     compared: list[str] | None = flag(None, "output_dirs of fine-tunings of other models, to compare with.")
     private: bool = flag(True, "Create private repositories and refuse public ones.")
-    card_only: bool = flag(False, "Upload the cards alone, to repositories of this run.")
+    card_only: bool = flag(False, "Upload the cards alone.")
     dry_run: bool = flag(False, "List every file with its size and write the cards; upload nothing.")
-    resume: bool = flag(False, "Repeat the run's last publication, with its flags.")
+
+
+RULES = (
+    Rule(
+        "compared",
+        "The other models stand beside the results of this run.",
+        needs=("evaluations",),
+        changes_nothing=True,
+    ),
+)
 
 
 # ---- Repositories ----
 
 
-def repository_ids(hub_model_id: str, model: Mapping[str, Any], parts: Sequence[str] | None = None) -> dict[str, str]:
+def repository_ids(hub_model_id: str, model: dict[str, Any], parts: Sequence[str] | None = None) -> dict[str, str]:
     """The repository of each part of a pre-training run, from the configuration of its pair. An encoder that predicts
     tokens is `NAME-encoder`."""
-    kind, traits = cards.kind_of(model), OBJECTIVE_TRAITS[model["objective"]]
-    names = {"discriminator": "encoder"} if kind == "encoder" else {}
-    there = {"discriminator": True, "pair": True, "detector": traits.predicts == "replaced" and not traits.needs_noise}
-    there["generator"] = exports_generator(model["objective"], model["generator"])
-    wanted = parts or PARTS[: 3 if kind == "bare" else 2]
-    for part in wanted:
+    kind = cards.kind_of(model)
+    traits = OBJECTIVE_TRAITS[model["objective"]]
+    is_there = {
+        "discriminator": True,
+        "generator": exports_generator(model["objective"], model["generator"]),
+        "detector": traits.predicts == "replaced" and not traits.needs_noise,
+        "pair": True,
+    }
+    if parts is None:
+        parts = ("discriminator", "generator", "detector") if kind == "bare" else ("discriminator", "generator")
+    ids = {}
+    for part in parts:
         if part not in PARTS:
-            raise ValueError(f"--parts: there is no part {part!r}. {known_names(part, PARTS, 'parts')}")
-    ids = {part: _repo_id(hub_model_id, names.get(part, part)) for part in wanted if there[part]}
+            raise ValueError(f"There is no part {part!r}. {known_names(part, PARTS, 'parts')}")
+        if is_there[part]:
+            is_encoder = part == "discriminator" and kind == "encoder"
+            ids[part] = _repo_id(hub_model_id, "encoder" if is_encoder else part)
     if not ids:
-        raise ValueError(f"--parts {' '.join(wanted)}: this run has no such part. Publish another one.")
+        raise ValueError(f"This run has no {' and no '.join(parts)}. Publish other parts.")
     return ids
 
 
 def _repo_id(hub_model_id: str | None, name: str) -> str:
-    if not hub_model_id:
-        raise ValueError("--hub_model_id is missing: give ORG/NAME.")
+    if not hub_model_id or hub_model_id.count("/") != 1:
+        raise ValueError(
+            f"hub_model_id is {hub_model_id}: give the owner and the start of the repositories' names, ORG/NAME."
+        )
     repo_id = f"{hub_model_id}-{name}"
-    if repo_id.count("/") != 1:
-        raise ValueError(f"--hub_model_id {hub_model_id}: give the owner and the start of the names, ORG/NAME.")
     validate_repo_id(repo_id)
     return repo_id
 
 
-def pretraining_repositories(directory: str | Path, flags: Flags) -> list[Repository]:
+def first_start(
+    record: type[PretrainingRecord | EvaluationRecord], directory: str | Path, depth: int = 0
+) -> str | None:
+    """When the first run of which a directory holds the record began, which names it on the Hub; None without one."""
+    return min((record.load(path).started for path in record.find(directory, depth)), default=None)
+
+
+def pretraining_repositories(
+    directory: str | Path,
+    hub_model_id: str,
+    card: CardArguments,
+    parts: Sequence[str] | None = None,
+    evaluations: Sequence[str] = (),
+    compared: Sequence[str] = (),
+) -> list[Repository]:
     """The repositories of a pre-training run: each part's `main`, then its branches `step-<N>`. `directory` holds what
-    a run leaves. Raises a ValueError for what must not be published, and for evaluations of another model."""
+    a run leaves; `evaluations` and `compared` are directories of fine-tunings. Raises a ValueError for what must not
+    be published, and for evaluations of another model."""
     directory = Path(directory)
     record = PretrainingRecord.load(directory)
-    ids = repository_ids(flags["hub_model_id"], record.model, flags.get("parts"))
-    own, compared = [], list(read_evaluations(flags.get("compared") or ()).values())
-    digest = hash_model(directory / "discriminator") if flags.get("evaluations") else None
-    for result in read_evaluations(flags.get("evaluations") or ()).values():
+    ids = repository_ids(hub_model_id, record.model, parts)
+    own = []
+    others = list(read_evaluations(compared).values())
+    names: set[str] = set()  # by which results know this run's discriminator
+    if evaluations:
+        names = {hash_model(directory / "discriminator"), ids.get("discriminator", "")}
+    for result in read_evaluations(evaluations).values():
         model = result.model
         if model["from_scratch"]:
-            compared.append(result)
-        elif digest == model["sha256"] or model["name_or_path"] == ids.get("discriminator"):
+            others.append(result)
+        elif not names.isdisjoint((model["sha256"], model["name_or_path"])):
             own.append(result)
         else:
-            what = f"{result.task}, seed {result.seed}, is a result of {model['name_or_path']}"
-            raise ValueError(f"--evaluations: {what}, not of {directory}. Pass it with --compared.")
-    fractions = {path.parent: FractionRecord.load(path) for path in FractionRecord.find(directory, 2)}
-    exports = sorted(fractions.items(), key=lambda export: export[1].step)
+            raise ValueError(
+                f"evaluations: {result.task}, seed {result.seed}, is a result of {model['name_or_path']}, "
+                f"not of {directory}. Pass it as compared."
+            )
+    exports = [(path.parent, FractionRecord.load(path)) for path in FractionRecord.find(directory, 2)]
+    exports.sort(key=lambda export: export[1].step)
     curves: Files = {CURVES_FILE: directory / CURVES_FILE}
     repositories = []
     for part, repo_id in ids.items():
-        about: dict[str, Any] = {"part": part, "repo_id": repo_id, "card": known_card(flags), "related": ids}
-        results = own if part == "discriminator" else []
-        branches = [f"step-{fraction.step}" for _, fraction in exports if part != "pair"]
-        text = cards.pretraining_card(record, own=results, compared=compared, branches=branches, **about)
-        more = {**curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE}
-        repositories.append(_repository(repo_id, directory if part == "pair" else directory / part, text, more))
-        for path, fraction in exports if part != "pair" else []:
-            text = cards.pretraining_card(record, fraction=fraction, **about)
-            repositories.append(_repository(repo_id, path / part, text, curves, f"step-{fraction.step}"))
+        of_part = [] if part == "pair" else exports
+        text = cards.pretraining_card(
+            record,
+            part,
+            repo_id,
+            card,
+            own if part == "discriminator" else (),
+            others,
+            related=ids,
+            branches=[f"step-{fraction.step}" for _, fraction in of_part],
+        )
+        repositories.append(
+            _repository(
+                Repository(repo_id, {}, record.started),
+                directory if part == "pair" else directory / part,
+                text,
+                {**curves, PretrainingRecord.FILE: directory / PretrainingRecord.FILE},
+            )
+        )
+        for path, fraction in of_part:
+            text = cards.pretraining_card(record, part, repo_id, card, fraction=fraction, related=ids)
+            branch = Repository(repo_id, {}, record.started, revision=f"step-{fraction.step}")
+            repositories.append(_repository(branch, path / part, text, curves))
     return repositories
 
 
-def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Repository]:
+def fine_tuned_repositories(
+    directory: str | Path, hub_model_id: str, card: CardArguments, base_model: str | None = None
+) -> list[Repository]:
     """The repositories of fine-tuned models or adapters: for each task below an `output_dir` the model that was kept,
     of the best seed."""
     tasks: dict[Path, dict[Path, EvaluationRecord]] = defaultdict(dict)
@@ -155,91 +204,67 @@ def fine_tuned_repositories(directory: str | Path, flags: Flags) -> list[Reposit
         tasks[path.parent.parent][path.parent] = EvaluationRecord.load(path)
     repositories = []
     for task, runs in tasks.items():
-        kept = [path for path in runs if os.path.lexists(path / "model")]
+        kept = [path for path in runs if (path / "model").exists()]
         if not kept:
             logger.warning(f"{task.name}: no model was kept: it is not published. Fine-tune with --keep_models best.")
             continue
         best = max(kept, key=lambda path: runs[path].dev_score)
-        repo_id, model = _repo_id(flags["hub_model_id"], task.name), runs[best].model
-        records = [runs.pop(best), *runs.values()]
-        base = flags.get("base_model") or (None if model["sha256"] else model["name_or_path"])
-        adapter = os.path.lexists(best / "model" / hub.ADAPTER_CONFIG)
-        text = cards.fine_tuned_card(records, repo_id, known_card(flags), base, adapter)
+        repo_id = _repo_id(hub_model_id, task.name)
+        records = [runs[best], *(record for path, record in runs.items() if path != best)]
+        model = records[0].model
+        base = base_model
+        if base is None and model["sha256"] is None:
+            base = model["name_or_path"]
+        adapter_config = best / "model" / hub.ADAPTER_CONFIG
+        is_adapter = adapter_config.exists()
+        text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter)
         more: Files = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
-        if adapter:
-            config = {**read_json(best / "model" / hub.ADAPTER_CONFIG), "base_model_name_or_path": base}
+        if is_adapter:
+            config = {**read_json(adapter_config), "base_model_name_or_path": base}
             more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
-        labels = records[0].arguments.get("labels") or ()
-        repositories.append(_repository(repo_id, best / "model", text, more, labels=labels))
+        first = min(record.started for record in records)
+        repositories.append(_repository(Repository(repo_id, {}, first), best / "model", text, more))
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
 
 
-def exported_repositories(directory: Path, flags: Flags) -> list[Repository]:
+def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
     """The repositories of exported models: of that in `directory`, or of those right below it. Graphs that are not
     those of the export are a ValueError."""
     repositories = []
     for path in ExportRecord.find(directory, 1):
         record = ExportRecord.load(path)
         record.check_files(path.parent)
-        repo_id = _repo_id(flags["hub_model_id"], f"{record.name}-onnx")
-        text = cards.export_card(record, repo_id, known_card(flags))
-        repositories.append(_repository(repo_id, path.parent, text, {ExportRecord.FILE: path}))
+        repo_id = _repo_id(hub_model_id, f"{record.name}-onnx")
+        text = cards.export_card(record, repo_id, card)
+        export = Repository(repo_id, {}, record.finished)
+        repositories.append(_repository(export, path.parent, text, {ExportRecord.FILE: path}))
     return repositories
 
 
-def known_card(flags: Flags) -> CardArguments:
-    """What the flags of a publication say to the card."""
-    return CardArguments(**{each.name: flags[each.name] for each in fields(CardArguments) if each.name in flags})
-
-
-# Paths of another machine: a home, `C:\a` or `\\server\share`.
-_FOREIGN = re.compile(r"(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")
-_TOKENS = ("_token", "_tokens", "_tokens_decoder")  # how names of tokens in `tokenizer_config.json` end
-
-
-def _lines(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Names and lines of text at any depth of JSON, each behind the name that it stands under."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from (*_lines(key), *_lines(item, key))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _lines(item, name)
-    elif isinstance(value, str):
-        yield from ((name, line.strip()) for line in value.splitlines())
-
-
-def _repository(
-    repo_id: str, directory: Path, card: str, more: Files, revision: str | None = None, labels: Iterable[str] = ()
-) -> Repository:
-    """The model in `directory` with its card. Nothing else leaves the directory. `labels` (and those in `config.json`)
-    are no paths, whatever they look like."""
-    files: Files = {name: directory / name for name in hub.MODEL_FILES if os.path.lexists(directory / name)}
-    if not files.keys() & set(hub.WEIGHTS):
-        raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or choose other --parts.")
-    config = read_json(directory / "config.json") if "config.json" in files else {}
-    with reading(directory / "config.json"):
-        labels = [*labels, *dict(config.get("id2label") or {}).values(), *dict(config.get("label2id") or {})]
-    no_paths = {str(label) for label in labels if re.match(r"\W", str(label))}  # others could hold a secret
-    files |= {hub.CARD_FILE: card.encode(), **more}
-    for name, content in files.items():
+def _repository(repository: Repository, directory: Path, card: str, more: Files) -> Repository:
+    """With the files of the model in `directory`, its card, and `more`. Nothing else leaves the directory. Raises
+    ValueError for a file that must not be published."""
+    model: Files = {name: directory / name for name in hub.MODEL_FILES if (directory / name).exists()}
+    if model.keys().isdisjoint((*hub.WEIGHTS, *hub.GRAPHS)):
+        raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
+    repository.files = {**model, hub.CARD_FILE: card.encode(), **more}
+    for name, content in repository.files.items():
         path = content if isinstance(content, Path) else directory / name
-        is_text = path.suffix in (".json", ".txt", ".md")
+        if path.suffix not in (".json", ".txt", ".md"):
+            continue
         with reading(path):
-            if isinstance(content, Path):
-                with path.open("rb") as file:
-                    content = file.read(-1 if is_text else 1)
-            text = content.decode() if is_text else ""
-            values: Any = json.loads(text) if path.suffix == ".json" else text
-            if name == "tokenizer_config.json":  # tokens may look like paths
-                values = {key: value for key, value in dict(values).items() if not key.endswith(_TOKENS)}
-        lines = [line for line in _lines(values) if line[1] not in no_paths and name not in hub.VOCABULARIES]
-        if HUB_TOKEN.search(text) or any(public(line, of) != line or _FOREIGN.match(line) for of, line in lines):
-            what = "it holds a path of this machine, a password or a token"
-            raise ValueError(f"{path} must not be published: {what}. Remove that, then try again.")
-    return Repository(repo_id, files, revision)
+            text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+            values = json.loads(text) if path.suffix == ".json" else text
+        # Pieces of a vocabulary may look like paths and passwords.
+        is_public = HUB_TOKEN.search(text) is None if name in hub.VOCABULARIES else public(values) == values
+        if not is_public:
+            raise ValueError(
+                f"{path} must not be published: it holds a path of this machine, a password or a token. "
+                "Remove that, then try again."
+            )
+    return repository
 
 
 # ---- The command ----
@@ -247,45 +272,55 @@ def _repository(
 
 def main(argv: list[str]) -> int:
     """Publishes a run. Returns the exit status: 0, or 1 where something did not reach the Hub."""
-    types = (PublishArguments, CardArguments)
-    first, _ = parse_arguments(types, argv, description=__doc__)
-    directory = Path(first.run)
-    known = hub.read_publication(directory).get("flags", {})
-    if first.resume and not known:
-        raise ValueError(f"{directory} was never published: it holds no {hub.PUBLISH_FILE}. Leave out --resume.")
-    args, card = parse_arguments(types, argv, description=__doc__, defaults=known)
-    flags = {**asdict(args), **asdict(card)}
-    for name in ("run", "card_only", "dry_run", "resume", "force"):  # of this call alone
-        del flags[name]
-    for name in ("evaluations", "compared"):
-        flags[name] = [os.path.abspath(path) for path in flags[name] or ()]
-    unnamed = sorted({*known.get("evaluations", ())} - {*flags["evaluations"]})
-    if unnamed and not args.force:
-        lost = f"--evaluations: the results of {', '.join(unnamed)} are published and would be gone"
-        raise ValueError(f"{lost}. Name them, too, or remove them with --force.")
-    is_pretraining = os.path.lexists(directory / PretrainingRecord.FILE)
-    is_tuned = not is_pretraining and bool(EvaluationRecord.find(directory))
-    useless: tuple[str, ...] = ("base_model",) if is_pretraining else ("parts", "evaluations", "compared")
-    useless += () if is_pretraining or is_tuned else ("base_model",)
-    useless += () if flags["evaluations"] else ("compared",)  # which stands beside them
-    given = [name for name in useless if flags[name] and flags[name] != known.get(name)]
-    if given and (is_pretraining or is_tuned or ExportRecord.find(directory, 1)):
-        raise ValueError(f"--{given[0]} has no place in what is published. Leave it out.")
-    if is_pretraining:
-        repositories = pretraining_repositories(directory, flags)
-    elif is_tuned:
-        repositories = fine_tuned_repositories(directory, flags)
-    elif not (repositories := exported_repositories(directory, flags)):
-        names = f"{PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished run"
-        raise ValueError(f"{directory} holds no {names}. Finish a pre-training with --resume_from_checkpoint latest.")
+    args, card = parse_arguments((PublishArguments, CardArguments), argv, description=__doc__)
+    check_arguments(args, card, rules=RULES)
+    repositories = _find_repositories(args, card)
     if args.card_only:
-        for each in repositories:
-            each.files = {hub.CARD_FILE: each.files[hub.CARD_FILE]}
+        for repository in repositories:
+            repository.files = {hub.CARD_FILE: repository.files[hub.CARD_FILE]}
     if args.dry_run:
-        show(repositories, directory)
+        show(repositories, args.run)
         return 0
-    hub.remember(directory, **flags)
-    return report(hub.publish(repositories, directory, args.private, args.force), directory)
+    published = hub.publish(repositories, args.private, args.force, collection=args.hub_model_id)
+    return report(published, f"hf-electra-rtd publish {shlex.join(argv)}")
+
+
+def _find_repositories(args: PublishArguments, card: CardArguments) -> list[Repository]:
+    """Those of whatever lies in the run's directory, by its records."""
+    directory = Path(args.run)
+    hub_model_id = args.hub_model_id or ""
+    evaluations = args.evaluations or ()
+    compared = args.compared or ()
+    if PretrainingRecord.find(directory, 0):
+        _warn_of_unused(args, "a pre-training", "base_model")
+        return pretraining_repositories(directory, hub_model_id, card, args.parts, evaluations, compared)
+    if EvaluationRecord.find(directory):
+        _warn_of_unused(args, "a fine-tuning", "parts", "evaluations", "compared")
+        return fine_tuned_repositories(directory, hub_model_id, card, args.base_model)
+    if ExportRecord.find(directory, 1):
+        _warn_of_unused(args, "an export", "parts", "evaluations", "compared", "base_model")
+        return exported_repositories(directory, hub_model_id, card)
+    raise ValueError(
+        f"{directory} holds no {PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished "
+        "run. Finish a pre-training with --resume_from_checkpoint latest."
+    )
+
+
+def _warn_of_unused(args: PublishArguments, kind: str, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is not None:
+            logger.warning(f"--{name} changes nothing: {args.run} holds {kind}.")
+
+
+def publish_command(**flags: Any) -> str:
+    """The command that publishes a run with these flags; those with their default are left out."""
+    defaults = {each.name: each.default for each in (*fields(PublishArguments), *fields(CardArguments))}
+    words = ["hf-electra-rtd", "publish"]
+    for name, value in flags.items():
+        if value != defaults[name]:
+            words.append(f"--{name}")
+            words.extend(map(str, value if isinstance(value, list) else [value]))
+    return shlex.join(words)
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:
@@ -302,15 +337,20 @@ def show(repositories: Sequence[Repository], directory: str | Path) -> None:
     print(f"Nothing was uploaded. The cards are in {Path(directory) / PREVIEWS}.")
 
 
-def report(published: Sequence[Published], directory: str | Path) -> int:
-    """Prints what became of each repository. Returns the exit status: 0, or 1 where something failed."""
+def report(published: Sequence[Published], command: str) -> int:
+    """Prints what became of each repository, and where something failed why, with the `command` that tries again.
+    Returns the exit status: 0, or 1 where something failed."""
     for each in published:
         if each.error is None:
             print(f"Published: {each.url}{'' if each.changed else ' (nothing has changed)'}")
         else:
-            again = f"To try again: {hub.RESUME} --run {directory}"
-            print(f"Not published: {each.url}\n  {each.error}\n  {again}", file=sys.stderr)
-    return int(any(each.error is not None for each in published))
+            print(f"Not published: {each.url}", file=sys.stderr)
+    failures = list(dict.fromkeys(each.error for each in published if each.error is not None))
+    for error in failures:
+        print(f"  {error}", file=sys.stderr)
+    if failures:
+        print(f"To try again: {command}", file=sys.stderr)
+    return int(bool(failures))
 
 
 if __name__ == "__main__":

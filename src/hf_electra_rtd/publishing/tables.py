@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,17 @@ class TaskResult:
     @property
     def figures(self) -> dict[str, float]:
         """Of `main`: `median` (what ELECTRA's authors report; paper, Section 3.1), `mean`, `best` and `sd`."""
-        if not (main := self.main):
+        scores = self.main
+        if not scores:
             return {}
-        figures = {"median": statistics.median(main), "mean": statistics.fmean(main), "best": max(main)}
-        return {**figures, "sd": statistics.stdev(main)} if main[1:] else figures
+        figures = {
+            "median": statistics.median(scores),
+            "mean": statistics.fmean(scores),
+            "best": max(scores),
+        }
+        if len(scores) > 1:
+            figures["sd"] = statistics.stdev(scores)
+        return figures
 
     def scores(self, split: str, metric: str) -> list[float]:
         """The runs' finite scores."""
@@ -76,33 +84,52 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     """The results of each model on each task. Runs of other weights, settings or data are other models: what differs
     on a task is part of their names. A ValueError for two runs of a model on a task with the same seed, and for a task
     whose runs have different main metrics."""
-    models: dict[tuple[str, str], dict[str, list[tuple[EvaluationRecord, dict[str, str]]]]] = {}
+    models: dict[tuple[str, str], dict[str, list[EvaluationRecord]]] = {}
     for record in records:
-        of_model = models.setdefault((record.benchmark, _model_name(record)), {})
-        of_model.setdefault(record.task, []).append((record, _settings(record)))
-    groups: dict[tuple[str, str, str], list[EvaluationRecord]] = {}
-    for (benchmark, _), of_model in models.items():
-        alike = [[settings for _, settings in runs] for runs in of_model.values()]
-        for task, runs in of_model.items():
-            for record, settings in runs:
-                different = [name for name in settings if any(len({s.get(name) for s in same}) > 1 for same in alike)]
-                model = _model_name(record, *(f"{name} {settings[name]}" for name in different if settings[name]))
-                groups.setdefault((benchmark, task, model), []).append(record)
+        tasks = models.setdefault((record.benchmark, _model_name(record)), {})
+        tasks.setdefault(record.task, []).append(record)
+    results: dict[tuple[str, str, str], TaskResult] = {}
+    for (benchmark, _), tasks in models.items():
+        different = _different_settings(tasks.values())
+        for task, runs in tasks.items():
+            for record in runs:
+                settings = _settings(record)
+                apart = [f"{name} {value}" for name, value in settings.items() if name in different and value]
+                model = _model_name(record, *apart)
+                result = TaskResult(benchmark, task, model, [])
+                results.setdefault((benchmark, task, model), result).runs.append(record)
     metrics: dict[tuple[str, str], str] = {}
-    for (benchmark, task, model), group in groups.items():
-        group.sort(key=lambda record: record.seed)
-        seed = statistics.mode(record.seed for record in group)
-        if [record.seed for record in group].count(seed) > 1:
-            raise ValueError(f"{task}: {model} has several runs with seed {seed}. Pass one of them.")
-        if {record.main_metric for record in group} != {metrics.setdefault((benchmark, task), group[0].main_metric)}:
-            raise ValueError(f"{task}: the runs have different main metrics. Compare them separately.")
-    return [TaskResult(*key, group) for key, group in groups.items()]
+    for result in results.values():
+        result.runs.sort(key=lambda record: record.seed)
+        for first, second in pairwise(result.runs):
+            if first.seed == second.seed:
+                raise ValueError(
+                    f"{result.task}: {result.model} has several runs with seed {first.seed}. Pass one of them."
+                )
+        metric = metrics.setdefault((result.benchmark, result.task), result.runs[0].main_metric)
+        if any(record.main_metric != metric for record in result.runs):
+            raise ValueError(f"{result.task}: the runs have different main metrics. Compare them separately.")
+    return list(results.values())
+
+
+def _different_settings(tasks: Iterable[Sequence[EvaluationRecord]]) -> set[str]:
+    """The names of the settings in which the runs of one task differ, for any of the tasks."""
+    different = set()
+    for runs in tasks:
+        settings = [_settings(record) for record in runs]
+        for name in set().union(*settings):
+            if len({values.get(name) for values in settings}) > 1:
+                different.add(name)
+    return different
 
 
 def _model_name(record: EvaluationRecord, *more: str) -> str:
     model = record.model
-    details = [*(["random weights"] if model["from_scratch"] else []), f"{model['head']} head", model.get("peft")]
-    return f"{model['name_or_path']} ({', '.join(filter(None, [*details, *more]))})"
+    details = ["random weights"] if model["from_scratch"] else []
+    details.append(f"{model['head']} head")
+    if model.get("peft"):
+        details.append(model["peft"])
+    return f"{model['name_or_path']} ({', '.join([*details, *more])})"
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:
@@ -124,43 +151,65 @@ def _hash(described: Mapping[str, Any]) -> str:
 
 def limits(run: EvaluationRecord) -> list[str]:
     """What a run's score is of, where it was evaluated or trained on fewer examples than the task has."""
-    args, split, found = run.arguments, next(iter(run.metrics), "dev"), []
-    if args.get("max_eval_samples"):
-        found.append(f"on {run.data.get(split, {}).get('examples', args['max_eval_samples'])} examples of {split}")
-    chosen = [f"{name} {args[name]}" for name in ("max_train_samples", "few_shot") if args.get(name) is not None]
+    arguments = run.arguments
+    sentences = []
+    if arguments.get("max_eval_samples"):
+        split = _scored_split(run)
+        number = run.data.get(split, {}).get("examples", arguments["max_eval_samples"])
+        sentences.append(f"on {number} examples of {split}")
+    options = ("max_train_samples", "few_shot")
+    chosen = [f"{name} {arguments[name]}" for name in options if arguments.get(name) is not None]
     if chosen:
         number = run.data.get("train", {}).get("examples", 0)
-        found.append(f"trained on {number} examples ({', '.join(chosen)})")
-    return found
+        sentences.append(f"trained on {number} examples ({', '.join(chosen)})")
+    return sentences
+
+
+def _scored_split(run: EvaluationRecord) -> str:
+    """The split of a run's score."""
+    return next(iter(run.metrics), "dev")
 
 
 def _by_benchmark(records: Iterable[EvaluationRecord]) -> dict[str, dict[str, dict[str, TaskResult]]]:
     """The results by benchmark, model and task."""
-    found: dict[str, dict[str, dict[str, TaskResult]]] = {}
+    results: dict[str, dict[str, dict[str, TaskResult]]] = {}
     for result in summarize(records):
-        found.setdefault(result.benchmark, {}).setdefault(result.model, {})[result.task] = result
-    return found
+        results.setdefault(result.benchmark, {}).setdefault(result.model, {})[result.task] = result
+    return results
 
 
 def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
     """Where exactly two models are compared on a benchmark: for each task of both the difference of their medians over
     seeds, with a 95 % interval. It is taken over the same samples of the examples for both (paired bootstrap), whose
     scores stand in the reports beside the records."""
-    reports = {id(run): path.parent / f"report_{next(iter(run.metrics), '')}.json" for path, run in records.items()}
+    directories = {id(run): path.parent for path, run in records.items()}
     for models in _by_benchmark(records.values()).values():
-        both = set.intersection(*map(set, models.values())) if len(models) == 2 else ()
-        for task in [task for task in next(iter(models.values())) if task in both]:
-            paths = [[reports[id(run)] for run in of_model[task].runs] for of_model in models.values()]
-            shown = "no interval, because the runs have no reports of the same examples"
-            if all(path.exists() for of_model in paths for path in of_model):
-                read = [[read_json(path) for path in of_model] for of_model in paths]
-                if len({(report["data"], len(report["resampled"])) for of_model in read for report in of_model}) == 1:
-                    scores = [statistics.median(report["score"] for report in of_model) for of_model in read]
-                    samples = [np.median([report["resampled"] for report in of_model], axis=0) for of_model in read]
-                    low, high = 100 * np.quantile(samples[0] - samples[1], (0.025, 0.975))
-                    difference = 100 * (scores[0] - scores[1])
-                    shown = f"{difference:+.1f} (95 % interval over examples {low:+.1f} to {high:+.1f})"
-            yield f"{task}, {' minus '.join(models)}: {shown}."
+        if len(models) != 2:
+            continue
+        first, second = models.values()
+        for task in first:
+            if task in second:
+                difference = _difference(
+                    *(_read_reports(result, directories) for result in (first[task], second[task]))
+                )
+                yield f"{task}, {' minus '.join(models)}: {difference}."
+
+
+def _read_reports(result: TaskResult, directories: Mapping[int, Path]) -> list[dict[str, Any]]:
+    """The report of each run, by the directory of its record; empty where one is missing."""
+    paths = [directories[id(run)] / f"report_{next(iter(run.metrics), '')}.json" for run in result.runs]
+    return [read_json(path) for path in paths] if all(path.exists() for path in paths) else []
+
+
+def _difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> str:
+    """The difference of the medians of two models' reports, with its interval."""
+    examples = {(report["data"], len(report["resampled"])) for report in (*first, *second)}
+    if not first or not second or len(examples) > 1:
+        return "no interval, because the runs have no reports of the same examples"
+    scores = [statistics.median(report["score"] for report in reports) for reports in (first, second)]
+    samples = [np.median([report["resampled"] for report in reports], axis=0) for reports in (first, second)]
+    low, high = 100 * np.quantile(samples[0] - samples[1], (0.025, 0.975))
+    return f"{100 * (scores[0] - scores[1]):+.1f} (95 % interval over examples {low:+.1f} to {high:+.1f})"
 
 
 # ---- Tables ----
@@ -171,55 +220,93 @@ def results_table(records: Iterable[EvaluationRecord], published: bool = True) -
     runs, mean ± sample standard deviation and best, x 100; then published models (`published.json`) of the size of the
     first one here, by the same metrics on the same development sets.
     `avg` is over the tasks that every model here and the first published one have."""
-    return "\n".join(_table(*found, published) for found in _by_benchmark(records).items())
+    return "\n".join(_table(name, models, published) for name, models in _by_benchmark(records).items())
 
 
 def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], published: bool) -> str:
-    results = [result for of_model in models.values() for result in of_model.values()]
-    known = [task.name for task in BENCHMARKS.get(benchmark, ())]
-    tasks = sorted({r.task: r for r in results}, key=lambda task: known.index(task) if task in known else len(known))
-    official = {*tasks} & {*known}
-    size = str(results[0].runs[0].model.get("size"))
-    text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
-    beside = [row for row in json.loads(text) if published and row["size"] == size and official & row["scores"].keys()]
-    figures = {name: {task: each.figures for task, each in of.items() if each.main} for name, of in models.items()}
+    results = [result for tasks in models.values() for result in tasks.values()]
+    official = [task.name for task in BENCHMARKS.get(benchmark, ())]
+    present = list(dict.fromkeys(result.task for result in results))
+    tasks = [task for task in official if task in present] + [task for task in present if task not in official]
+    beside = []
+    if published:
+        beside = _published(results[0].runs[0].model.get("size"), [task for task in tasks if task in official])
+
+    figures = {
+        name: {task: result.figures for task, result in of_tasks.items() if result.main}
+        for name, of_tasks in models.items()
+    }
     for row in beside:
-        shared = [task for task in tasks if task in official and task in row["scores"]]
-        figures[row["name"]] = {task: {"median": row["scores"][task] / 100} for task in shared}
+        scores = {task: score for task, score in row["scores"].items() if task in tasks}
+        figures[row["name"]] = {task: {"median": score / 100} for task, score in scores.items()}
     compared = [*models, *(row["name"] for row in beside[:1])]
     averaged = [task for task in tasks if all(task in figures[name] for name in compared)]
-    columns = [*tasks, *(["avg"] if len(averaged) > 1 else [])]
+    columns = [*tasks, "avg"] if len(averaged) > 1 else tasks
 
     lines = []
     for name, of_tasks in figures.items():
-        counts = [len(result.runs) for result in models.get(name, {}).values()]
-        runs = "-".join(dict.fromkeys((str(min(counts)), str(max(counts))))) if counts else ""
-        titles = {"median": f"median of {runs}" if counts else "published"}
-        titles |= {"mean": "mean ± sd", "best": "best"} if runs not in ("", "1") else {}
-        for statistic, title in titles.items():
-            scores = {task: 100 * found[statistic] for task, found in of_tasks.items()}
+        for statistic, title in _statistics(models.get(name, {}).values()).items():
+            scores = {task: 100 * values[statistic] for task, values in of_tasks.items()}
             if averaged and scores.keys() >= set(averaged):
                 scores["avg"] = statistics.fmean(scores[task] for task in averaged)
             cells = {column: f"{score:.1f}" for column, score in scores.items()}
-            for task in [task for task, found in of_tasks.items() if statistic == "mean" and "sd" in found]:
-                cells[task] += f" ± {100 * of_tasks[task]['sd']:.1f}"
+            if statistic == "mean":
+                for task, values in of_tasks.items():
+                    if "sd" in values:
+                        cells[task] += f" ± {100 * values['sd']:.1f}"
             shown = [cells.get(column, "") for column in columns]
             lines.append([name if statistic == "median" else "", title, *shown])
 
-    metrics = {result.task: result.runs[0].main_metric for result in results}
-    of_metric = {name: ", ".join(task for task in metrics if metrics[task] == name) for name in metrics.values()}
-    selections = dict.fromkeys(record.selection for result in results for record in result.runs)
-    caption = [f"Figures x 100: {', '.join(f'{name} ({of_metric[name]})' for name in of_metric)}."]
-    evaluated = {each.task: next(iter(each.runs[0].metrics), "dev") for each in results}
-    caption += [f"{task}: on {split}." for task, split in evaluated.items() if split != "dev"]
-    caption += [f"{each.task}, {each.model}: {'; '.join(few)}." for each in results if (few := limits(each.runs[0]))]
-    caption += [f"avg: over {', '.join(averaged)}."] if "avg" in columns else []
-    caption += [f"Model of a run: {'; '.join(selections)}."]
-    for each in results:
-        if missing := len(each.runs) - len(each.main):
-            caption.append(f"{each.task}, {each.model}: {missing} of {len(each.runs)} runs have no finite score.")
+    caption = _caption(results, averaged if "avg" in columns else [])
     caption += [f"{row['name']}: {row['source']}." for row in beside]
     return markdown_table(["model", "runs", *columns], lines) + "\n\n" + "  \n".join(dict.fromkeys(caption)) + "\n"
+
+
+def _published(size: str | None, tasks: Sequence[str]) -> list[dict[str, Any]]:
+    """The published models of a size that have a score on one of the tasks."""
+    text = (resources.files("hf_electra_rtd.publishing") / "published.json").read_text(encoding="utf-8")
+    return [row for row in json.loads(text) if row["size"] == size and not row["scores"].keys().isdisjoint(tasks)]
+
+
+def _statistics(results: Iterable[TaskResult]) -> dict[str, str]:
+    """The statistics that are shown of a model, each with its title; without results it is a published one."""
+    counts = [len(result.runs) for result in results]
+    if not counts:
+        return {"median": "published"}
+    least = min(counts)
+    most = max(counts)
+    titles = {"median": f"median of {most}" if least == most else f"median of {least}-{most}"}
+    if most > 1:
+        titles |= {"mean": "mean ± sd", "best": "best"}
+    return titles
+
+
+def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str]:
+    """What the figures of a table are, as sentences, some of them twice."""
+    by_metric: dict[str, dict[str, None]] = {}
+    for result in results:
+        by_metric.setdefault(result.runs[0].main_metric, {})[result.task] = None
+    metrics = [f"{metric} ({', '.join(tasks)})" for metric, tasks in by_metric.items()]
+    sentences = [f"Figures x 100: {', '.join(metrics)}."]
+    for result in results:
+        split = _scored_split(result.runs[0])
+        if split != "dev":
+            sentences.append(f"{result.task}: on {split}.")
+    for result in results:
+        few = limits(result.runs[0])
+        if few:
+            sentences.append(f"{result.task}, {result.model}: {'; '.join(few)}.")
+    if averaged:
+        sentences.append(f"avg: over {', '.join(averaged)}.")
+    selections = dict.fromkeys(record.selection for result in results for record in result.runs)
+    sentences.append(f"Model of a run: {'; '.join(selections)}.")
+    for result in results:
+        missing = len(result.runs) - len(result.main)
+        if missing:
+            sentences.append(
+                f"{result.task}, {result.model}: {missing} of {len(result.runs)} runs have no finite score."
+            )
+    return sentences
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

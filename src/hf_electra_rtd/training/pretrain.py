@@ -46,9 +46,8 @@ from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directo
 from hf_electra_rtd.initialization import begin_on_neighbours, check_room
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import PUBLISH_FILE
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
-from hf_electra_rtd.publishing.publish import PretrainingPublication, report
+from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
@@ -195,7 +194,7 @@ def main(
         if not trainer.is_world_process_zero():
             return 0
         console.print_summary(record, str(run.directory), run.stream, run.held_out, run.collator)
-        return report(trainer.published, str(run.directory)) if run.args.push_to_hub else 0
+        return int(any(each.error is not None for each in trainer.published))
 
 
 # ---- Before the loop ----
@@ -381,7 +380,7 @@ def prepare_output_dir(run: Run) -> None:
     (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
     # The prepared text and the tokenizer are the new run's already.
     old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", "detector"]
-    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY, PUBLISH_FILE]
+    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY]
     for path in (*there, *(run.directory / name for name in old)):
         if path.is_dir():
             remove_directory(path)

@@ -38,8 +38,8 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Published, check, publish, remember
-from hf_electra_rtd.records import FractionRecord, PretrainingRecord
+from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.records import FractionRecord, PretrainingRecord, utc_now
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
     ALONE_RULES,
@@ -222,7 +222,7 @@ class RTDTrainer(OriginalTrainer):
             raise ValueError(f"{what}: take that of training.trainer.make_collator.")
         settle_masking(model.config, args, tokenizer, confusions)
         self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
-        self.record_facts: dict[str, Any] = {}  # for `make_record`: command, started, arguments
+        self.record_facts: dict[str, Any] = {"started": utc_now()}  # for `make_record`: also command, arguments
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._private = args.hub_private_repo is not False
@@ -278,6 +278,9 @@ class RTDTrainer(OriginalTrainer):
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
             log_history = checkpoints.check_resumable(resume_from_checkpoint, limit, *self._identity()).log_history
+            first_start = self._first_start()
+            if first_start is not None:  # also for the Hub, it is the run that it goes on with
+                self.record_facts["started"] = first_start
         elif args.world_size > 1:
             # Every process was seeded alike, so that they build the same model; their dropout must differ.
             set_seed(args.seed + args.process_index)
@@ -426,28 +429,45 @@ class RTDTrainer(OriginalTrainer):
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """Refuses, before anything is trained, a run that may not publish. An unreachable Hub is only a warning."""
         if self.args.process_index == 0:
-            about = (str(self.args.hub_model_id), self.model.config.to_dict(), self.publication.parts)
-            names = publishing.repository_ids(*about).values()
-            directory = None if self.publication.is_new else self._directory
-            check(names, directory, self._private, self.publication.force)
+            hub_model_id = str(self.args.hub_model_id)
+            names = publishing.repository_ids(hub_model_id, self.model.config.to_dict(), self.publication.parts)
+            known = None if self.publication.is_new else self._first_start()
+            check(
+                [Repository(name, {}, known) for name in names.values()],
+                private=self._private,
+                force=self.publication.force,
+            )
+
+    def _first_start(self) -> str | None:
+        """When the run began whose record lies in `output_dir`."""
+        return publishing.first_start(PretrainingRecord, self._directory)
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]
         """Saves the run (`save_run`) and publishes generator and discriminator, each with a card; exports at fractions
-        go to branches `step-<N>`. Every process must call it. The parent's arguments are ignored."""
-        if self.args.hub_model_id is None:
+        go to branches `step-<N>`. Prints the outcome and, after a failure, the command that tries again. Every process
+        must call it. The parent's arguments are ignored."""
+        hub_model_id = self.args.hub_model_id
+        if hub_model_id is None:
             raise ValueError("push_to_hub needs hub_model_id in RTDTrainingArguments: ORG/NAME.")
         self.save_run()
         if not self.is_world_process_zero():
             return []
-        repo_id, parts, force = self.args.hub_model_id, self.publication.parts, self.publication.force
-        given = {"hub_model_id": repo_id, "parts": parts, "private": self._private, **asdict(self.card)}
+        parts = self.publication.parts
+        force = self.publication.force
         try:
-            flags = remember(self._directory, **given)["flags"]  # what an earlier publication showed stays
-            repositories = publishing.pretraining_repositories(Path(self._directory), flags)
-            self.published = publish(repositories, self._directory, self._private, force)
+            repositories = publishing.pretraining_repositories(self._directory, hub_model_id, self.card, parts)
+            self.published = publish(repositories, self._private, force, collection=hub_model_id)
         except (OSError, ValueError) as error:
-            logger.error(f"{self._directory} was not published: {error}")
-            self.published = [Published(repo_id, error=str(error))]
+            self.published = [Published(hub_model_id, error=str(error))]
+        command = publishing.publish_command(
+            run=self._directory,
+            hub_model_id=hub_model_id,
+            private=self._private,
+            parts=parts,
+            force=force,
+            **asdict(self.card),
+        )
+        publishing.report(self.published, command)
         return self.published
 
 

@@ -1,17 +1,13 @@
 """From files and datasets to clean lines, in memory that does not depend on the size of a text.
 
-A text is a stream of stripped lines; an empty line ends a document. Files are read here and not by `datasets`, whose
-readers take a cut-off .zst file for a whole one, name neither file nor line in errors, and turn JSON strings that look
-like dates into dates.
+A text is a stream of stripped lines; an empty line ends a document.
 """
 
 from __future__ import annotations
 
-import codecs
 import glob
 import hashlib
 import io
-import json
 import logging
 import os
 import re
@@ -26,6 +22,7 @@ from tqdm.auto import tqdm
 
 from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
+from hf_electra_rtd.data.reader import MAX_LINE, records_of
 from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
 from hf_electra_rtd.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
@@ -33,13 +30,12 @@ from hf_electra_rtd.files import LOCK_FILE, PARTIAL, known_names, lock_directory
 
 logger = logging.getLogger(__name__)
 
-TEXT_SUFFIXES = (*(kind + packed for kind in (".txt", ".jsonl") for packed in ("", ".gz", ".zst")), ".parquet")
+TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 FILE_OPTIONS = ("text_column", "encoding", "encoding_errors", "weight")
 DATASET_OPTIONS = ("config", "split", "streaming", "revision", "text_column", "weight")
 _SHOWN = 20  # names in a warning
-MAX_LINE, MAX_RECORD = 8 * 2**20, 64 * 2**20  # characters; a record is a line of JSON, which holds a whole document
 _REMEDIES = {  # by whether it is a dataset
-    False: "It may be cut off, damaged, in another --encoding, or of another kind than its name says.",
+    False: "It may be cut off, damaged, in another encoding, or of another kind than its name says.",
     True: "Check its id, config, split, revision and the network (HF_HUB_OFFLINE); some need a login (hf auth login).",
 }
 _OPTION = re.compile(r",([A-Za-z_]+)=([^,]*)$")
@@ -76,6 +72,12 @@ class Source:
         return self.place if on_the_hub else os.path.basename(os.path.abspath(self.place))
 
     @property
+    def format(self) -> str:
+        """Of a file, as in `records_of`."""
+        name = self.place.lower().removesuffix(".gz").removesuffix(".zst")
+        return {".parquet": "parquet", ".jsonl": "jsonl"}.get(Path(name).suffix, "text")
+
+    @property
     def is_prepared(self) -> bool:
         is_sharded = "://" in self.place or os.path.isfile(os.path.join(self.place, INDEX_FILE))
         return self.place.endswith(BLOCK_SUFFIX) or (is_sharded and not self.is_dataset)
@@ -84,7 +86,9 @@ class Source:
 def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[Source]:
     """The sources that a path, directory, glob or dataset's id names, with options behind it: `a/*.txt,weight=2`.
     `defaults` are fields of [`Source`]. Raises ValueError for an unknown option or value, or if no file matches."""
-    place, options, known = text, dict[str, Any](), DATASET_OPTIONS if is_dataset else FILE_OPTIONS
+    place = text
+    options: dict[str, Any] = {}
+    known = DATASET_OPTIONS if is_dataset else FILE_OPTIONS
     while not os.path.exists(place) and (match := _OPTION.search(place)):
         key, value = match.groups()
         if key not in known:
@@ -99,7 +103,7 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
         place = place[: match.start()]
     is_dataset = is_dataset or _is_saved_dataset(place)
     named = [place] if is_dataset else find_files(place)
-    sources = [Source(found, is_dataset, **defaults | options) for found in named]
+    sources = [Source(name, is_dataset, **defaults | options) for name in named]
     if options and any(source.is_prepared for source in sources):
         raise ValueError(
             f"{text}: {place} is prepared already, so options mean nothing. Leave {next(iter(options))} out."
@@ -115,90 +119,80 @@ def find_files(pattern: str) -> list[str]:
     this program wrote is passed over with a warning. Raises ValueError if there is none, or one is neither text nor
     prepared, OSError for a directory that cannot be read.
     """
-    known = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     if "://" in pattern:
         return [pattern]
-    if is_directory := os.path.isdir(pattern):
-        found = set(_walk(pattern, set()))
+    is_directory = os.path.isdir(pattern)
+    if is_directory:
+        paths = set(_walk(pattern, set()))
+    elif os.path.isfile(pattern):
+        paths = {pattern}
     else:
-        found = {pattern} if os.path.isfile(pattern) else set(glob.glob(pattern, recursive=True))
-    files = sorted(filter(os.path.isfile, found))
-    if not is_directory and found != {pattern}:  # of a glob: without the `vocab.txt` of a tokenizer
+        paths = set(glob.glob(pattern, recursive=True))
+    files = sorted(filter(os.path.isfile, paths))
+    if not is_directory and paths != {pattern}:  # of a glob: without the `vocab.txt` of a tokenizer
         files = [file for file in files if not os.path.isfile(os.path.join(os.path.dirname(file), TOKENIZER_FILE))]
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
         if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
             return [pattern]
-    if passed := sorted(found.difference(files)):
+    passed = sorted(paths.difference(files))
+    if passed:
         more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
         logger.warning(f"Passed over, for they are no texts: {', '.join(passed[:_SHOWN])}{more}.")
-    unknown = [file for file in files if not file.lower().endswith(known)]
-    if unknown or not files:
-        problem = f"{unknown[0]} is neither text nor prepared." if unknown else f"No file matches {pattern!r}."
-        raise ValueError(f"{problem} Known kinds: {', '.join(known)}.")
+    kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
+    for file in files:
+        if not file.lower().endswith(kinds):
+            raise ValueError(f"{file} is neither text nor prepared. Known kinds: {', '.join(kinds)}.")
+    if not files:
+        raise ValueError(f"No file matches {pattern!r}. Known kinds: {', '.join(kinds)}.")
     return files
 
 
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
     """Files, and the directories that are passed over."""
-    real, names = os.path.realpath(directory), sorted(os.listdir(directory))
+    real = os.path.realpath(directory)
+    names = sorted(os.listdir(directory))
     # A link that leads back; a tokenizer, a model or the output of a run, unless it was named itself.
-    if real in seen or (seen and {TOKENIZER_FILE, LOCK_FILE} & {*names}):
+    if real in seen or (seen and not {TOKENIZER_FILE, LOCK_FILE}.isdisjoint(names)):
         yield directory
         return
     seen.add(real)
-    for path in (os.path.join(directory, name) for name in names if not name.startswith(".")):
-        yield from _walk(path, seen) if os.path.isdir(path) else (path,)
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith("."):
+            continue
+        if os.path.isdir(path):
+            yield from _walk(path, seen)
+        else:
+            yield path
 
 
 def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
 
     A record of JSON lines or Parquet and a row of a dataset are documents; those without text are left out. Lines are
-    stripped, and hold no NUL, lone surrogate or line break. Raises ValueError for what cannot be read, with the line,
-    record or row where there is one, and the remedy.
+    stripped, and hold no NUL, lone surrogate or line break. Raises ValueError for what cannot be read, with the line
+    or row where there is one, and the remedy.
     """
-    column, kind = source.text_column, source.place.lower().removesuffix(".gz").removesuffix(".zst")
-    is_plain, number, before = not source.is_dataset and not kind.endswith((".parquet", ".jsonl")), 0, ""
     if source.is_dataset:
-        unit, records = "row", dataset
-    elif kind.endswith(".parquet"):
-        unit, records = "record", _parquet_records(source.place, column)
+        records = ((f"{source}, row {number}", row) for number, row in enumerate(dataset, 1))
     else:
-        unit, records = "line", _raw_lines(source, MAX_LINE if is_plain else MAX_RECORD)
+        options = {"encoding": source.encoding, "encoding_errors": source.encoding_errors}
+        records = records_of(source.place, source.format, columns=[source.text_column], **options)
+    is_plain = not source.is_dataset and source.format == "text"
+    before = ""
     with reading(source, _REMEDIES[source.is_dataset]):
-        try:
-            for number, record in enumerate(records, 1):
-                try:
-                    lines = [_clean(record)] if is_plain else [*document_lines(_text(record, column)), ""]
-                except ValueError as error:
-                    raise ValueError(f"{source}, {unit} {number} {error}") from None
-                for line in lines:
-                    if line or before:
-                        yield line
-                    before = line
-        except UnicodeError as error:
-            if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
-                number += error.object.count(b"\n", 0, error.start)
-            what = f"{source}, {unit} {number + 1} is not {source.encoding.upper()}"
-            remedy = "Name the encoding (--encoding, such as utf-16 or latin-1), or use --encoding_errors replace."
-            raise ValueError(f"{what}. {remedy}") from None
+        for place, record in records:
+            try:
+                lines = [_clean(record)] if is_plain else [*document_lines(_text(record, source.text_column)), ""]
+            except ValueError as error:
+                raise ValueError(f"{place} {error}") from None
+            for line in lines:
+                if line or before:
+                    yield line
+                before = line
     if before:
         yield ""
-
-
-def _raw_lines(source: Source, longest: int) -> Iterator[str]:
-    import pyarrow as pa
-
-    codecs.lookup_error(source.encoding_errors)  # raises LookupError for an unknown one
-    encoding = codecs.lookup(source.encoding).name
-    encoding = "utf-8-sig" if encoding == "utf-8" else encoding  # drops a byte order mark
-    compression = {"gz": "gzip", "zst": "zstd"}.get(source.place.lower().rpartition(".")[2])
-    # `readline` ends lines at \n, \r\n and \r alone.
-    stream = pa.input_stream(source.place, compression=compression)
-    with io.TextIOWrapper(stream, encoding, source.encoding_errors) as lines:
-        while line := lines.readline(longest + 1):  # a line that is too long stays so, to be refused
-            yield line
 
 
 def _clean(line: str) -> str:
@@ -208,7 +202,7 @@ def _clean(line: str) -> str:
     with suppress(UnicodeEncodeError):
         if "\0" not in line and (line.isascii() or line.encode()):
             return line
-    raise ValueError("holds a NUL character or half of a surrogate pair. Is it text, or in another --encoding?")
+    raise ValueError("holds a NUL character or half of a surrogate pair. Is it text, or in another encoding?")
 
 
 def document_lines(text: str) -> list[str]:
@@ -217,36 +211,26 @@ def document_lines(text: str) -> list[str]:
 
 
 def _text(record: Any, column: str) -> str:
-    """The text of a row, or of a line of JSON."""
-    if isinstance(record, str):
-        if len(record.removesuffix("\n")) > MAX_RECORD:
-            raise ValueError(f"has more than {MAX_RECORD:,} characters. Split it.")
-        try:
-            record = json.loads(record) if record.strip() else {column: None}
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"is not a JSON record ({error}).") from None
-    record = record if isinstance(record, dict) else {}
-    text = record.get(column, 0)
-    if not isinstance(text, str | None):
-        found = f"it is {type(text).__name__}" if column in record else f"there are: {', '.join(record)}"
-        raise ValueError(f"has no text in a column {column!r} ({found}). Name its column (text_column).")
+    """The text of a record, which may be empty."""
+    if not isinstance(record, dict) or column not in record:
+        names = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+        raise ValueError(f"has no text in a column {column!r} (there are: {names}). Name its column (text_column).")
+    text = record[column]
+    if text is not None and not isinstance(text, str):
+        raise ValueError(
+            f"has no text in a column {column!r} (it is {type(text).__name__}). Name its column (text_column)."
+        )
     return text or ""
-
-
-def _parquet_records(file: str, column: str) -> Iterator[dict[str, Any]]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file, pre_buffer=False, buffer_size=1 << 20) as table:
-        columns = [column] if column in table.schema_arrow.names else None
-        for batch in table.iter_batches(batch_size=64, columns=columns, use_threads=False):
-            yield from batch.to_pylist()
 
 
 class Text:
     """A source whose lines can be read again and again. A stream is downloaded once, to a compressed `copy`."""
 
     def __init__(self, source: Source, copy: Path, disable_progress: bool) -> None:
-        self.source, self._source, self._dataset, self._disable = source, source, None, disable_progress
+        self.source = source
+        self._source = source  # what is read: the source, or the copy of a stream
+        self._dataset: Any = None
+        self._disable = disable_progress
         if source.is_dataset:
             with reading(source, _REMEDIES[True]):
                 self._dataset = _load_dataset(source)
@@ -256,7 +240,8 @@ class Text:
             with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
                 lines = tqdm(read_lines(source, self._dataset), source.name, disable=disable_progress or None)
                 file.writelines(line + "\n" for line in lines)
-            self._source, self._dataset = Source(str(copy)), None
+            self._source = Source(str(copy))
+            self._dataset = None
         self._before = self._state()
 
     def read(self, what: str) -> Iterator[str]:
@@ -267,8 +252,10 @@ class Text:
             raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")
 
     def _state(self) -> tuple[int, ...]:
-        found = None if self._source.is_dataset else os.stat(self._source.place)
-        return (found.st_size, found.st_ctime_ns, found.st_ino) if found else ()
+        if self._source.is_dataset:
+            return ()
+        file = os.stat(self._source.place)
+        return (file.st_size, file.st_ctime_ns, file.st_ino)
 
 
 @contextmanager
@@ -309,19 +296,31 @@ def _load_dataset(source: Source) -> Any:
 def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:
     """Reads and validates every text: what a header says about it, with `sha256`, `num_lines` (that are not blank) and
     `num_documents`. Raises ValueError for a text that is empty or cannot be read."""
-    found, names = [], dict[str, str]()
+    facts: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
     for text in texts:
-        source, digest, num_lines, num_documents = text.source, hashlib.sha256(), 0, 0
+        source = text.source
+        digest = hashlib.sha256()
+        num_lines = 0
+        num_documents = 0
         for line in text.read("Reading"):
             digest.update(line.encode() + b"\n")
-            num_lines, num_documents = num_lines + bool(line), num_documents + (not line)
+            if line:
+                num_lines += 1
+            else:
+                num_documents += 1
         if not num_documents:
             raise ValueError(f"{source.name} holds no text.")
-        if other := names.get(sha256 := digest.hexdigest()):
-            what = f"{other} and {source.name} hold the same text"
-            logger.warning(f"{what}: what is held out of one may be trained on in the other. Leave one out.")
+        sha256 = digest.hexdigest()
+        if sha256 in names:
+            logger.warning(
+                f"{names[sha256]} and {source.name} hold the same text: what is held out of one may be trained on in "
+                "the other. Leave one out."
+            )
         names[sha256] = source.name
-        kept = ("name", "weight", *(("config", "split", "revision") if source.is_dataset else ()))
+        kept = ["name", "weight"]
+        if source.is_dataset:
+            kept += ["config", "split", "revision"]
         counts = {"sha256": sha256, "num_lines": num_lines, "num_documents": num_documents}
-        found.append({key: getattr(source, key) for key in kept} | counts)
-    return found
+        facts.append({name: getattr(source, name) for name in kept} | counts)
+    return facts

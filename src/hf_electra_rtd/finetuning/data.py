@@ -20,6 +20,7 @@ import numpy as np
 
 from hf_electra_rtd import files
 from hf_electra_rtd.cli import refuse, refuse_given
+from hf_electra_rtd.data import reader
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.kinds.base import Kind
@@ -101,7 +102,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     facts = json.loads(json.dumps(dataclasses.asdict(task)))  # as a record will have them
     if task.benchmark == "own":
         source |= {name: facts[name] for name in _FACTS}
-    identity = json.dumps([facts, split, source, hash_files([reading.__file__])])
+    identity = json.dumps([facts, split, source, hash_files([reading.__file__, reader.__file__])])
     with files.reading(name):
         try:
             examples = datasets.Dataset.from_generator(

@@ -1,21 +1,16 @@
-"""From the rows of a task's files, or of its dataset on the Hub, to examples.
-
-Files are read line by line here and not by `load_dataset("csv")`: its reader, pandas, guesses types from parts of a
-column, fills short lines, and ends lines at a lone \\r, which stands inside some sentences of the benchmarks.
-"""
+"""From the rows of a task's files, or of its dataset on the Hub, to examples."""
 
 from __future__ import annotations
 
-import csv
 import itertools
-import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_electra_rtd.data.reader import load_json, records_of
 from hf_electra_rtd.data.units import align
 from hf_electra_rtd.files import known_names, open_text, reading
 from hf_electra_rtd.tasks import Task
@@ -28,12 +23,22 @@ Row = Mapping[str, Any]
 Rows = Iterator[tuple[str, Row | None]]  # each after its place; None for a line that is skipped
 Example = dict[str, Any]
 
-FORMATS = {"tsv": "tsv", "txt": "tsv", "csv": "csv", "json": "json", "jsonl": "json", "parquet": "parquet"}
-FORMATS |= {"conll": "conll", "bio": "conll"}
+# Of files, by the ends of their names.
+FORMATS = {
+    "tsv": "tsv",
+    "txt": "tsv",
+    "csv": "csv",
+    "json": "json",
+    "jsonl": "json",
+    "parquet": "parquet",
+    "conll": "conll",
+    "bio": "conll",
+}
 _NO_AGREEMENT = "-"  # SNLI's, MNLI's and OCNLI's label of a pair about which the annotators did not agree
 _HIDDEN_ANSWER = "FAKE_ANSWER"  # CLUE's, with a number, where it keeps the answers of a test set to itself
 _BLANK_TAG = re.compile(r"#idiom\d+#")  # of ChID
-_ASKED_BLANK, _OTHER_BLANK = "____", "□□□□"  # an idiom has four characters
+_ASKED_BLANK = "____"
+_OTHER_BLANK = "□□□□"  # an idiom has four characters
 _BLANK_CONTEXT = 56  # characters on each side: with the blank, a candidate and special tokens they fill 128
 _IDS = ("id", "index", "qid")
 _NUMBER = re.compile(r"[-+]?[\d.]+")
@@ -66,19 +71,20 @@ def example_features(kind: str) -> Any:
 def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
     """The examples of rows, with null in place of an id for each row that is skipped. A row that cannot be used is a
     ValueError with its place; so is having none."""
-    index = -1
-    for index, (place, row) in enumerate(rows):
+    number = 0
+    for place, row in rows:
         try:
-            if task.benchmark == "own" and row and any("\0" in one for one in row.values() if isinstance(one, str)):
+            if task.benchmark == "own" and row and any(isinstance(cell, str) and "\0" in cell for cell in row.values()):
                 raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
-            examples = None if row is None else _convert(task, split, row, index)
+            examples = None if row is None else _convert(task, split, row, number)
         except KeyError as error:
             names = known_names(str(error.args[0]), row or (), "columns")
             raise ValueError(f"{place}: there is no column {error}. {names}") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{place}: {error}") from error
         yield from [{"id": None}] if examples is None else examples
-    if index < 0:
+        number += 1
+    if not number:
         raise ValueError("it has no row")
 
 
@@ -88,15 +94,19 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
 def hub_rows(name: str, dataset: Dataset) -> Rows:
     """Rows with the names of their class labels; None for -1, which stands for no label on the Hub."""
     for number, row in enumerate(dataset, 1):
-        values = {column: _named(dataset.features[column], value) for column, value in row.items()}
-        yield f"{name}, row {number}", {"id": values["idx"], **values} if "idx" in values else values
+        yield f"{name}, row {number}", _named_row(dataset.features, row)
+
+
+def _named_row(features: Mapping[str, Any], row: Row) -> Row:
+    values = {column: _named(features[column], value) for column, value in row.items()}
+    return {"id": values["idx"], **values} if "idx" in values else values
 
 
 def _named(feature: Any, value: Any) -> Any:
     from datasets import ClassLabel, LargeList, List
 
     if isinstance(feature, (List, LargeList)):
-        return value and [_named(feature.feature, one) for one in value]
+        return value and [_named(feature.feature, entry) for entry in value]
     if isinstance(feature, ClassLabel) and value is not None:
         return None if value < 0 else feature.names[value]
     return value
@@ -104,14 +114,20 @@ def _named(feature: Any, value: Any) -> Any:
 
 def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
     """The files of a split."""
-    paths = task.files.get(split, ())
-    for path in paths if data_dir or task.benchmark == "own" else ():
-        found = [path] if os.path.isabs(path) else [f"{data_dir}/{part}" for part in path.split("+")]
-        if all(map(os.path.isfile, found)):
-            return found
-    looked = ", ".join(paths[:3]) + ", ..." * (len(paths) > 3)
-    where = f" in {data_dir}" if data_dir else " (--data_dir)" * (task.benchmark != "own")
-    raise ValueError(f"{task.title} has no file for its split {split!r}{where}. Looked for {looked or 'none'}.")
+    names = task.files.get(split, ())
+    if data_dir or task.benchmark == "own":
+        for name in names:
+            paths = [name] if os.path.isabs(name) else [f"{data_dir}/{part}" for part in name.split("+")]
+            if all(map(os.path.isfile, paths)):
+                return paths
+    if data_dir:
+        where = f" in {data_dir}"
+    else:
+        where = "" if task.benchmark == "own" else " (data_dir)"
+    looked = [*names[:3], "..."] if len(names) > 3 else [*names]
+    raise ValueError(
+        f"{task.title} has no file for its split {split!r}{where}. Looked for {', '.join(looked) or 'none'}."
+    )
 
 
 def answer_file(path: str) -> str:
@@ -127,63 +143,36 @@ def read_rows(task: Task, split: str, path: str) -> Rows:
     special = {("tagging", "txt"): "conll", ("question_answering", "json"): "squad"}
     format = task.format or special.get((task.kind, suffix), FORMATS[suffix])
     with reading(path, f"It must be in the format {format}, in UTF-8."):
-        if format == "parquet":
-            from datasets import load_dataset
-
-            yield from hub_rows(path, load_dataset("parquet", data_files=path, split="train"))
-        elif format in _READERS:
+        if format in _READERS:
             yield from _READERS[format](path)
+        elif format == "parquet":
+            yield from _parquet_rows(path)
         else:
-            yield from _table_rows(task, split, path, quoted=format == "csv")
+            plain = {"wsc": "json", "xnli": "tsv"}.get(format, format)
+            columns = task.headers.get(split)
+            yield from records_of(path, plain, columns=columns, skip_broken_lines=task.skip_broken_lines)
 
 
-def _table_rows(task: Task, split: str, path: str, quoted: bool) -> Rows:
-    """Rows of a csv (RFC 4180), or of a tsv, in which quotes are characters like others."""
-    csv.field_size_limit(2**31 - 1)  # 131,072 by default
-    header = task.headers.get(split)
-    with open_text(path) as file:
-        reader = csv.reader(file, strict=True)
-        lines: Iterable[list[str]] = reader if quoted else (line.rstrip("\r\n").split("\t") for line in file)
-        for number, cells in enumerate(lines, 1):
-            place = f"{path}, line {reader.line_num if quoted else number}"
-            if header is None:
-                header = tuple(cells)
-            elif len(cells) == len(header):
-                yield place, dict(zip(header, cells, strict=True))
-            elif task.skip_broken_lines and cells not in ([], [""]):
-                yield place, None
-            elif cells not in ([], [""]):
-                remedy = "Quote fields that hold commas." if quoted else "Remove tabs and line breaks in fields."
-                raise ValueError(f"{place} has {len(cells)} columns instead of {len(header)}. {remedy}")
+def _parquet_rows(path: str) -> Rows:
+    import pyarrow.parquet as pq
+    from datasets import Features
 
-
-def _load(path: str) -> Any:
-    with open_text(path) as file:
-        return json.load(file)
-
-
-def _json_rows(path: str) -> Iterator[tuple[str, Row]]:
-    """JSON lines, or a list."""
-    with open_text(path) as file:
-        text = file.read()
-    if is_list := text.lstrip().startswith("["):
-        yield from ((f"{path}, record {number}", row) for number, row in enumerate(json.loads(text), 1))
-    for number, line in enumerate(() if is_list else text.split("\n"), 1):
-        if line.strip():
-            with reading(place := f"{path}, line {number}"):
-                row = json.loads(line)
-            yield place, row
+    features = Features.from_arrow_schema(pq.read_schema(path))
+    for place, row in records_of(path, "parquet"):
+        yield place, _named_row(features, row)
 
 
 def _squad_rows(path: str) -> Rows:
-    paragraphs = [paragraph for article in _load(path)["data"] for paragraph in article["paragraphs"]]
-    for context, question in ((one["context"], question) for one in paragraphs for question in one["qas"]):
-        answers = question.get("answers") or ([] if question.get("is_impossible") else None)
-        yield f"{path}, question {question['id']}", {**question, "context": context, "answers": answers}
+    for article in load_json(path)["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                answers = question.get("answers") or ([] if question.get("is_impossible") else None)
+                row = {**question, "context": paragraph["context"], "answers": answers}
+                yield f"{path}, question {question['id']}", row
 
 
 def _c3_rows(path: str) -> Rows:
-    for context, questions, *ids in _load(path):
+    for context, questions, *ids in load_json(path):
         for index, question in enumerate(questions):
             # Questions of the test file have an id; elsewhere only the dialogue or text that they are about has one.
             row = {"id": "-".join([*ids, str(index)]), **question, "context": context}
@@ -192,8 +181,8 @@ def _c3_rows(path: str) -> Rows:
 
 def _chid_rows(path: str) -> Rows:
     beside = answer_file(path)
-    answers = _load(beside) if os.path.isfile(beside) else None
-    for place, row in _json_rows(path):
+    answers = load_json(beside) if os.path.isfile(beside) else None
+    for place, row in records_of(path, "json"):
         tags = _BLANK_TAG.findall("".join(row["content"]))
         yield place, {**row, "answers": {"candidate_id": answers and [answers[tag] for tag in tags]}}
 
@@ -211,8 +200,8 @@ def _conll_rows(path: str) -> Rows:
                 if len(cells) != len(sentence[0]):
                     raise ValueError(f"{path}, line {number} has {len(cells)} columns, not {len(sentence[0])}.")
             elif sentence:
-                words, tags = [cells[0] for cells in sentence], [cells[-1] for cells in sentence]
-                row = {"text": words, "label": tags if len(sentence[0]) > 1 else None}
+                tags = [cells[-1] for cells in sentence] if len(sentence[0]) > 1 else None
+                row = {"text": [cells[0] for cells in sentence], "label": tags}
                 yield f"{path}, line {number - len(sentence)}", row
                 sentence = []
 
@@ -220,20 +209,26 @@ def _conll_rows(path: str) -> Rows:
 def _cluener_rows(path: str) -> Rows:
     """A tag for each character, from spans like `{"name": {"叶老桂": [[9, 11]]}}` (first and last character). Rows
     are skipped where they overlap (one row of the training set), or are not where they should be."""
-    for place, row in _json_rows(path):
-        words = list(row["text"])
-        tags, fits = ["O"] * len(words), True
+    for place, row in records_of(path, "json"):
+        characters = list(row["text"])
+        tags = ["O"] * len(characters)
+        fits = True
         for name, entities in row.get("label", {}).items():
-            for entity, (first, last) in ((entity, span) for entity, spans in entities.items() for span in spans):
-                span = slice(first, last + 1)
-                fits &= 0 <= first <= last and words[span] == list(entity) and tags[span] == ["O"] * len(entity)
-                tags[span] = [f"B-{name}"] + [f"I-{name}"] * (last - first)
-        yield place, {**row, "text": words, "label": tags if "label" in row else None} if fits else None
+            for entity, spans in entities.items():
+                for first, last in spans:
+                    span = slice(first, last + 1)
+                    is_there = 0 <= first <= last and characters[span] == list(entity)
+                    fits &= is_there and tags[span] == ["O"] * len(entity)
+                    tags[span] = [f"B-{name}"] + [f"I-{name}"] * (last - first)
+        yield place, {**row, "text": characters, "label": tags if "label" in row else None} if fits else None
 
 
-_READERS = {
-    **{"json": _json_rows, "conll": _conll_rows, "squad": _squad_rows, "c3": _c3_rows, "chid": _chid_rows},
-    **{"cluener": _cluener_rows, "wsc": _json_rows},
+_READERS: dict[str, Callable[[str], Rows]] = {
+    "conll": _conll_rows,
+    "squad": _squad_rows,
+    "c3": _c3_rows,
+    "chid": _chid_rows,
+    "cluener": _cluener_rows,
 }
 
 
@@ -246,25 +241,34 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
     if task.format == "xnli" and row.get("language", task.language) != task.language:
         return []
     row = {task.renamed.get(name, name): value for name, value in row.items()}
-    name, column = task.id_column or next((name for name in _IDS if row.get(name) is not None), ""), task.label_column
-    given = None if not column else row.get(column) if split in task.test_splits else row[column]
-    if isinstance(given, str) and not given.strip():
-        given = [] if task.kind in ("multi_label", "question_answering") else None
-    convert = {"question_answering": _question, "multiple_choice": _choice, "tagging": _tagged}.get(task.kind, _texts)
-    example = convert(task, row, given)
-    return None if example is None else [{"id": str(row[name] if name else index), **example}]
-
-
-def _texts(task: Task, row: Row, given: Any) -> Example | None:
-    texts = [mark_spans(row)] if task.format == "wsc" else [_text(row, column) for column in task.columns]
-    if task.benchmark != "own" and given == -1:
-        given = None
-    if None in texts or (task.benchmark != "own" and given == _NO_AGREEMENT):
+    id_column = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
+    if not task.label_column:
+        label = None
+    elif split in task.test_splits:
+        label = row.get(task.label_column)
+    else:
+        label = row[task.label_column]
+    if isinstance(label, str) and not label.strip():
+        label = [] if task.kind in ("multi_label", "question_answering") else None
+    converters = {"question_answering": _question, "multiple_choice": _choice, "tagging": _tagged}
+    example = converters.get(task.kind, _texts)(task, row, label)
+    if example is None:
         return None
-    if task.kind == "correction" and given is not None:  # the same sentence without errors
-        align(str(texts[0]), given)
-        return {"texts": texts, "label": given}
-    return {"texts": texts, "label": None if given is None else _label(task, given)}
+    return [{"id": str(row[id_column] if id_column else index), **example}]
+
+
+def _texts(task: Task, row: Row, label: Any) -> Example | None:
+    texts = [mark_spans(row)] if task.format == "wsc" else [_text(row, column) for column in task.columns]
+    if task.benchmark != "own":
+        if None in texts or label == _NO_AGREEMENT:
+            return None
+        label = None if label == -1 else label
+    if label is None:
+        return {"texts": texts, "label": None}
+    if task.kind == "correction":
+        align(str(texts[0]), label)  # the same sentence without errors
+        return {"texts": texts, "label": label}
+    return {"texts": texts, "label": _label(task, label)}
 
 
 def _text(row: Row, column: str, between: str = " ") -> str:
@@ -278,19 +282,20 @@ def _text(row: Row, column: str, between: str = " ") -> str:
 
 def _label(task: Task, value: Any) -> Any:
     if task.kind == "regression":
-        if not math.isfinite(number := float(value)):
+        number = float(value)
+        if not math.isfinite(number):
             raise ValueError(f"the label {value!r} is not a finite number.")
         return number
     if task.kind == "multi_label":
-        given = filter(str.strip, value.split("|")) if isinstance(value, str) else value
-        found = {_class(task, one) for one in (given if isinstance(given, Iterable) else [given])}
-        return sorted(found, key=task.labels.index if task.labels else None)
+        values = [part for part in value.split("|") if part.strip()] if isinstance(value, str) else value
+        labels = {_class(task, entry) for entry in (values if isinstance(values, Iterable) else [values])}
+        return sorted(labels, key=task.labels.index if task.labels else None)
     return _class(task, value)
 
 
 def _class(task: Task, value: Any) -> str:
     if not isinstance(value, (str, int)):
-        raise ValueError(f"the label {value!r} is not text or a whole number. Is this --task_kind regression?")
+        raise ValueError(f"the label {value!r} is not text or a whole number. Is this regression (task_kind)?")
     label = str(value).lower() if isinstance(value, bool) else str(value).strip()
     label = task.renamed_labels.get(label, label)
     place = _place(task.labels, label)
@@ -299,8 +304,11 @@ def _class(task: Task, value: Any) -> str:
 
 def _known(task: Task, label: str) -> str:
     if task.labels and label not in task.labels:
-        own = " They are those of the training examples, unless --labels names them." * (task.benchmark == "own")
-        raise ValueError(f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}{own}")
+        own = " They are those of the training examples, unless `labels` names them."
+        raise ValueError(
+            f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
+            f"{own if task.benchmark == 'own' else ''}"
+        )
     return label
 
 
@@ -315,7 +323,8 @@ def _place(names: Sequence[str], label: str) -> int | None:
 def mark_spans(row: Row) -> str | None:
     """CLUEWSC: the text, with the noun in `_` and the pronoun that may stand for it in brackets, also where their
     places are wrong; None where the text does not have them, or they overlap (CLUEbenchmark/CLUE, `WscProcessor`)."""
-    text, target = row["text"], row["target"]
+    text = row["text"]
+    target = row["target"]
     spans = []
     for number, marks in ((1, "__"), (2, "[]")):
         span = target[f"span{number}_text"]
@@ -324,49 +333,54 @@ def mark_spans(row: Row) -> str | None:
     (begin, end, marks), (later, last, others) = sorted(spans)
     if begin < 0 or later < end:
         return None
-    first, second = marks[0] + text[begin:end] + marks[1], others[0] + text[later:last] + others[1]
+    first = marks[0] + text[begin:end] + marks[1]
+    second = others[0] + text[later:last] + others[1]
     return text[:begin] + first + text[end:later] + second + text[last:]
 
 
 def find_text(context: str, text: str, start: int) -> int:
     """Where a text stands in another: at `start`, or at the nearest place that has it (files of CMRC 2018 name some
     wrong places); -1 if there is none."""
-    places = (match.start() for match in re.finditer(f"(?={re.escape(text)})", context)) if text else iter(())
+    if not text:
+        return -1
+    places = (match.start() for match in re.finditer(f"(?={re.escape(text)})", context))
     return min(places, key=lambda place: abs(place - start), default=-1)
 
 
-def _question(task: Task, row: Row, given: Any) -> Example:
+def _question(task: Task, row: Row, label: Any) -> Example:
     """Answers are those of SQuAD (`{"text": [...], "answer_start": [...]}`, or a list of such pairs), or texts."""
     context = _text(row, "context")
     example = {"question": _text(row, "question"), "context": context, "label": None, "starts": None}
-    if isinstance(given, Mapping):
-        pairs = list(zip(given["text"], given["answer_start"], strict=True))
+    if isinstance(label, Mapping):
+        pairs = list(zip(label["text"], label["answer_start"], strict=True))
     else:
-        answers = [given] if isinstance(given, str) else given or []
-        pairs = [(one["text"], one["answer_start"]) if isinstance(one, Mapping) else (one, 0) for one in answers]
-    if given is None or any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
+        pairs = []
+        for answer in [label] if isinstance(label, str) else label or []:
+            pairs.append((answer["text"], answer["answer_start"]) if isinstance(answer, Mapping) else (answer, 0))
+    if label is None or any(text.startswith(_HIDDEN_ANSWER) for text, _ in pairs):
         return example
-    found = sorted(((text, find_text(context, text, start)) for text, start in pairs), key=lambda one: one[1] < 0)
-    return example | {"label": [text for text, _ in found], "starts": [start for _, start in found]}
+    answers = [(text, find_text(context, text, start)) for text, start in pairs]
+    answers.sort(key=lambda answer: answer[1] < 0)
+    return example | {"label": [text for text, _ in answers], "starts": [start for _, start in answers]}
 
 
-def _choice(task: Task, row: Row, given: Any) -> Example:
+def _choice(task: Task, row: Row, label: Any) -> Example:
     """The choices are a list (`choice`, `choices`), or in columns of their own (`choice_a`, `choice_b`, ...), of which
     the last may be empty. The right one is given by its index, or its text."""
-    found = [value for name, value in row.items() if name.startswith("choice")]
-    choices = list(found[0]) if len(found) == 1 and not isinstance(found[0], str) else found
+    cells = [value for name, value in row.items() if name.startswith("choice")]
+    choices = list(cells[0]) if len(cells) == 1 and not isinstance(cells[0], str) else cells
     while choices and choices[-1] in ("", None):
         choices.pop()
     if len(choices) < 2 or not all(isinstance(choice, str) and choice for choice in choices):
         raise ValueError(f"its choices {choices} are not two or more texts (choices: [...]; choice_a, choice_b, ...).")
-    label = _place(choices, given) if isinstance(given, str) else given
-    is_index = isinstance(given, str) and given.isdecimal() and int(given) < len(choices)
-    if task.benchmark == "own" and is_index and label not in (None, int(given)):
-        raise ValueError(f"the label {given!r} is a choice, and the index of another: give numbers, in .jsonl.")
-    if given is not None and (label is None or not 0 <= label < len(choices)):
-        raise ValueError(f"there is no choice {given!r}. {known_names(str(given), choices, 'choices')}")
+    place = _place(choices, label) if isinstance(label, str) else label
+    is_index = isinstance(label, str) and label.isdecimal() and int(label) < len(choices)
+    if task.benchmark == "own" and is_index and place not in (None, int(label)):
+        raise ValueError(f"the label {label!r} is a choice, and the index of another: give numbers, in .jsonl.")
+    if label is not None and (place is None or not 0 <= place < len(choices)):
+        raise ValueError(f"there is no choice {label!r}. {known_names(str(label), choices, 'choices')}")
     context = _text(row, "context", "\n") if "context" in row else ""
-    return {"context": context, "question": _text(row, "question"), "choices": choices, "label": label}
+    return {"context": context, "question": _text(row, "question"), "choices": choices, "label": place}
 
 
 def _chid_examples(row: Row) -> list[Example]:
@@ -382,9 +396,8 @@ def _chid_examples(row: Row) -> list[Example]:
     return examples
 
 
-def _tagged(task: Task, row: Row, given: Any) -> Example:
-    values = (row[task.columns[0]], given)
-    words, tags = (value.split() if isinstance(value, str) else value or [] for value in values)
+def _tagged(task: Task, row: Row, label: Any) -> Example:
+    words, tags = (value.split() if isinstance(value, str) else value or [] for value in (row[task.columns[0]], label))
     if not all(isinstance(word, str) for word in (*words, *tags)):
         raise ValueError("its words or tags are neither a list nor text with spaces between them.")
     if tags and len(tags) != len(words):

@@ -1,0 +1,132 @@
+"""The rows of files, each after its place: one reader of text, tables, JSON and Parquet, also compressed.
+
+Files are read here and not by `datasets`. Its readers take a cut-off .zst file for a whole one, and name neither file
+nor line in errors. That of JSON turns strings that look like dates into dates. That of tables, pandas, guesses types
+from parts of a column, fills short lines, and ends lines at a lone \\r, which stands inside some sentences of the
+benchmarks.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from hf_electra_rtd.files import open_text, reading
+
+
+MAX_LINE = 8 * 2**20  # characters of a line of text
+MAX_RECORD = 64 * 2**20  # characters of a line of JSON, which holds a whole document
+
+
+def records_of(
+    path: str,
+    format: str,
+    *,
+    encoding: str = "utf-8",
+    encoding_errors: str = "strict",
+    columns: Sequence[str] | None = None,
+    skip_broken_lines: bool = False,
+) -> Iterator[tuple[str, Any]]:
+    """The rows of a file, each after its place: `a.csv, line 3`.
+
+    Raises ValueError, with the place where there is one, for what cannot be read.
+
+    Args:
+        format: what rows are. `text`: lines, with their ends. `jsonl`: the value of each line that is not blank;
+            `json`: also those of a single list. `csv` (RFC 4180) and `tsv`, in which quotes are characters like
+            others: dicts of texts by column. `parquet`: dicts of any values.
+        encoding: as in `open`, like `encoding_errors`; of Parquet there is none.
+        columns: of a table, if the file does not begin with them; of Parquet, those to read.
+        skip_broken_lines: lines of a table with another number of columns are None, not an error.
+    """
+    if format == "parquet":
+        yield from _parquet_rows(path, columns)
+        return
+    codecs.lookup_error(encoding_errors)  # raises LookupError for an unknown one
+    newline = None if format in ("text", "jsonl") else "\n"
+    with open_text(path, encoding, encoding_errors, newline) as file:
+        if format == "text":
+            for number, line in _lines(path, file, MAX_LINE):
+                yield f"{path}, line {number}", line
+        elif format in ("json", "jsonl"):
+            yield from _json_rows(path, file, may_be_list=format == "json")
+        else:
+            yield from _table_rows(path, file, format == "csv", columns, skip_broken_lines)
+
+
+def _lines(path: str, file: Any, longest: int) -> Iterator[tuple[int, str]]:
+    """The lines of a file with their ends, each after its number."""
+    number = 1
+    try:
+        while line := file.readline(longest + 1):
+            if len(line.removesuffix("\n")) > longest:
+                raise ValueError(f"{path}, line {number} has more than {longest:,} characters. Split it.")
+            yield number, line
+            number += 1
+    except UnicodeError as error:
+        if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
+            number += error.object.count(b"\n", 0, error.start)
+        raise ValueError(
+            f"{path}, line {number} is not {file.encoding.removesuffix('-sig').upper()}. Save it as UTF-8, name its "
+            "encoding (encoding=latin-1, ...), or replace what does not fit (encoding_errors=replace)."
+        ) from None
+
+
+def _json_rows(path: str, file: Any, may_be_list: bool) -> Iterator[tuple[str, Any]]:
+    is_first = True
+    for number, line in _lines(path, file, MAX_RECORD):
+        if not line.strip():
+            continue
+        if is_first and may_be_list and line.lstrip().startswith("["):
+            rows = json.loads(line + file.read())
+            yield from ((f"{path}, row {place}", row) for place, row in enumerate(rows, 1))
+            return
+        is_first = False
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number} is not a JSON record ({error}).") from None
+        yield f"{path}, line {number}", row
+
+
+def _table_rows(
+    path: str, file: Any, quoted: bool, header: Sequence[str] | None, skip_broken_lines: bool
+) -> Iterator[tuple[str, dict[str, str] | None]]:
+    csv.field_size_limit(2**31 - 1)  # 131,072 by default
+    lines = (line for _, line in _lines(path, file, MAX_RECORD))
+    reader = csv.reader(lines, strict=True)
+    rows: Iterable[list[str]] = reader if quoted else (line.rstrip("\r\n").split("\t") for line in lines)
+    for number, cells in enumerate(rows, 1):
+        place = f"{path}, line {reader.line_num if quoted else number}"
+        if header is None:
+            header = cells
+        elif len(cells) == len(header):
+            yield place, dict(zip(header, cells, strict=True))
+        elif cells in ([], [""]):
+            continue
+        elif skip_broken_lines:
+            yield place, None
+        else:
+            remedy = "Quote fields that hold commas." if quoted else "Remove tabs and line breaks in fields."
+            raise ValueError(f"{place} has {len(cells)} columns instead of {len(header)}. {remedy}")
+
+
+def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as table:
+        known = [name for name in columns or () if name in table.schema_arrow.names]
+        for batch in table.iter_batches(batch_size=64, columns=known or None, use_threads=False):
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}, row {number}", row
+
+
+def load_json(path: str) -> Any:
+    """The one value of a JSON file."""
+    with reading(path), open_text(path) as file:
+        return json.load(file)

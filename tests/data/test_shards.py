@@ -4,15 +4,12 @@ import json
 import multiprocessing
 import pickle
 import shutil
-import threading
-import time
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
 import torch
-from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import set_seed
@@ -82,12 +79,6 @@ def elsewhere(written):
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "CACHE_DIRECTORY", str(tmp_path / "cache"))
-    monkeypatch.setattr(shards, "PAUSE", 0.0)
-
-
-def size_of(number, written):
-    """Bytes of the largest shards."""
-    return sum(sorted((file.stat().st_size for file in (written / "many").glob("*.blocks")), reverse=True)[:number])
 
 
 def assert_same(found, expected):
@@ -134,7 +125,7 @@ def test_nothing_has_a_name_before_all_is_written_and_a_size_for_no_sequence_is_
         assert not any(file.exists() for file in writer.files)
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"too small.*--shard_size"):
+    with pytest.raises(ValueError, match="shard_size=4096"):
         ShardWriter(contextlib.ExitStack(), tmp_path, "x", 512, 100, 4096)
 
 
@@ -189,7 +180,7 @@ def test_a_run_in_windows_goes_on_from_elsewhere_as_if_it_had_not_stopped(corpus
     main([*what, "--output_dir", str(tmp_path / "text"), "--disable_tqdm", "True", "--shard_size", "2KB"])
     here = tmp_path / "text/train"
     more = ["--shuffle_window", "2", "--held_out_files", str(tmp_path / "text/held_out")]
-    cache = ["--cache_size", "6KB", "--cache_dir", str(tmp_path / "cache")]
+    cache = ["--cache_dir", str(tmp_path / "cache")]
     assert pretrain.main(pretraining_flags(tmp_path, here, tmp_path / "run", *more)) == 0
     shutil.copytree(tmp_path / "run/checkpoint-2", tmp_path / "again/checkpoint-2")
     flags = pretraining_flags(tmp_path, f"file://{here}", tmp_path / "again", *more, *cache)
@@ -198,11 +189,10 @@ def test_a_run_in_windows_goes_on_from_elsewhere_as_if_it_had_not_stopped(corpus
     assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
     record = json.loads((tmp_path / "again/run_record.json").read_text())
     assert record["data"]["train"]["sha256"] == open_blocks(here).header.sha256
-    assert sum(cached(tmp_path).values()) <= 6000
-    assert cached(tmp_path)
+    assert copies(tmp_path)
     shutil.rmtree(tmp_path / "again/checkpoint-4")
     with pytest.raises(ValueError, match="shuffle_window was 2, now 3"):
-        pretrain.main([*flags, "--shuffle_window", "3", "--cache_size", "9KB", "--resume_from_checkpoint", "latest"])
+        pretrain.main([*flags, "--shuffle_window", "3", "--resume_from_checkpoint", "latest"])
 
 
 # ---- Windows ----
@@ -249,49 +239,32 @@ def test_loader_workers_and_copies_read_what_the_stream_reads(written, elsewhere
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(part)).read(np.arange(5)).ids, part.read(np.arange(5)).ids)
 
 
-# ---- Through a cache ----
+# ---- Copies of what lies elsewhere ----
 
 
-def cached(tmp_path):
-    return {path.stem: path.stat().st_size for path in (tmp_path / "cache").glob("*.blocks")}
+def copies(tmp_path):
+    """The hashes of the shards that were copied."""
+    return {path.name for path in (tmp_path / "cache").iterdir() if path.is_dir()}
 
 
-def test_a_cache_of_one_window_is_never_larger_and_gives_the_same(written, elsewhere, tmp_path):
-    room = size_of(2, written)
-    here, there = open_blocks(written / "many"), open_blocks(elsewhere, cache_size=room)
-    one, other = windowed(here, 2, 7), windowed(there, 2, 7)
-    for first in range(0, 3 * ROWS, 5):
-        assert_same(*(stream.__getitems__(range(first, first + 5)) for stream in (other, one)))
-        assert sum(cached(tmp_path).values()) <= room
-    # What is counted before a run needs no more than the first window.
-    counted = other.counted
-    assert sorted(counted.shard_rows) == sorted(here.shard_rows[one._windows(0)[0][0]])
-    assert CountedBigram(counted, 100)._counts.sum() == counted.header.num_tokens - len(counted)
-
-
-def test_the_next_window_is_copied_while_this_one_is_read(written, elsewhere, tmp_path):
+def test_the_next_window_is_copied_while_this_one_is_read(elsewhere, tmp_path):
     stream = windowed(open_blocks(elsewhere), 2, 1)
     stream.__getitems__([0])
+    stream.sequences._copying.join(20)
     wanted = [stream.sequences._shards[shard].sha256 for shard in np.concatenate(stream._windows(0)[0][:2])]
-    until = time.monotonic() + 20
-    while cached(tmp_path).keys() != set(wanted) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert cached(tmp_path).keys() == set(wanted)
+    assert copies(tmp_path) == set(wanted)
 
 
-def test_what_is_read_lives_on_when_another_reader_needs_its_room_and_is_copied_again(written, elsewhere, tmp_path):
-    blocks, other = (open_blocks(elsewhere, cache_size=size_of(1, written)) for _ in range(2))
-    file, expected = blocks._get(0), blocks.read(np.arange(3))
-    other.read(np.array([ROWS - 1]))
-    assert cached(tmp_path).keys() == {other._shards[-1].sha256}
-    assert_same(file.read(np.arange(3)), expected)
-    assert_same(blocks.read(np.arange(3)), expected)
-    assert cached(tmp_path).keys() == {blocks._shards[0].sha256}
+def test_what_is_counted_before_a_run_needs_no_more_than_the_first_window(elsewhere, tmp_path):
+    stream = windowed(open_blocks(elsewhere), 2, 7)
+    counted = stream.counted
+    assert CountedBigram(counted, 100)._counts.sum() == counted.header.num_tokens - len(counted)
+    assert len(copies(tmp_path)) == 2
 
 
-def _read_epochs(path, cache, room, seed, queue):
+def _read_epochs(path, cache, seed, queue):
     try:
-        stream = windowed(open_blocks(path, cache_dir=cache, cache_size=room), 2, seed)
+        stream = windowed(open_blocks(path, cache_dir=cache), 2, seed)
         ids = [stream.__getitems__(range(first, first + 6)).ids for first in range(0, 3 * ROWS, 6)]
         queue.put((seed, np.concatenate(ids)))
     except BaseException as error:
@@ -299,91 +272,43 @@ def _read_epochs(path, cache, room, seed, queue):
         raise
 
 
-def test_processes_share_a_cache_that_holds_one_window(written, tmp_path):
-    context, room = multiprocessing.get_context("fork"), size_of(2, written)
-    place, queue = f"file://{written / 'many'}", context.Queue()
-    processes = [
-        context.Process(target=_read_epochs, args=(place, str(tmp_path / "cache"), room, seed, queue))
-        for seed in (0, 0, 1)
-    ]
-    (tmp_path / "cache").mkdir()
+def test_processes_share_the_copies_and_each_shard_is_copied_once(written, tmp_path):
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    arguments = (f"file://{written / 'many'}", str(tmp_path / "cache"))
+    processes = [context.Process(target=_read_epochs, args=(*arguments, seed, queue)) for seed in (0, 0, 1)]
     for process in processes:
         process.start()
-    found, largest = [], 0
-    while len(found) < 3:
-        with FileLock(tmp_path / "cache/room.lock"):  # else a file could go and another come while they are counted
-            largest = max(largest, sum(cached(tmp_path).values()))
-        if not queue.empty():
-            found.append(queue.get())
+    results = [queue.get() for _ in processes]
     for process in processes:
         process.join()
     here = open_blocks(written / "many")
-    for seed, ids in found:
+    for seed, ids in results:
         expected = windowed(here, 2, seed).__getitems__(range(3 * ROWS))
         inside = np.arange(LENGTH) < expected.lengths[:, None]
         np.testing.assert_array_equal(ids[inside], expected.ids[inside])
-    assert 0 < largest <= room
+    for directory in filter(Path.is_dir, (tmp_path / "cache").iterdir()):
+        assert len(list(directory.iterdir())) == 2  # the shard, and the list of fsspec
 
 
-def test_what_a_killed_process_left_makes_room_and_who_waits_says_so(written, elsewhere, tmp_path, caplog):
-    blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
-    (tmp_path / "cache").mkdir()
-    left = tmp_path / "cache" / f"{'a' * 64}-{size_of(2, written)}.partial"
-    left.touch()
-    with blocks._cache._lock("a" * 64, 1):  # it is alive
-        reading = threading.Thread(target=lambda: blocks.read(np.arange(2)), daemon=True)
-        reading.start()
-        reading.join(0.3)
-        assert reading.is_alive()
-        assert left.exists()
-    reading.join(20)
-    assert not reading.is_alive()
-    assert not left.exists()
-    assert [record.message.count("Waiting up to 60 minutes. Raise --cache_size") for record in caplog.records] == [1]
+def test_a_copy_that_was_cut_off_by_a_kill_or_altered_is_made_again(elsewhere, tmp_path):
+    expected = open_blocks(elsewhere).read(np.arange(ROWS))
+    first, *_ = (tmp_path / "cache" / name for name in copies(tmp_path))
+    for damaged in (first / "cache", next(path for path in first.iterdir() if path.name != "cache")):
+        if damaged.name == "cache":
+            damaged.unlink()  # fsspec writes its list when the copy is whole
+        else:
+            damaged.write_bytes(damaged.read_bytes()[:-1])
+            with pytest.raises(ValueError, match=rf"^{elsewhere}/train-\d+\.blocks"):
+                open_blocks(elsewhere).read(np.arange(ROWS))
+        assert_same(open_blocks(elsewhere).read(np.arange(ROWS)), expected)
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs the maps of Linux")
-@pytest.mark.parametrize("in_windows", [True, False])
-def test_shards_that_made_room_leave_the_disk(written, elsewhere, tmp_path, in_windows):
-    blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
-    stream = windowed(blocks, 2, 7)
-    for first in range(0, 3 * ROWS, 5):
-        stream.__getitems__(range(first, first + 5)) if in_windows else blocks.read(np.array([7 * first % ROWS]))
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        now = {blocks._shards[shard].sha256 for shard in blocks._now}
-        removed = {line.split()[-2] for line in maps if f"{tmp_path}/cache" in line and line.endswith("(deleted)")}
-        assert {Path(path).stem for path in removed} <= now
-    if blocks._loading:
-        blocks._loading.join(20)
-
-
-def test_files_of_others_in_the_directory_of_the_cache_stay(written, elsewhere, tmp_path):
-    blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
-    others = {
-        tmp_path / "cache" / name for name in ("train.blocks", "x.partial", f"{'a' * 64}.txt", f"{'A' * 64}.blocks")
-    }
-    (tmp_path / "cache").mkdir()
-    for other in others:
-        other.write_bytes(bytes(10**4))
-    blocks.check_room(2)
-    blocks.read(np.arange(ROWS))
-    assert all(other.stat().st_size == 10**4 for other in others)
-    # Locks go with the files that they were for.
-    there = {path.stem for path in (tmp_path / "cache").glob("*.lock")} - {"room"}
-    assert there == cached(tmp_path).keys() - {other.stem for other in others}
-
-
-def test_the_cache_does_not_grow_beyond_the_disk(written, elsewhere, tmp_path, monkeypatch):
-    disk, largest = size_of(3, written), 0
-    (tmp_path / "cache").mkdir()
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(disk, 0, disk - sum(cached(tmp_path).values()))
-    )
-    blocks = open_blocks(elsewhere)
-    for number in range(ROWS):
-        blocks.read(np.array([number]))
-        largest = max(largest, sum(cached(tmp_path).values()))
-    assert size_of(2, written) <= largest <= disk
+def test_a_disk_that_does_not_hold_the_copies_is_warned_of(elsewhere, monkeypatch, caplog):
+    usage = shutil._ntuple_diskusage(10**6, 10**6 - 100, 100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    open_blocks(elsewhere, verify=True)
+    assert elsewhere in caplog.text
 
 
 # ---- Bad input ----
@@ -402,7 +327,7 @@ def test_an_index_that_was_altered_is_refused(many):
         index = json.loads(json.dumps(whole))
         change(index)
         (many / INDEX_FILE).write_text(json.dumps(index))
-        with pytest.raises(ValueError, match=rf"{INDEX_FILE} cannot be read: .*prepare --shard_size"):
+        with pytest.raises(ValueError, match=rf"{INDEX_FILE} cannot be read"):
             open_blocks(many)
     (many / INDEX_FILE).write_text(json.dumps(whole)[:-9])
     with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
@@ -430,7 +355,6 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
         blocks = open_blocks(place, verify=True)
     with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks {wanted[how]}.*\. Copy "):
         blocks.read(np.arange(ROWS)) if far and how in ("altered", "exchanged") else open_blocks(place, verify=True)
-    assert not list(tmp_path.glob("cache/*.partial"))
 
 
 def test_a_shard_that_vanishes_while_it_is_read_is_named_with_a_remedy(many):
@@ -440,32 +364,21 @@ def test_a_shard_that_vanishes_while_it_is_read_is_named_with_a_remedy(many):
         blocks.read(np.arange(ROWS))
 
 
-def test_a_cache_without_room_is_refused_before_anything_is_copied(written, elsewhere, tmp_path, monkeypatch):
-    blocks = open_blocks(elsewhere, cache_size=size_of(2, written))
-    for window in (None, 3):
-        with pytest.raises(ValueError, match=r"need .*--cache_size is .*or lower --shuffle_window"):
-            windowed(blocks, window, 0)
-    with pytest.raises(ValueError, match=r"--shuffle_window 99, but there are .* shard\(s\)\. Choose at most"):
-        windowed(blocks, 99, 0)
-    windowed(blocks, 2, 0)
-    SequenceStream(blocks, shuffle=False)  # held-out sequences are read in order
-    usage = shutil._ntuple_diskusage(10**6, 10**6 - 100, 100)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(ValueError, match=r"100 bytes are free in .*cache\. Change"):
-        windowed(blocks, 2, 0)
-    assert cached(tmp_path) == {}
+def test_a_window_of_more_shards_than_there_are_is_refused(elsewhere):
+    with pytest.raises(ValueError, match="shuffle_window=99"):
+        windowed(open_blocks(elsewhere), 99, 0)
 
 
 @pytest.mark.parametrize(
-    ("address", "message"),
+    "address",
     [
-        ("nowhere://a/b", "nowhere://a/b cannot be read: Protocol not known: nowhere"),
-        ("dropbox://a/b", "dropbox://a/b cannot be read: .*dropbox"),
-        ("memory://nothing/here", f"memory://nothing/here/{INDEX_FILE} cannot be read"),
+        "nowhere://a/b",  # no protocol
+        "dropbox://a/b",  # one whose package is not installed
+        "memory://nothing/here",
     ],
 )
-def test_an_address_that_cannot_be_read_is_refused(address, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_address_that_cannot_be_read_is_refused(address):
+    with pytest.raises(ValueError, match=f"^{address}/{INDEX_FILE} "):
         open_blocks(address)
 
 

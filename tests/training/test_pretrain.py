@@ -257,7 +257,6 @@ NEW = {"model_config": None}  # networks of a named size
         ({"train_files": "nothing/*.txt"}, "nothing"),
         ({"document_attention": True, "packing": "original"}, "mixes no documents"),
         ({"license": "mit"}, "--license is for --push_to_hub True"),
-        ({"cache_size": "1GB"}, "--cache_size is for remote shards"),
         ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor has no place"),
         ({"auto_find_batch_size": True}, "--auto_find_batch_size has no place"),
         ({"ignore_data_skip": True}, "--ignore_data_skip has no place"),

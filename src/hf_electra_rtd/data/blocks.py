@@ -206,11 +206,8 @@ class Blocks(Dataset):
         """The sequences of some shards."""
         return self
 
-    def check_room(self, num_shards: int) -> None:
-        """Raises ValueError where so many shards at once do not fit in the cache."""
-
-    def expect(self, now: Sequence[int], then: Sequence[int]) -> None:
-        """Says which shards are read now, and which after them."""
+    def expect(self, shards: Sequence[int]) -> None:
+        """Says which shards are read next, in this order, so that they can be fetched."""
 
 
 class BlockFile(Blocks):
@@ -294,11 +291,11 @@ class SequenceStream(Dataset):
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
-            what = f"shuffle_window={shuffle_window}, but there are {len(self._rows)} shard(s)"
-            raise ValueError(f"{what}. Choose at most as many, or prepare smaller shards (--shard_size).")
+            raise ValueError(
+                f"shuffle_window={shuffle_window}, but there are {len(self._rows)} shard(s). "
+                "Choose at most as many, or prepare smaller shards."
+            )
         self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
-        if is_prepared:
-            sequences.check_room(self._window_size)
         self._windows_of: tuple[int, Any] | None = None  # an epoch
         self._order_of: tuple[tuple[int, int], np.ndarray] | None = None  # an epoch and a window
 
@@ -316,7 +313,7 @@ class SequenceStream(Dataset):
         found, stream_positions = self.sequence_indices(positions), positions + self.first_position
         if isinstance(self.sequences, Blocks):
             if len(self._rows) > 1:
-                self.sequences.expect(*self._shards_at(positions))
+                self.sequences.expect(self._shards_at(positions))
             return dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
         pairs = zip(found.tolist(), stream_positions.tolist(), strict=True)
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
@@ -378,15 +375,16 @@ class SequenceStream(Dataset):
             self._order_of = ((epoch, window), order)
         return self._order_of[1]
 
-    def _shards_at(self, positions: np.ndarray) -> tuple[list[int], list[int]]:
+    def _shards_at(self, positions: np.ndarray) -> list[int]:
         """The shards of the windows that hold some positions, and those of the window after them."""
-        found, then, size = dict[int, None](), list[int](), len(self.sequences)
+        shards: dict[int, None] = {}  # in their order
         for position in (int(positions.min()), int(positions.max())):
-            epoch, place = divmod(position, size)
+            epoch, place = divmod(position, len(self.sequences))
             windows, ends = self._windows(epoch)
             number = int(np.searchsorted(ends, place, side="right"))
-            found |= dict.fromkeys(windows[number].tolist())
-            end = epoch * size + int(ends[number])
-            if end < len(self):
-                then = self._windows(end // size)[0][(number + 1) % len(windows)].tolist()
-        return list(found), [shard for shard in then if shard not in found]
+            shards |= dict.fromkeys(windows[number].tolist())
+            end = epoch * len(self.sequences) + int(ends[number])
+        if end < len(self):
+            after = self._windows(end // len(self.sequences))[0][(number + 1) % len(windows)]
+            shards |= dict.fromkeys(after.tolist())
+        return list(shards)

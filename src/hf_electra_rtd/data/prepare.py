@@ -189,11 +189,12 @@ def get_sequences(
     tokenizer: PreTrainedTokenizerBase,
     trained_on: str | None = None,
     called: str = "Training",
-    **cache: Any,
+    cache_dir: str | None = None,
 ) -> tuple[Blocks, Blocks | None]:
     """The training and the held-out sequences, prepared from text, or of block files. The main process prepares, and
     verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
-    what they are `called`; `cache` are options of `open_blocks`. Raises ValueError for files that cannot be used."""
+    what they are `called`; copies of remote shards go to `cache_dir`. Raises ValueError for files that cannot be
+    used."""
     is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
 
     def get(sources: list[Source], name: str, share: float) -> tuple[Blocks, Blocks | None]:
@@ -203,7 +204,7 @@ def get_sequences(
                 raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
             if share:
                 logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
-            file = open_blocks(sources[0].place, verify=is_main, **cache)
+            file = open_blocks(sources[0].place, verify=is_main, cache_dir=cache_dir)
             found = file.header.max_seq_length
             if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
                 raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")

@@ -1,6 +1,7 @@
 """Prepared sequences in shards: a directory of block files of bounded size with an index, read as one file.
 
-The directory may lie on this machine or anywhere that fsspec knows, from where it is read through a cache.
+The directory may lie on this machine or anywhere that fsspec knows. From elsewhere, shards are copied to this machine
+when they are read (fsspec's `filecache`).
 """
 
 from __future__ import annotations
@@ -11,17 +12,21 @@ import json
 import logging
 import os
 import re
+import shutil
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+from filelock import FileLock
+from huggingface_hub.constants import HF_HOME
 from huggingface_hub.dataclasses import strict
+from rich.filesize import decimal as format_bytes
 
 from hf_electra_rtd.data.blocks import (
     BLOCK_SUFFIX,
@@ -32,9 +37,8 @@ from hf_electra_rtd.data.blocks import (
     SequenceBatch,
     write_header,
 )
-from hf_electra_rtd.data.cache import CACHE_DIRECTORY, CACHE_SIZE, PAUSE, Cache
 from hf_electra_rtd.data.packing import PackedSequence
-from hf_electra_rtd.files import reading, write_text, writing
+from hf_electra_rtd.files import naming, reading, write_text, writing
 from hf_electra_rtd.records import count_cores
 
 
@@ -42,10 +46,12 @@ logger = logging.getLogger(__name__)
 
 INDEX_FILE = "index.json"
 SHARD_SIZE = 512 * 10**6
+CACHE_DIRECTORY = os.path.join(HF_HOME, "rtd-shards")
 _MOST_OPEN = 300  # shards; a process has often 1,024 file descriptors
-_IDLE = 60.0  # seconds after which what nobody reads makes room for what is read later
 _REMEDY = "Copy the whole directory again, or prepare the text again."
-_LARGEST_TOKEN, _LARGEST_ROW = 8, 64  # bytes of a token, and of what else a sequence has, at most
+_NETWORK = "Check the address, the network, your rights there, and the room in cache_dir."
+_LARGEST_TOKEN = 8  # bytes, at most
+_LARGEST_ROW = 64  # bytes of what else a sequence has, at most
 
 
 @strict
@@ -71,9 +77,13 @@ class ShardWriter:
     ) -> None:
         self._row = _LARGEST_TOKEN * max_seq_length + _LARGEST_ROW
         if shard_size < 2 * self._row:
-            what = f"Shards of {shard_size} bytes are too small for sequences of {max_seq_length} tokens"
-            raise ValueError(f"{what}: choose at least {2 * self._row} (--shard_size).")
-        self._stack, self._path, self._size = stack, directory / name, shard_size
+            raise ValueError(
+                f"shard_size={shard_size} is too small for sequences of {max_seq_length} tokens: "
+                f"choose at least {2 * self._row} bytes."
+            )
+        self._stack = stack
+        self._path = directory / name
+        self._size = shard_size
         self._shape = (max_seq_length, vocab_size)
         self._open = stack.enter_context(ExitStack())  # what closes the last shard
         self._writers: list[BlockWriter] = []
@@ -104,7 +114,8 @@ class ShardWriter:
         for partial, known in zip(self._partial, self._known, strict=True):
             with open(partial, "ab") as file:
                 write_header(file, BlockHeader(**known, statistics=statistics, sources=sources, **described))
-            statistics, sources = {}, []
+            statistics = {}
+            sources = []
 
     def _end(self) -> None:
         for writer in self._writers[len(self._known) :]:
@@ -125,10 +136,11 @@ def writing_directory(path: Path, max_seq_length: int, vocab_size: int, shard_si
 def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **described: Any) -> BlockHeader:
     """Writes the index of the shards of one preparation, files of `directory`, in this order. Returns the header of
     all together: that of the first one, with the sums of all, and with `described`, fields of [`BlockHeader`]."""
-    shards, headers = [], [BlockFile(file).header for file in files]
-    for file, header in zip(files, headers, strict=True):
-        counts = (header.num_sequences, header.num_tokens)
-        shards.append(Shard(file.name, os.path.getsize(file), header.sha256, *counts))
+    headers = [BlockFile(file).header for file in files]
+    shards = [
+        Shard(file.name, os.path.getsize(file), header.sha256, header.num_sequences, header.num_tokens)
+        for file, header in zip(files, headers, strict=True)
+    ]
     whole = BlockHeader(**{**vars(headers[0]), **_sums(shards), **described})
     content = {"header": vars(whole), "shards": [vars(shard) for shard in shards]}
     write_text(Path(directory, INDEX_FILE), json.dumps(content, indent=1, ensure_ascii=False) + "\n")
@@ -148,137 +160,175 @@ def _sums(shards: Sequence[Shard]) -> dict[str, Any]:
 
 
 def open_blocks(
-    path: str | os.PathLike[str],
-    verify: bool = False,
-    sha256: str | None = None,
-    cache_dir: str | None = None,
-    cache_size: int = CACHE_SIZE,
+    path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None, cache_dir: str | None = None
 ) -> Blocks:
     """A block file, or the directory of an index, which may be an address: `hf://datasets/ORG/NAME/path`, `s3://...`.
 
-    `verify` reads all of it and compares its hashes; of shards that lie elsewhere it compares the sizes, for each is
-    verified when it is copied. The copies go to `cache_dir` (see [`Cache`]), of `cache_size` bytes. Raises ValueError
-    for what is missing, cut off, altered or cannot be reached, or does not have the hash `sha256`.
+    `verify` reads all of it and compares its hashes; of shards that lie elsewhere it compares the sizes, and each is
+    verified when a process first opens its copy. Copies go to `cache_dir`, by default beside the cache of the Hub, and
+    stay there. Raises ValueError for what is missing, cut off, altered or cannot be reached, or does not have the hash
+    `sha256`.
     """
     place = os.fspath(path)
     if "://" in place or os.path.isdir(place):
-        return ShardedBlocks(place, verify, sha256, cache_dir, cache_size)
+        return ShardedBlocks(place, verify, sha256, cache_dir)
     return BlockFile(place, verify, sha256)
 
 
 class ShardedBlocks(Blocks):
     """A directory of shards with its index, see [`open_blocks`]. Shards are opened when they are read."""
 
-    def __init__(
-        self, path: str, verify: bool, sha256: str | None, cache_dir: str | None = None, cache_size: int = CACHE_SIZE
-    ) -> None:
+    def __init__(self, path: str, verify: bool, sha256: str | None, cache_dir: str | None = None) -> None:
         self.path = path
-        self._cache = Cache(path, cache_dir or CACHE_DIRECTORY, cache_size) if "://" in path else None
+        self._cache = Path(cache_dir or CACHE_DIRECTORY) if "://" in path else None  # None: it lies on this machine
+        self._verified: set[str] = set()  # hashes of copies
         index = f"{path.rstrip('/')}/{INDEX_FILE}"
-        with reading(index, f"Name a directory that `prepare --shard_size` wrote, or copy its {INDEX_FILE} again."):
-            content = json.loads(Path(index).read_bytes() if self._cache is None else self._cache.read(INDEX_FILE))
+        with reading(index, f"Name a directory of prepared shards, or copy its {INDEX_FILE} again."):
+            with fsspec.open(index) if self._cache else open(index, "rb") as file:
+                content = json.load(file)
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
             adds_up = vars(self.header).items() >= _sums(self._shards).items()
+            # A hash is the name of a directory in the cache.
             if not adds_up or not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
                 raise ValueError("its shards do not add up to what it says of all")
-        if self.header.sha256 != (sha256 or self.header.sha256):
+        if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         if self._cache is None or verify:
-            self._check(verify)
+            self._check_sizes()
+        if self._cache is not None and verify:
+            self._warn_of_little_room(self._cache)
+        elif verify:
+            with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
+                list(threads.map(lambda shard: BlockFile(self._name(shard), True, shard.sha256), self._shards))
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}, "_loading": None}  # a copy opens its own shards
+        return {**self.__dict__, "_open": {}, "_copying": None}  # a copy opens its own shards
 
     def _begin(self) -> None:
         self.shard_rows = np.array([shard.num_sequences for shard in self._shards])
         self.shard_tokens = np.array([shard.num_tokens for shard in self._shards])
         self._ends = self.shard_rows.cumsum()
         self._open: dict[int, BlockFile] = {}  # the last read one last
-        self._now: list[int] = []
-        self._then: list[int] = []
-        self._loading: threading.Thread | None = None
-        self._next_look = 0.0
-
-    def _check(self, verify: bool) -> None:
-        if self._cache is None:
-            paths = {shard.name: self._name(shard) for shard in self._shards}
-            sizes = {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
-        else:
-            sizes = self._cache.sizes()
-        for shard in self._shards:
-            if (found := sizes.get(shard.name)) != shard.size:
-                what = "is missing" if found is None else f"has {found:,} bytes, not the {shard.size:,} of its index"
-                raise ValueError(f"{self._name(shard)} {what}. {_REMEDY}")
-        if verify and self._cache is None:
-            with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
-                list(threads.map(lambda shard: self._read_file(shard, self._name(shard), verify=True), self._shards))
+        self._expected: list[int] = []
+        self._copying: threading.Thread | None = None
 
     def _name(self, shard: Shard) -> str:
         return f"{self.path.rstrip('/')}/{shard.name}"
 
-    def _read_file(self, shard: Shard, path: str, verify: bool = False) -> BlockFile:
-        """Opens a file. Raises ValueError if it is not the shard of the index."""
-        try:
-            return BlockFile(path, verify, shard.sha256)
-        except ValueError as error:  # which names the path
-            if self._cache is not None and isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise ValueError(str(error).replace(path, self._name(shard), 1)) from error
+    def _check_sizes(self) -> None:
+        """Raises ValueError for a shard that is missing or has another size than in the index."""
+        if self._cache is None:
+            paths = {shard.name: self._name(shard) for shard in self._shards}
+            sizes = {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
+        else:
+            with reading(self.path, _NETWORK):
+                system, root = fsspec.core.url_to_fs(self.path)
+                root = root.rstrip("/")
+                listing = system.find(root, detail=True)
+            sizes = {path[len(root) + 1 :]: about["size"] for path, about in listing.items()}
+        for shard in self._shards:
+            size = sizes.get(shard.name)
+            if size is None:
+                raise ValueError(f"{self._name(shard)} is missing. {_REMEDY}")
+            if size != shard.size:
+                raise ValueError(
+                    f"{self._name(shard)} has {size:,} bytes, not the {shard.size:,} of its index. {_REMEDY}"
+                )
 
     def _get(self, number: int) -> BlockFile:
         """An open shard."""
-        shard, file = self._shards[number], self._open.pop(number, None)
-        if self._cache is None:
-            file = self._read_file(shard, self._name(shard)) if file is None else file
-        elif file is None or not os.path.exists(file.path):
-            file = self._open_copy(shard)
-            # What made room for it leaves the disk when it is closed.
-            self._open = {other: opened for other, opened in self._open.items() if os.path.exists(opened.path)}
+        file = self._open.pop(number, None)
+        if file is None:
+            shard = self._shards[number]
+            if self._cache is None:
+                file = BlockFile(self._name(shard), sha256=shard.sha256)
+            else:
+                file = self._open_copy(shard, self._cache)
         self._open[number] = file
         if len(self._open) > _MOST_OPEN:
             del self._open[next(iter(self._open))]
         return file
 
-    def _open_copy(self, shard: Shard) -> BlockFile:
-        while True:
-            path = str(self._fetch(shard))
-            with suppress(FileNotFoundError):  # another process needed its room
-                return self._read_file(shard, path)
+    # ---- From elsewhere ----
 
-    def _fetch(self, shard: Shard, **how: Any) -> Path:
-        assert self._cache is not None
-        known = (shard.name, shard.size, shard.sha256)
-        return self._cache.fetch(*known, lambda path: self._read_file(shard, path, verify=True), **how)
+    def _warn_of_little_room(self, cache: Path) -> None:
+        with naming(cache):
+            cache.mkdir(parents=True, exist_ok=True)
+        missing = sum(shard.size for shard in self._shards if not (cache / shard.sha256).exists())
+        free = shutil.disk_usage(cache).free
+        if missing > free:
+            logger.warning(
+                f"The shards of {self.path} that are still to be copied have {format_bytes(missing)}, and "
+                f"{format_bytes(free)} are free in {cache}. A run that reads them all stops when the disk is full."
+            )
+
+    def _copy(self, shard: Shard, cache: Path) -> str:
+        """The path of a copy on this machine, which is made if there is none. Of several processes one makes it."""
+        # Each shard has a cache of its own: the list of a common one is no place where processes may write at once.
+        directory = cache / shard.sha256
+        options = {"cache_storage": str(directory), "expiry_time": False, "skip_instance_cache": True}
+        with naming(cache):
+            cache.mkdir(parents=True, exist_ok=True)
+        with reading(self._name(shard), _NETWORK), FileLock(f"{directory}.lock"):
+            return str(fsspec.open_local(f"filecache::{self._name(shard)}", filecache=options))
+
+    def _open_copy(self, shard: Shard, cache: Path) -> BlockFile:
+        """Opens a copy. Raises ValueError if it is not the shard of the index; the copy is removed then."""
+        path = self._copy(shard, cache)
+        try:
+            file = BlockFile(path, shard.sha256 not in self._verified, shard.sha256)
+        except ValueError as error:  # which names the copy
+            shutil.rmtree(cache / shard.sha256, ignore_errors=True)
+            raise ValueError(str(error).replace(path, self._name(shard), 1)) from error
+        self._verified.add(shard.sha256)
+        return file
+
+    def expect(self, shards: Sequence[int]) -> None:
+        if self._cache is None or list(shards) == self._expected:
+            return
+        self._expected = list(shards)
+        if self._copying is None or not self._copying.is_alive():
+            self._copying = threading.Thread(target=self._copy_expected, args=[self._cache], daemon=True)
+            self._copying.start()
+
+    def _copy_expected(self, cache: Path) -> None:
+        """Copies ahead, in a thread, until everything that is expected by then is there."""
+        copied: set[int] = set()
+        while missing := [shard for shard in self._expected if shard not in copied]:
+            try:
+                self._copy(self._shards[missing[0]], cache)
+            except Exception as error:
+                logger.warning(f"{error} It is tried again when the shard is read.")
+                return
+            copied.add(missing[0])
 
     # ---- As one file ----
 
     def part(self, shards: Sequence[int]) -> ShardedBlocks:
-        part, some = object.__new__(ShardedBlocks), [self._shards[shard] for shard in shards]
-        part.__dict__ |= {**self.__dict__, "header": dataclasses.replace(self.header, **_sums(some)), "_shards": some}
+        part = object.__new__(ShardedBlocks)
+        part.__dict__ |= self.__dict__
+        part._shards = [self._shards[shard] for shard in shards]
+        part.header = dataclasses.replace(self.header, **_sums(part._shards))
         part._begin()
         return part
 
     def _by_shard(self, indices: np.ndarray) -> Iterator[tuple[BlockFile, np.ndarray, np.ndarray]]:
         """Of each shard, in the order in which they occur: the file, the places in `indices`, and the rows there."""
         shards = np.searchsorted(self._ends, indices, side="right")
-        found, firsts = np.unique(shards, return_index=True)
-        for shard in found[np.argsort(firsts)].tolist():
-            self._look_ahead()
+        numbers, firsts = np.unique(shards, return_index=True)
+        for shard in numbers[np.argsort(firsts)].tolist():
             places = np.flatnonzero(shards == shard)
             rows = indices[places] - (self._ends[shard] - self.shard_rows[shard])
-            file = self._get(shard)
-            if self._cache is not None:
-                with suppress(OSError):  # the least recently read one makes room first
-                    os.utime(file.path)
-            yield file, places, rows
+            yield self._get(shard), places, rows
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
-        parts, places = [], []
-        for file, here, rows in self._by_shard(indices):
+        parts = []
+        places = []
+        for file, places_here, rows in self._by_shard(indices):
             parts.append(vars(file.read(rows)))
-            places.append(here)
+            places.append(places_here)
         back = np.argsort(np.concatenate(places))
         known = [name for name, values in parts[0].items() if values is not None]
         return SequenceBatch(**{name: np.concatenate([part[name] for part in parts])[back] for name in known})
@@ -288,34 +338,3 @@ class ShardedBlocks(Blocks):
         for file, places, rows in self._by_shard(indices):
             lengths[places] = file.lengths(rows)
         return lengths
-
-    # ---- From elsewhere ----
-
-    def check_room(self, num_shards: int) -> None:
-        if self._cache is not None:
-            sizes = sorted((shard.size for shard in self._shards), reverse=True)
-            self._cache.check_room(sum(sizes[:num_shards]), num_shards)
-
-    def expect(self, now: Sequence[int], then: Sequence[int]) -> None:
-        if (now, then) != (self._now, self._then):
-            self._now, self._then, self._next_look = [*now], [*then], 0.0
-            self._open = {shard: file for shard, file in self._open.items() if shard in now}
-
-    def _look_ahead(self) -> None:
-        """Has a thread copy what is expected and missing."""
-        is_loading = self._loading is not None and self._loading.is_alive()
-        if self._cache is None or is_loading or time.monotonic() < self._next_look:
-            return
-        self._next_look, both = time.monotonic() + PAUSE, (*self._now, *self._then)
-        if missing := [shard for shard in both if not self._cache.path(self._shards[shard].sha256).exists()]:
-            self._loading = threading.Thread(target=self._load, args=(missing, self._now, self._then), daemon=True)
-            self._loading.start()
-
-    def _load(self, missing: Sequence[int], now: Sequence[int], then: Sequence[int]) -> None:
-        keep = {self._shards[shard].sha256 for shard in (*now, *then)}
-        try:
-            for shard in missing:
-                idle = 0.0 if shard in now else _IDLE
-                self._fetch(self._shards[shard], keep=keep, idle=idle, waits=False)
-        except Exception as error:
-            logger.warning(f"{error} It is tried again when the shard is read.")

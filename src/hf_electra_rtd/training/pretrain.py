@@ -36,7 +36,7 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments, parse_size
+from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
@@ -78,12 +78,7 @@ class RunArguments:
     old_held_out_files: list[str] | None = flag(
         None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
     )
-    cache_size: str = flag("32GB", "Most bytes of remote shards in --cache_dir.")
     cache_dir: str | None = flag(None, "Local directory for copies of remote shards; runs of a node can share it.")
-
-    def __post_init__(self) -> None:
-        size = parse_size("cache_size", self.cache_size)
-        self.cache: dict[str, Any] = {"cache_dir": self.cache_dir, "cache_size": size}
 
 
 # Of flags of several dataclasses.
@@ -255,8 +250,12 @@ def start(
                 raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
             old = run_args.old_held_out_files or []
             data_args.warn_of_unused(old)
+            named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
+            if run_args.cache_dir is not None and not any("://" in name for name in named):
+                logger.warning("--cache_dir changes nothing: no shards lie elsewhere.")
             sequences = None if before is None else before["run"].get("sequences")
-            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **run_args.cache)
+            cache = {"cache_dir": run_args.cache_dir}
+            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **cache)
             if args.document_attention and train.header.packing == "original":
                 raise ValueError(f"--document_attention: no sequence of {train.path} mixes documents. Leave it out.")
             old_held_out = None
@@ -264,8 +263,8 @@ def start(
                 if held_out is None:
                     raise ValueError("--old_held_out_files needs --held_out_files. Both are evaluated.")
                 only = replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0)
-                options = {"called": "Held-out old text", **run_args.cache}
-                old_held_out, _ = get_sequences(only, args, blocks / "old_held_out", tokenizer, **options)
+                target = blocks / "old_held_out"
+                old_held_out, _ = get_sequences(only, args, target, tokenizer, called="Held-out old text", **cache)
                 check_held_out(train, old_held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)

@@ -25,6 +25,7 @@ from hf_electra_rtd.cli import (
 )
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data import prepare
+from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.training import arguments, model, pretrain
 
 
@@ -194,6 +195,7 @@ TABLES = {
     "detect": (detection.RULES, (detection.DetectArguments,)),
     "correct": (correction.RULES, (correction.CorrectArguments,)),
     "export": (export.RULES, (export.ExportArguments,)),
+    "publish": (publish.RULES, (publish.PublishArguments,)),
     "convert": (checkpoints.RULES, (checkpoints.ConvertArguments,)),
     "pair": (configuration_electra_rtd.RULES, (ElectraRTDConfig,)),
     "schedule": (configuration_electra_rtd.SCHEDULE_RULES, (ElectraRTDConfig,)),

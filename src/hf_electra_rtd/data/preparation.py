@@ -132,8 +132,10 @@ def part_path(directory: str | os.PathLike[str], part: str, shard_size: int | No
 
 def too_few(name: str, num_tokens: int, max_seq_length: int) -> ValueError:
     """The error for a text that fills no sequence."""
-    what = f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}"
-    return ValueError(f"{what}. Give more text, a shorter max_seq_length, or another held_out_share.")
+    return ValueError(
+        f"{name}: {num_tokens} tokens are too few for one sequence of {max_seq_length}. Give more text, a shorter "
+        "max_seq_length, or another held_out_share."
+    )
 
 
 def _find(paths: Sequence[Path], described: dict[str, Any]) -> tuple[Blocks, Blocks | None] | None:

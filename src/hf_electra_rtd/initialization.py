@@ -48,7 +48,11 @@ _OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
 _LARGEST = 64  # numbers of a fitted vector
 _SMALLEST = 4
 # Of the fit. An eighth of these tokens did for a vocabulary of 8,192, but not for one of 21,128 or 30,522.
-_STEPS, _BATCH_SIZE, _LEARNING_RATE, _REPLACED, _BIAS = 600, 64, 2e-2, 0.15, -1.8
+_STEPS = 600
+_BATCH_SIZE = 64
+_LEARNING_RATE = 2e-2
+_REPLACED = 0.15
+_BIAS = -1.8
 
 
 def begin_on_neighbours(
@@ -80,21 +84,26 @@ def begin_on_neighbours(
 def check_room(model: ElectraForRTDPretraining, in_both: bool = False) -> None:
     """Raises ValueError for embeddings, layers or attention heads of too few dimensions, and `in_both` without a
     generator that is a masked language model with layers of its own."""
-    config, option = model.config, f"--initialization {'neighbours_in_both' if in_both else 'neighbours'}"
+    config = model.config
+    option = f"initialization={'neighbours_in_both' if in_both else 'neighbours'}"
     networks = {"stock": config.discriminator_config}  # by what to choose where one has no room
     if in_both:
         if model.generator is None or config.generator != "masked_lm" or config.sharing == "all":
-            what = "a generator that is a masked language model of its own"
-            raise ValueError(f"{option} needs {what}. Use --initialization neighbours.")
+            raise ValueError(
+                f"{option} needs a generator that is a masked language model of its own. "
+                "Use initialization=neighbours."
+            )
         networks["neighbours"] = config.generator_config
-    least, width = _POSITION_SIZE + 2 * _SMALLEST, min(map(_embedding_size, _tables(model)))
+    least = _POSITION_SIZE + 2 * _SMALLEST
+    width = min(map(_embedding_size, _tables(model)))
     is_electra = {each.model_type for each in config.towers.values()} == {"electra"}
-    for remedy, network in networks.items():
+    for choice, network in networks.items():
         head_size = network.hidden_size // network.num_attention_heads
         if not is_electra or min(width, network.hidden_size) < least or head_size < _POSITION_SIZE:
-            room = f"{least} dimensions and attention heads of at least {_POSITION_SIZE}"
-            what = f"networks of ELECTRA with embeddings and layers of at least {room}"
-            raise ValueError(f"{option} needs {what}. Use --initialization {remedy}.")
+            raise ValueError(
+                f"{option} needs networks of ELECTRA with embeddings and layers of at least {least} dimensions and "
+                f"attention heads of at least {_POSITION_SIZE}. Use initialization={choice}."
+            )
 
 
 def _embedding_size(tower: Any) -> int:
@@ -116,7 +125,8 @@ def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) ->
     and the vector of a token is its [a, b]. Replacements are drawn as often as each token occurs; `never` are the ids
     that are not replaced.
     """
-    vocab_size, random = sequences.header.vocab_size, torch.Generator().manual_seed(seed)
+    vocab_size = sequences.header.vocab_size
+    random = torch.Generator().manual_seed(seed)
     counts = torch.from_numpy(count_tokens(sequences)).double()
     counts[never] = 0
     cumulative = counts.cumsum(0) / counts.sum()
@@ -172,7 +182,8 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 def _set_heads(encoder: Any, config: Any) -> None:
     """One head for each offset: its queries are its keys, turned by that many places. They are in the first layer, or
     in the first two, if there is one head a layer."""
-    size, project = config.hidden_size, getattr(encoder, "embeddings_project", None)
+    size = config.hidden_size
+    project = getattr(encoder, "embeddings_project", None)
     if project is not None and size < project.in_features:  # it would mix positions with words
         scale = project.weight.norm(dim=1).mean()
         project.weight[:_POSITION_SIZE] = 0
@@ -185,7 +196,8 @@ def _set_heads(encoder: Any, config: Any) -> None:
         if index == len(encoder.encoder.layer):
             break
         attention = encoder.encoder.layer[index].attention.self
-        cosines, sines = ((offset * _FREQUENCIES).cos().diag(), (offset * _FREQUENCIES).sin().diag())
+        cosines = (offset * _FREQUENCIES).cos().diag()
+        sines = (offset * _FREQUENCIES).sin().diag()
         turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])
         rows = slice(head * head_size, (head + 1) * head_size)
         for layer, matrix in ((attention.key, select), (attention.query, turn @ select)):

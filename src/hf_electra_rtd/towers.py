@@ -29,6 +29,8 @@ from hf_electra_rtd.sharing import SHARING
 logger = logging.getLogger(__name__)
 
 _SHOWN = 10  # tensors named in an error
+# Poolers and heads for pairs of sentences, which BERT was trained with; and buffers of old versions.
+_UNUSED = r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$"
 
 
 def load_towers(
@@ -83,14 +85,13 @@ def load_tower(
             raise ValueError(f"The tower must be {model_class.__name__}, but is {type(source).__name__}.")
         return source
     # Training needs float32 parameters; `from_pretrained` keeps the precision of the file.
-    return load_whole(model_class.from_pretrained, model_class, source, **{"dtype": torch.float32, **kwargs})[0]
+    options = {"dtype": torch.float32, "unused": _UNUSED, **kwargs}
+    return load_whole(model_class.from_pretrained, model_class, source, **options)[0]
 
 
 def load_masked_lm(source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:
     """Loads a masked language model of any family, as `load_tower` does."""
-    # Poolers and heads for pairs of sentences, which BERT was trained with; and buffers of old versions.
-    options = {"unused": r"(^|\.)(pooler|seq_relationship)\.|\.position_ids$", **kwargs}
-    return load_tower(masked_lm_class(_config_of(source, kwargs).model_type) or ElectraForMaskedLM, source, **options)
+    return load_tower(masked_lm_class(_config_of(source, kwargs).model_type) or ElectraForMaskedLM, source, **kwargs)
 
 
 def load_main_tower(objective: str, source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:

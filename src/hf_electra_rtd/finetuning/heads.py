@@ -35,7 +35,8 @@ from hf_electra_rtd.towers import load_tower, load_whole
 
 logger = logging.getLogger(__name__)
 
-STOCK_HEAD, PAPER_HEAD = "transformers", "paper"
+STOCK_HEAD = "transformers"
+PAPER_HEAD = "paper"
 HIDDEN_DROPOUT = "hidden_dropout_prob"
 _HEAD_DROPOUTS = ("classifier_dropout", "summary_last_dropout", "seq_classif_dropout", "qa_dropout")
 _ANSWERABLE_SIZE = 512  # google-research/electra finetune/qa/qa_tasks.py, `get_prediction_module`
@@ -178,8 +179,10 @@ def _last_layer(model: nn.Module) -> nn.Linear:
 def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
     """The class of an encoder with a head. Raises a ValueError if there is none, and for ELECTRA's `detector/`."""
     if config.model_type == "electra" and is_labelled(config) and not hasattr(config, "fine_tuned_for"):
-        what = "is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder"
-        raise ValueError(f"{name} {what}. Name the run, or its discriminator/.")
+        raise ValueError(
+            f"{name} is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder. Name "
+            "the run, or its discriminator/."
+        )
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
     stock = auto_class._model_mapping[type(config)]

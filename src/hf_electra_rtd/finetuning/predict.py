@@ -91,7 +91,9 @@ class Classifier:
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
         self.check_number("a row", len(columns))
-        task, kind, column = dataclasses.replace(self.task, columns=tuple(columns)), self.kind, columns[0]
+        task = dataclasses.replace(self.task, columns=tuple(columns))
+        kind = self.kind
+        column = columns[0]
         with reading(source):
             if self._characters:
                 texts = [row.get(column) if isinstance(row, Mapping) else None for _, row in rows]

@@ -29,7 +29,7 @@ from hf_electra_rtd.initialization import INITIALIZATIONS
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.ops.sampling import TEMPERATURES
-from hf_electra_rtd.places import CONFIGURATION, Place, identify
+from hf_electra_rtd.places import CONFIGURATION, DETECTOR, Place, identify
 from hf_electra_rtd.recipes import closest_size, continued_recipe, get_size
 from hf_electra_rtd.training.plan import ENCODER, FIRST_LAYERS, NEW, PAIR, WHOLE, PairPlan, Weights, make_pair
 
@@ -316,7 +316,7 @@ def _plan_continued(arguments: ModelArguments) -> PairPlan:
         generator = place.generator
         if generator is None:
             raise ValueError(f"--continue_from {place.name} has no generator. Add --new_generator.")
-    return _plan_networks(arguments, str(main.model), generator)
+    return _plan_networks(arguments, main, None if generator is None else identify(generator))
 
 
 def _plan_saved_pair(arguments: ModelArguments, place: Place) -> PairPlan:
@@ -366,17 +366,21 @@ def _check_objective(name: str, family: str, architecture: str, objective: str |
 
 
 def _plan_named(arguments: ModelArguments) -> PairPlan:
-    return _plan_networks(arguments, arguments.discriminator, arguments.generator)
+    places = {name: identify(place) for name, place in arguments.given(("discriminator", "generator")).items()}
+    return _plan_networks(arguments, places.get("discriminator"), places.get("generator"))
 
 
-def _plan_networks(arguments: ModelArguments, discriminator: str | None, generator: str | None) -> PairPlan:
+def _plan_networks(arguments: ModelArguments, discriminator: Place | None, generator: Place | None) -> PairPlan:
     """A pair of two networks, or of one and another that is made to fit."""
     options = arguments.options
     sharing = options.get("sharing", ElectraRTDConfig.sharing)
     if generator is not None:
-        options["generator_config"] = identify(generator).load_config()
+        options["generator_config"] = generator.load_config()
     if discriminator is not None:
-        main = identify(discriminator).load_config()
+        main = discriminator.load_config()
+        detects = OBJECTIVE_TRAITS[options.get("objective", ElectraRTDConfig.objective)].predicts == "replaced"
+        if detects and main.model_type != "electra" and discriminator.kind != DETECTOR:
+            raise discriminator.error("a run's detector/, or with --backbone the encoder")
         if generator is None:
             options |= arguments.generator_config(main, options)
     else:
@@ -391,12 +395,12 @@ def _plan_networks(arguments: ModelArguments, discriminator: str | None, generat
             setattr(main, size, getattr(fills, size))
     return PairPlan(
         ElectraRTDConfig(discriminator_config=main, **options),
-        generator=Weights(NEW if generator is None else WHOLE, generator),
-        discriminator=Weights(NEW if discriminator is None else WHOLE, discriminator),
+        generator=Weights() if generator is None else Weights(WHOLE, generator.model),
+        discriminator=Weights() if discriminator is None else Weights(WHOLE, discriminator.model),
         first="discriminator" if generator is None else "generator",
         fits=discriminator is None,
         grows=discriminator is None,
-        tokenizers=(str(discriminator or generator),),
+        tokenizers=tuple(place.name for place in (discriminator or generator,) if place is not None),
     )
 
 

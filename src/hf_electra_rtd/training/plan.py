@@ -16,7 +16,7 @@ from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.objectives import OBJECTIVES
 from hf_electra_rtd.recipes import closest_size
 from hf_electra_rtd.sharing import SHARING
-from hf_electra_rtd.towers import fit_vocabulary, load_encoder, load_main_tower, load_masked_lm, share
+from hf_electra_rtd.towers import fit_vocabulary, load_encoder, load_tower, share
 
 
 NEW = "new"  # but for what it takes from the other network, where that one is trained
@@ -98,9 +98,8 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
     """The generator or the discriminator of a plan; `saved` is its joint model."""
     weights: Weights = getattr(plan, name)
     config = plan.config.towers[name]
-    objective = plan.config.objective
     is_main = name == "discriminator"
-    find_class: Any = OBJECTIVES[objective].tower_class if is_main else masked_lm_class
+    find_class: Any = OBJECTIVES[plan.config.objective].tower_class if is_main else masked_lm_class
     model_class = find_class(config.model_type)
     if weights.kind == NEW:
         return model_class(config)
@@ -111,7 +110,7 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
     if weights.kind in (ENCODER, FIRST_LAYERS):
         network = load_encoder(place, config)
     else:
-        network = load_main_tower(objective, place) if is_main else load_masked_lm(place)
+        network = load_tower(model_class, place)
     if has_tokenizer(place):
         refuse_other_tokens(place, tokenizer, f"The {name} {place}")
         # Rows that stand for no token, by which released models round the number up: a generator could sample them.

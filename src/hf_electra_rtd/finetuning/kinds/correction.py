@@ -23,7 +23,8 @@ from hf_electra_rtd.runtime import HeadOutput
 # Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.
 MASKED_SHARE = 0.2
 # Of the two losses (shibing624/pycorrector, MacBERT4CSC).
-DETECTION_WEIGHT, CORRECTION_WEIGHT = 0.3, 0.7
+DETECTION_WEIGHT = 0.3
+CORRECTION_WEIGHT = 0.7
 _SUFFIX = "ForCorrection"
 
 
@@ -93,7 +94,8 @@ class CorrectionKind(Kind):
             tokens = self._tokenize([text[begin:end] for begin, end in pieces])
             for row, (begin, end) in enumerate(pieces):
                 feature = self._inputs(tokens, row)
-                labels, spans = [IGNORED] * feature["length"], []
+                labels = [IGNORED] * feature["length"]
+                spans = []
                 for unit in find_units(text[begin:end], tokens.encodings[row]):
                     if unit.last - unit.first == 1:
                         span = begin + unit.start, begin + unit.stop
@@ -113,7 +115,8 @@ class CorrectionKind(Kind):
         words, others = map(find_units, (text, right), encodings)
         if len(words) != len(others):
             return None
-        pairs, ids = zip(words, others, strict=True), encodings[1].ids
+        pairs = zip(words, others, strict=True)
+        ids = encodings[1].ids
         return {(one.start, one.stop): ids[other.first] for one, other in pairs if other.last - other.first == 1}
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
@@ -142,7 +145,8 @@ class CorrectionKind(Kind):
         rows = zip(features["example"], features["spans"], features["input_ids"], strict=True)
         for row, (owner, spans, ids) in enumerate(rows):
             for place, start, stop in spans:
-                best, word = int(outputs[row, place, 0]), texts[owner][start:stop]
+                best = int(outputs[row, place, 0])
+                word = texts[owner][start:stop]
                 if best != ids[place] and outputs[row, place, 1] > 0:
                     right = str(self.tokenizer.decode([best])).strip()
                     is_word = right.isalpha() and is_han(right) == is_han(word)

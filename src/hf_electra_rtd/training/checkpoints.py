@@ -128,7 +128,7 @@ def holds_run(output_dir: str | os.PathLike[str]) -> bool:
         if os.path.lexists(directory / name):
             raise ValueError(
                 f"{directory / name} is there, and no run of ours has left it. "
-                "Move it away, or choose another directory."
+                "Move it away, or choose another --output_dir."
             )
     return False
 

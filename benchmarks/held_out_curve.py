@@ -55,7 +55,7 @@ from hf_electra_rtd import (
 from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import count_cores
-from hf_electra_rtd.training.meters import evaluate_held_out
+from hf_electra_rtd.training.meters import held_out_metrics, held_out_tensors
 from hf_electra_rtd.training.trainer import held_out_stream
 
 
@@ -126,12 +126,16 @@ class HeldOut:
         self.loader = self.accelerator.prepare(loader)
         self.pair = make_pair(workload.config(), 0, device)
 
+    @torch.no_grad()
     def __call__(self, arrangement: Arrangement) -> dict[str, float]:
         towers: Any = arrangement.model if isinstance(arrangement, Ours) else arrangement
         self.pair.generator.load_state_dict(towers.generator.state_dict())
         self.pair.discriminator.load_state_dict(towers.discriminator.state_dict())
-        metrics = evaluate_held_out(self.pair, self.loader, self.accelerator)
-        return {name: metrics[f"eval_{name}"] for name in METRICS}
+        self.pair.eval()
+        batches = [held_out_tensors(self.pair.held_out_measures, self.pair(**batch), batch) for batch in self.loader]
+        columns = [torch.cat(column).cpu().numpy() for column in zip(*batches, strict=True)]
+        metrics = held_out_metrics(self.pair, columns)
+        return {name: metrics[name] for name in METRICS}
 
 
 def train(

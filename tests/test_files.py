@@ -1,8 +1,10 @@
 """Files that are whole or not there, locks that end with their process, and messages with the path."""
 
+import contextlib
 import errno
 import gzip
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -65,33 +67,64 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file.txt", "old")]
 
 
-def test_a_killed_writer_leaves_only_what_remove_partial_removes(tmp_path):
-    script = "with writing(sys.argv[1]) as partial:\n    partial.write_text('half')\n    os._exit(9)"
-    assert run_script(script, tmp_path / "file.txt")[0] == 9
-    assert not (tmp_path / "file.txt").exists()
-    assert len(list(tmp_path.iterdir())) == 1
-    remove_partial(tmp_path)
+# Writes a file, or a directory of two, and is killed at one of its calls of the system: before it, or behind it.
+WRITE_AND_DIE = """
+path, kind, number = sys.argv[1:]
+calls = 0
+
+def deadly(function):
+    def call(*arguments, **options):
+        die()
+        result = function(*arguments, **options)
+        die()
+        return result
+    return call
+
+def die():
+    global calls
+    calls += 1
+    if calls == int(number):
+        os._exit(9)
+
+for name in ("fsync", "mkdir", "open", "replace", "rmdir", "unlink"):
+    setattr(os, name, deadly(getattr(os, name)))
+if kind == "file":
+    write_text(path, "new")
+else:
+    with writing(path, "mark") as partial:
+        partial.mkdir()
+        (partial / "text").write_text("new")
+        (partial / "mark").touch()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_a_write_that_is_killed_anywhere_leaves_what_was_there_or_what_comes(tmp_path, kind):
+    path = tmp_path / "model"
+    text = path if kind == "file" else path / "text"
+    left = set()
+    for number in itertools.count(1):
+        files.remove_directory(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with contextlib.nullcontext(path) if kind == "file" else writing(path, "mark") as target:
+            if kind == "directory":
+                target.mkdir()
+                (target / "mark").touch()
+            (target / text.relative_to(path)).write_text("old")
+        status, message = run_script(WRITE_AND_DIE, path, kind, number)
+        remove_partial(tmp_path)
+        left.add(text.read_text())
+        assert list(tmp_path.iterdir()) == [path]
+        if status == 0:
+            break
+        assert status == 9, message
+    assert left == {"old", "new"}
+    assert number > 5
+
+
+def test_a_directory_that_is_removed_is_gone(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     files.remove_directory(tmp_path / "a")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_directory_whose_replacement_was_killed_gets_its_name_back(tmp_path):
-    script = """
-replace = os.replace
-def killed_after(*paths):
-    replace(*paths)
-    os._exit(9)
-with writing(sys.argv[1], "old") as partial:
-    partial.mkdir()
-    os.replace = killed_after
-"""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "old").touch()
-    assert run_script(script, tmp_path / "model")[0] == 9
-    assert not (tmp_path / "model").exists()
-    remove_partial(tmp_path)
-    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/old"]
 
 
 @pytest.mark.parametrize(

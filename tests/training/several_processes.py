@@ -2,19 +2,16 @@
 
     torchrun --nproc_per_node 2 several_processes.py commands.json
 
-`commands.json` is a list of [script, flag, ...]. With `--shard`, training is sharded as on GPUs (FSDP2), which
+`commands.json` is a list of lists of flags. With `--shard`, training is sharded as on GPUs (FSDP2), which
 `accelerate` does not offer for CPUs: it is told that these are GPUs.
 """
 
 import json
 import os
-import sys
 from pathlib import Path
 
 
 os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "examples")]
 
 
 def shard_on_cpus() -> None:
@@ -34,15 +31,12 @@ def shard_on_cpus() -> None:
 
 
 def main(argv) -> None:
-    import pretrain_no_trainer
-
     from hf_electra_rtd.training import pretrain
 
     if "--shard" in argv:
         shard_on_cpus()
-    mains = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
-    for script, *flags in json.loads(Path(argv[0]).read_text()):
-        assert mains[script](flags) == 0
+    for flags in json.loads(Path(argv[0]).read_text()):
+        assert pretrain.main(flags) == 0
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ import runpy
 import shutil
 import signal
 import sys
-from argparse import Namespace
 from pathlib import Path
 
-import pretrain_no_trainer
 import pytest
 import torch
 from transformers import ElectraForMaskedLM
@@ -23,7 +21,7 @@ from hf_electra_rtd.files import lock_directory
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
-from hf_electra_rtd.training.pretrain import find_checkpoint, main, prepare_output_dir
+from hf_electra_rtd.training.pretrain import find_checkpoint, main
 from tests.conftest import pretraining_flags, tiny_config
 
 
@@ -35,11 +33,11 @@ def pretrain(tmp_path, corpus, monkeypatch):
     """Runs the command for four steps, by default in `tmp_path/run`; returns its status and directory."""
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
 
-    def run(*flags, output_dir=tmp_path / "run", pair=None, command=main, **options):
+    def run(*flags, output_dir=tmp_path / "run", pair=None, **options):
         argv = pretraining_flags(tmp_path, corpus, output_dir, *flags, **options)
         if pair is not None:
             pair.save_pretrained(tmp_path / "config")
-        return command(argv), output_dir
+        return main(argv), output_dir
 
     return run
 
@@ -208,15 +206,6 @@ def test_another_run_is_replaced_only_when_asked_also_where_the_one_that_replace
     assert not {"checkpoint-4", "fractions", ".outputs"} & left
 
 
-def test_halves_of_checkpoints_are_set_aside_under_free_names(tmp_path):
-    args = Namespace(process_index=0)
-    for _ in range(3):
-        (tmp_path / "checkpoint-4").mkdir()
-        prepare_output_dir(Namespace(args=args, directory=tmp_path, replaces_another=False))
-    aside = [f"checkpoint-4.damaged{number}" for number in ("", ".1", ".2")]
-    assert sorted(path.name for path in tmp_path.iterdir()) == aside
-
-
 def test_a_run_resumes_after_another_failed_to_replace_it_and_does_not_read_its_text_twice(pretrain, monkeypatch):
     own = {"tokenizer": None, "model_config": None, "vocab_size": 120}
     _, directory = pretrain(**own)
@@ -340,12 +329,11 @@ def test_an_output_directory_that_cannot_be_used_is_refused(pretrain, finished_r
         pretrain("--resume_from_checkpoint", str(finished_run / "checkpoint-4"))
 
 
-def test_a_max_grad_norm_of_zero_clips_nothing_in_either_loop(pretrain, tmp_path):
-    runs = {"zero": (main, 0), "loop": (pretrain_no_trainer.main, 0), "high": (main, 1e9), "low": (main, 1e-3)}
-    for name, (command, norm) in runs.items():
-        pretrain(command=command, output_dir=tmp_path / name, max_grad_norm=norm, max_steps=2, eval_strategy="no")
-    unclipped, loop_, high, low = (weights(tmp_path / name) for name in runs)
-    assert unclipped == loop_ == high != low
+def test_a_max_grad_norm_of_zero_clips_nothing(pretrain, tmp_path):
+    for name, norm in {"zero": 0, "high": 1e9, "low": 1e-3}.items():
+        pretrain(output_dir=tmp_path / name, max_grad_norm=norm, max_steps=2, eval_strategy="no")
+    unclipped, high, low = (weights(tmp_path / name) for name in ("zero", "high", "low"))
+    assert unclipped == high != low
 
 
 def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_path):
@@ -377,7 +365,7 @@ def test_every_recipe_holds_known_flags(path):
     parse_arguments((ModelArguments, DataArguments, RTDTrainingArguments), argv, recipes=recipes)
 
 
-@pytest.mark.parametrize("name", ["pretrain", "pretrain_no_trainer", "prepare"])
+@pytest.mark.parametrize("name", ["pretrain", "prepare"])
 def test_an_example_takes_the_bundled_corpus_only_where_no_text_is_named(tmp_path, monkeypatch, name):
     def stop(data, *_, **__):
         raise InterruptedError(*data.train_files, *data.train_datasets)

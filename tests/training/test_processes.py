@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pretrain_no_trainer
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -19,7 +18,6 @@ from tests.conftest import make_text, pretraining_flags
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
-MAINS = {"pretrain.py": pretrain.main, "pretrain_no_trainer.py": pretrain_no_trainer.main}
 SEQUENCES_PER_STEP = 16
 
 
@@ -30,22 +28,21 @@ def workplace(tmp_path_factory):
     return directory
 
 
-def command(workplace, script, name, num_processes, *flags):
+def command(workplace, name, num_processes, *flags):
     """Two epochs, with the same global batch for any number of processes."""
     options = {"max_steps": -1, "num_train_epochs": 2, "learning_rate": 1e-3, "warmup_steps": 2}
     options |= {"per_device_train_batch_size": SEQUENCES_PER_STEP // num_processes, "save_total_limit": 100}
     options |= {"eval_steps": 5, "save_steps": 5, "per_device_eval_batch_size": 3}  # the last batch is never full
-    return [script, *pretraining_flags(workplace, workplace / "corpus.txt", workplace / name, *flags, **options)]
+    return pretraining_flags(workplace, workplace / "corpus.txt", workplace / name, *flags, **options)
 
 
 # Batches of a quarter, added up: another way to the same step.
 ACCUMULATED = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4")
 
 
-def run_here(arguments, monkeypatch):
-    script, *flags = arguments
-    monkeypatch.setattr(sys, "argv", [script])
-    assert MAINS[script](flags) == 0
+def run_here(flags, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["pretrain.py"])
+    assert pretrain.main(flags) == 0
 
 
 def launch(workplace, commands, *flags):
@@ -91,55 +88,47 @@ def assert_same_towers(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
-def test_two_processes_and_one_are_the_same_run_in_both_loops_and_take_over_from_each_other(workplace, monkeypatch):
-    scripts = {"trainer": "pretrain.py", "loop": "pretrain_no_trainer.py"}
-    for name, script in scripts.items():
-        run_here(command(workplace, script, f"{name}-1", 1), monkeypatch)
-        begun_before(workplace, f"{name}-1-2", f"{name}-1")
-    resume = ("--resume_from_checkpoint", "latest")
-    commands = []
-    for name, script in scripts.items():
-        exports = ("--checkpoint_fractions", "0.5", "1") if name == "trainer" else ()
-        commands.append(command(workplace, script, f"{name}-2", 2, *exports))
-        commands.append(command(workplace, script, f"{name}-1-2", 2, *resume))
-    launch(workplace, commands)
-    assert_same_towers(workplace / "trainer-2" / "fractions" / "100", workplace / "trainer-2")
-    for name, script in scripts.items():
-        begun_before(workplace, f"{name}-2-1", f"{name}-2")
-        run_here(command(workplace, script, f"{name}-2-1", 1, *resume, *ACCUMULATED), monkeypatch)
+RESUME = ("--resume_from_checkpoint", "latest")
+EXPORTS = ("--checkpoint_fractions", "0.5", "1")
 
-    record = PretrainingRecord.load(workplace / "trainer-1")
+
+@pytest.fixture(scope="module")
+def in_one_process(workplace):
+    """The directory of a run in one process."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        run_here(command(workplace, "one", 1), monkeypatch)
+    return workplace / "one"
+
+
+def test_two_processes_and_one_are_the_same_run_and_take_over_from_each_other(workplace, in_one_process, monkeypatch):
+    begun_before(workplace, "one-two", "one")
+    launch(workplace, [command(workplace, "two", 2, *EXPORTS), command(workplace, "one-two", 2, *RESUME)])
+    assert_same_towers(workplace / "two" / "fractions" / "100", workplace / "two")
+    begun_before(workplace, "two-one", "two")
+    run_here(command(workplace, "two-one", 1, *RESUME, *ACCUMULATED), monkeypatch)
+
+    record = PretrainingRecord.load(in_one_process)
     sequences = record.data["train"]["num_sequences"]
     assert sequences * 2 - SEQUENCES_PER_STEP < record.sequences <= sequences * 2
-    assert_same_run(workplace / "trainer-1", workplace / "loop-1", rounding=0.0)
-    for name in scripts:
-        for other in ("2", "1-2", "2-1"):
-            assert_same_run(workplace / f"{name}-1", workplace / f"{name}-{other}")
+    for other in ("two", "one-two", "two-one"):
+        assert_same_run(in_one_process, workplace / other)
 
 
-def test_sharded_training_is_the_same_run_exports_whole_models_and_resumes(workplace, monkeypatch):
-    if not (workplace / "loop-1").exists():
-        run_here(command(workplace, "pretrain_no_trainer.py", "loop-1", 1), monkeypatch)
-    exports, resume = ("--checkpoint_fractions", "0.5", "1"), ("--resume_from_checkpoint", "latest")
-    names = {"pretrain.py": "sharded-trainer", "pretrain_no_trainer.py": "sharded-loop"}
-    flags = {"pretrain.py": exports, "pretrain_no_trainer.py": ()}
-    launch(workplace, [command(workplace, script, names[script], 2, *flags[script]) for script in MAINS], "--shard")
-    assert_same_towers(workplace / "sharded-trainer" / "fractions" / "100", workplace / "sharded-trainer")
-    assert (workplace / "sharded-trainer" / "fractions" / "50" / "fraction.json").exists()
-    for name in names.values():
-        begun_before(workplace, f"{name}-resumed", name)
-    resumed = [command(workplace, script, f"{name}-resumed", 2, *resume) for script, name in names.items()]
-    launch(workplace, resumed, "--shard")
-    for name in names.values():
-        assert_same_run(workplace / "loop-1", workplace / name)
-        assert_same_run(workplace / "loop-1", workplace / f"{name}-resumed")
+def test_sharded_training_is_the_same_run_exports_whole_models_and_resumes(workplace, in_one_process):
+    launch(workplace, [command(workplace, "sharded", 2, *EXPORTS)], "--shard")
+    assert_same_towers(workplace / "sharded" / "fractions" / "100", workplace / "sharded")
+    assert (workplace / "sharded" / "fractions" / "50" / "fraction.json").exists()
+    begun_before(workplace, "sharded-resumed", "sharded")
+    launch(workplace, [command(workplace, "sharded-resumed", 2, *RESUME)], "--shard")
+    assert_same_run(in_one_process, workplace / "sharded")
+    assert_same_run(in_one_process, workplace / "sharded-resumed")
 
 
 def test_accelerate_launches_two_processes_on_the_cpu(workplace):
     """With the configuration that the examples give, which `accelerate launch --cpu --num_processes 2` does not do."""
-    script, *flags = command(workplace, "pretrain.py", "launched", 2)
+    flags = command(workplace, "launched", 2)
     launcher = ("-m", "accelerate.commands.launch", "--config_file", ROOT / "examples/accelerate_configs/cpu.yaml")
-    assert python(*launcher, ROOT / "examples" / script, *flags).count("The run") == 1  # one of them speaks
+    assert python(*launcher, ROOT / "examples" / "pretrain.py", *flags).count("The run") == 1  # one of them speaks
     record = PretrainingRecord.load(workplace / "launched")
     assert record.sequences == record.steps * SEQUENCES_PER_STEP
     assert record.arguments["training"]["per_device_train_batch_size"] == SEQUENCES_PER_STEP // 2
@@ -150,10 +139,10 @@ def test_exact_normalization_makes_uneven_sequences_the_same_run_however_they_ar
     uneven = ("--packing", "original", "--held_out_share", "0.2")
     exact = (*uneven, "--exact_loss_normalization")
     for name, flags in {"exact": exact, "exact-4x4": exact + ACCUMULATED, "means-4x4": uneven + ACCUMULATED}.items():
-        run_here(command(workplace, "pretrain.py", name, 1, *flags), monkeypatch)
+        run_here(command(workplace, name, 1, *flags), monkeypatch)
     quarters = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2")
     runs = {"exact-2-8": exact, "exact-2-2x4": exact + quarters}
-    launch(workplace, [command(workplace, "pretrain.py", name, 2, *flags) for name, flags in runs.items()])
+    launch(workplace, [command(workplace, name, 2, *flags) for name, flags in runs.items()])
     for name in ("exact-4x4", *runs):
         assert_same_run(workplace / "exact", workplace / name)
     curves = (PretrainingRecord.load(workplace / name).curves for name in ("exact", "means-4x4"))

@@ -1,3 +1,4 @@
+import inspect
 import math
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from hf_electra_rtd import (
     SequenceStream,
 )
 from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.training.meters import Stopwatch
 from tests.conftest import WORDS, tiny_config
 
@@ -143,7 +145,7 @@ def trained(blocks, tokenizer, tmp_path_factory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_steps": 2}, "step 3, but --max_steps is 2"),
+        ({"max_steps": 2}, "max_steps=2"),
         ({"seed": 1}, "seed was 42, now 1"),
         ({"mask_probability": 0.3, "masking": "word"}, r"mask_probability was .*masking was token, now word"),
         ({"gradient_accumulation_steps": 2}, "sequences_per_step was 8, now 16"),
@@ -156,6 +158,7 @@ def trained(blocks, tokenizer, tmp_path_factory):
         ({"more": {"generator_objective": "adversarial"}}, "generator_objective was mle, now adversarial"),
         ({"optim": "adafactor"}, "optim was adamw_torch, now adafactor"),
         ({"warmup_steps": 3, "max_grad_norm": 2.0}, r"warmup_steps was .*now 3.*max_grad_norm was 1\.0, now 2\.0"),
+        ({"more": {"num_attention_heads": 4}}, r"discriminator\.num_attention_heads was 2, now 4"),
         ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type was linear, now cosine"),
         ({"more": {"freeze_generator": True, "sharing": "none"}}, "freeze_generator was False, now True"),
     ],
@@ -277,6 +280,43 @@ def test_other_optimizers_and_schedules_are_taken_as_named(tmp_path, blocks, tok
     trainer.train()
     assert type(trainer.optimizer.optimizer).__name__ == "Adafactor"
     assert all(entry["learning_rate"] == 1e-2 for entry in trainer.state.log_history if "loss" in entry)
+
+
+# Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
+OVERRIDDEN = {
+    RTDTrainer: {
+        "_clip_grad_norm": ["self", "model"],
+        "_issue_warnings_after_load": ["self", "load_result"],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
+    FineTuner: {
+        "_get_eval_sampler": ["self", "eval_dataset"],
+        "_get_train_sampler": ["self", "train_dataset"],
+        "_run_epoch": [
+            "self",
+            "model",
+            "epoch",
+            "train_dataloader",
+            "steps_in_epoch",
+            "num_update_steps_per_epoch",
+            "trial",
+            "ignore_keys_for_eval",
+            "start_time",
+            "resume_from_checkpoint",
+            "epochs_trained",
+            "steps_trained_in_current_epoch",
+        ],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OVERRIDDEN)
+def test_the_trainer_of_transformers_still_has_the_private_methods_that_are_overridden(kind):
+    ours = kind.__mro__[: kind.__mro__.index(Trainer)]
+    names = {name for one in ours for name in vars(one) if name[0] == "_" != name[1] and hasattr(Trainer, name)}
+    signatures = {name: list(inspect.signature(getattr(Trainer, name)).parameters) for name in names}
+    assert signatures == OVERRIDDEN[kind]
 
 
 # ---- A plain Trainer ----

@@ -1,7 +1,8 @@
-"""Checkpoints: whole or not there, whichever loop writes them; and the networks exported along a run.
+"""What lies in the directory of a run: checkpoints, whole or not there, and outputs; and what in it is not the run's.
 
 Everything is written by `files.writing`, which forces it to disk before it gets its name, and removed by
-`files.remove_directory`. So a process that is killed at any moment leaves whole checkpoints only.
+`files.remove_directory`. So a process that is killed at any moment leaves whole checkpoints only. A checkpoint has a
+manifest with the SHA-256 of every file: what it vouches for is not looked at a second time.
 """
 
 from __future__ import annotations
@@ -9,22 +10,16 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import math
 import os
-import random
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator, DistributedType
 from accelerate.utils import broadcast_object_list
-from accelerate.utils.other import load
-from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
@@ -46,35 +41,138 @@ CHECKPOINT_PREFIX = "checkpoint-"
 FRACTIONS_DIRECTORY = "fractions"
 MANIFEST_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
-OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are replaced
-# What a run replaces at its end, directories with a file by which we know our own.
-_REPLACED = dict.fromkeys(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"])
-_REPLACED |= {CURVES_FILE: None, FRACTIONS_DIRECTORY: "."}
-_REPLACED |= dict.fromkeys(("generator", "discriminator", "detector"), "config.json")
-_STATES = ("optimizer.", "scheduler.", "custom_checkpoint_0.", "rng_state", "random_states")  # files of either loop
-# What is in the file of random numbers: of the Trainer, and of accelerate.
-_RANDOM = {".pth": ("python", "numpy", "cpu"), ".pkl": ("random_state", "numpy_random_seed", "torch_manual_seed")}
-# What a resumed run must have in common with its checkpoint, of the model's configuration and of the arguments.
+OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are removed
+# What a run replaces: files (None), and directories with a file by which we know our own.
+_REPLACED = {
+    "config.json": None,
+    "model.safetensors": None,
+    "tokenizer.json": None,
+    "tokenizer_config.json": None,
+    "vocab.txt": None,
+    CURVES_FILE: None,
+    FRACTIONS_DIRECTORY: ".",
+    "generator": "config.json",
+    "discriminator": "config.json",
+    "detector": "config.json",
+}
+# Of these, what a tokenizer is read from.
+_READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+# What a resumed run must have in common with its checkpoint: of the pair's configuration, of each tower's, and of the
+# arguments.
 _OF_MODEL = (
-    *("sharing", "objective", "generator", "generator_weight", "discriminator_weight", "temperature"),
-    *("generator_objective", "confusions", "freeze_generator"),
-    *("disallow_correct", "sampling_dropout", "temperature_schedule", "temperature_start", "temperature_decay"),
+    "sharing",
+    "objective",
+    "generator",
+    "generator_weight",
+    "discriminator_weight",
+    "temperature",
+    "generator_objective",
+    "freeze_generator",
+    "disallow_correct",
+    "sampling_dropout",
+    "temperature_schedule",
+    "temperature_start",
+    "temperature_decay",
+)
+_OF_TOWERS = (
+    "model_type",
+    "vocab_size",
+    "embedding_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
 )
 _OF_OPTIMIZER = (
-    *("learning_rate", "generator_learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon"),
-    *("bias_correction", "mixed_precision", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "clip_separately"),
-    *("exact_loss_normalization", "lr_scheduler_kwargs", "optim_args"),
+    "learning_rate",
+    "generator_learning_rate",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bias_correction",
+    "mixed_precision",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "max_grad_norm",
+    "clip_separately",
+    "exact_loss_normalization",
+    "lr_scheduler_kwargs",
+    "optim_args",
 )
-SAME_FLAGS = "Give the flags that the run began with (--size, --model_config, --sharing, --tokenizer)."
 
 
-# ---- Reading ----
+# ---- Whose files these are ----
+
+
+def holds_run(output_dir: str | os.PathLike[str]) -> bool:
+    """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
+    would replace, and that none of ours has left."""
+    directory = Path(output_dir)
+    checkpoints = list_checkpoints(directory)
+    for path in checkpoints:
+        check_output(path, replaces=MANIFEST_FILE)
+    check_outputs(directory)
+    record = directory / PretrainingRecord.FILE
+    has_record = os.path.lexists(record)
+    if has_record:
+        PretrainingRecord.load(directory)
+    has_exports = any(directory.glob(f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}"))
+    has_checkpoints = any((path / MANIFEST_FILE).exists() for path in checkpoints)
+    if has_record or has_exports or has_checkpoints or (directory / OUTPUTS).exists():
+        return True
+    for name in _REPLACED:
+        if os.path.lexists(directory / name):
+            raise ValueError(
+                f"{directory / name} is there, and no run of ours has left it. "
+                "Move it away, or choose another --output_dir."
+            )
+    return False
+
+
+def check_outputs(directory: Path) -> None:
+    """Raises ValueError if something lies where a run writes its outputs and is none of its files."""
+    for name, known_by in _REPLACED.items():
+        check_output(directory / name, replaces=known_by)
+
+
+def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
+    """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
+    directory = Path(output_dir).resolve()
+    for flag, source in sources.items():
+        place = Path(source).resolve()
+        if not place.exists() or not place.is_relative_to(directory):
+            continue
+        inside = place.relative_to(directory).parts
+        if not inside or inside[0] in _REPLACED or inside[0].startswith(CHECKPOINT_PREFIX):
+            raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
+
+
+def remove_run(output_dir: str | os.PathLike[str]) -> None:
+    """Removes the record, checkpoints and networks of a run, of which `holds_run` was true. The text that was prepared
+    and the tokenizer are the new run's already."""
+    directory = Path(output_dir)
+    (directory / OUTPUTS).mkdir(exist_ok=True)  # says whose files are left if this process is killed
+    networks = (directory / name for name in _REPLACED if name not in _READ)
+    for path in (directory / PretrainingRecord.FILE, *list_checkpoints(directory), *networks):
+        if path.is_dir():
+            remove_directory(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+# ---- Reading checkpoints ----
 
 
 def list_checkpoints(output_dir: str | os.PathLike[str]) -> list[Path]:
     """The checkpoints of a run, by step."""
-    found = (path for path in Path(output_dir).glob(f"{CHECKPOINT_PREFIX}*") if path.is_dir())
-    return sorted((path for path in found if path.name.rpartition("-")[2].isdigit()), key=checkpoint_step)
+    paths = Path(output_dir).glob(f"{CHECKPOINT_PREFIX}*")
+    return sorted(
+        (path for path in paths if path.is_dir() and path.name.rpartition("-")[2].isdigit()), key=checkpoint_step
+    )
 
 
 def checkpoint_step(path: Path) -> int:
@@ -93,61 +191,36 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     return None
 
 
-def holds_run(output_dir: str | os.PathLike[str]) -> bool:
-    """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
-    would replace, and that none of ours has left."""
-    directory, found = Path(output_dir), list_checkpoints(output_dir)
-    if has_record := os.path.lexists(directory / PretrainingRecord.FILE):
-        PretrainingRecord.load(directory)
-    exports = any(directory.glob(f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}"))
-    is_run = has_record or exports or any(map(has_manifest, found)) or (directory / OUTPUTS).exists()
-    for name, known_by in _REPLACED.items():
-        check_output(directory / name, replaces=known_by)
-    for path in [] if is_run else [*found, *(directory / name for name in _REPLACED)]:
-        if os.path.lexists(path):
-            remedy = "Move it away, or choose another --output_dir."
-            raise ValueError(f"{path} is there, and no run of ours has left it. {remedy}")
-    return is_run
-
-
-def has_manifest(checkpoint: Path) -> bool:
-    """Whether a checkpoint was ours when it was written; half a copy of one is not."""
-    return (checkpoint / MANIFEST_FILE).exists()
-
-
-def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
-    """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
-    for flag, source in sources.items():
-        place, directory = Path(source).resolve(), Path(output_dir).resolve()
-        first = place.relative_to(directory).parts[:1] if place.is_relative_to(directory) else ("elsewhere",)
-        if place.exists() and (not first or first[0] in _REPLACED or first[0].startswith(CHECKPOINT_PREFIX)):
-            raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
-
-
-def read_checkpoint(checkpoint: str | os.PathLike[str]) -> tuple[dict[str, Any], TrainerState]:
-    """The manifest of a checkpoint (`loop`, `run`, `files`, and `products`, the library that multiplied), and the
-    state of the loop. Raises ValueError if a file is missing or not as it was written."""
+def read_checkpoint(checkpoint: str | os.PathLike[str], verify: bool = True) -> tuple[dict[str, Any], TrainerState]:
+    """The manifest of a checkpoint (`run`, `files`, and `products`, the library that multiplied), and the state of the
+    loop. `verify` compares the hash of every file. Raises ValueError if one is missing or not as it was written."""
     path = Path(checkpoint)
     with reading(path, "It is not a whole checkpoint."):
         manifest = json.loads((path / MANIFEST_FILE).read_text(encoding="utf-8"))
-        files = {STATE_FILE: "", **manifest["files"]}
-        whole = {name: (path / name).is_file() and hash_files([path / name]) == known for name, known in files.items()}
-        if not all(whole.values()):
-            raise ValueError(f"{', '.join(name for name in whole if not whole[name])} missing or altered")
-        found = {"run": dict(manifest["run"]), **{name: manifest[name] for name in ("loop", "files")}}
-        found["products"] = manifest.get("products")
-        return found, TrainerState.load_from_json(str(path / STATE_FILE))
+        if verify:
+            altered = [
+                name
+                for name, sha256 in manifest["files"].items()
+                if not (path / name).is_file() or hash_files([path / name]) != sha256
+            ]
+            if altered:
+                raise ValueError(f"{', '.join(altered)} missing or altered")
+        return manifest, TrainerState.load_from_json(str(path / STATE_FILE))
 
 
 def describe_run(
     model: ElectraForRTDPretraining, stream: Any, held_out: Any, args: RTDTrainingArguments
 ) -> dict[str, Any]:
-    """What a resumed run must have in common with its checkpoint: what the networks do, what the optimizer would take
-    from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step, and what
-    its metrics are of."""
-    described = {name: getattr(model.config, name) for name in _OF_MODEL}
-    if (confusions := model.config.confusions) is not None:
-        described["confusions"] = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
+    """What a resumed run must have in common with its checkpoint: what the networks are and do, what the optimizer
+    would take from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step,
+    and what its metrics are of."""
+    described: dict[str, Any] = {name: getattr(model.config, name) for name in _OF_MODEL}
+    for name, tower in model.config.towers.items():
+        described |= {f"{name}.{key}": getattr(tower, key, None) for key in _OF_TOWERS}
+    confusions = model.config.confusions
+    if confusions is not None:
+        confusions = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
+    described["confusions"] = confusions
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value
@@ -176,86 +249,26 @@ def _identify(stream: Any) -> str | int | None:
     return len(sequences) if isinstance(sequences, Sized) else None
 
 
-def check_resumable(
-    checkpoint: str | os.PathLike[str], max_steps: int, loop: str, described: dict[str, Any]
-) -> TrainerState:
+def check_resumable(checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any]) -> TrainerState:
     """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
-    round alike. `loop` and `described` are as in [`writing_checkpoint`]. Raises ValueError for one that is not whole,
-    has no optimizer, is of another loop, stream, model or optimizer, or is beyond the end of the run."""
+    round alike. `described` is as in [`writing_checkpoint`]. Raises ValueError for one that is not whole, has no
+    optimizer, is of another stream, model or optimizer, or is beyond the end of the run."""
     manifest, state = read_checkpoint(checkpoint)
-    before, step = manifest["run"], state.global_step
-    changed = [f"{key} was {before[key]}, now {now}" for key, now in described.items() if before.get(key, now) != now]
-    begun = "Give the text and the flags that the run began with, or start a new run by --continue_from it"
-    for kind, value in ((described.get("mixed_precision"), False), (before.get("mixed_precision"), True)):
-        if kind not in ("no", None) and any(text.startswith("mixed_precision ") for text in changed):
-            begun = f"Add --{kind} {value}. {begun}"
-    for is_refused, why in (
-        (manifest["loop"] != loop, f"was written by {manifest['loop']}, so {loop} cannot resume from it"),
-        ("pytorch_model.bin" in os.listdir(checkpoint), "holds a pickle, so it is no checkpoint of ours"),
-        (not any(name.startswith("optimizer") for name in manifest["files"]), "has no optimizer (--save_only_model)"),
-        (step > max_steps, f"is of step {step:,}, but --max_steps is {max_steps:,}. Raise --max_steps"),
-        (changed, f"cannot be resumed by another run: {'; '.join(changed)}. {begun}"),
-    ):
-        if is_refused:
-            raise ValueError(f"{checkpoint} {why}.")
+    before = manifest["run"]
+    changed = [
+        f"{name} was {before.get(name)}, now {value}" for name, value in described.items() if before.get(name) != value
+    ]
+    if changed:
+        raise ValueError(
+            f"{checkpoint} cannot be resumed by another run: {'; '.join(changed)}. Give the text and the options that "
+            "the run began with, or start a new run that continues from it."
+        )
+    if not any(name.startswith("optimizer") for name in manifest["files"]):
+        raise ValueError(f"{checkpoint} has no optimizer (save_only_model).")
+    if state.global_step > max_steps:
+        raise ValueError(f"{checkpoint} is of step {state.global_step:,}, beyond max_steps={max_steps:,}. Raise it.")
     products.use_library(manifest["products"])
     return state
-
-
-def check_states(checkpoint: str | os.PathLike[str], optimizer: Any, schedule: Any) -> None:
-    """Raises ValueError, with the file's name, for weights, optimizer, schedule or random numbers that a run could not
-    have left at the checkpoint's step. What FSDP shards has other files, which it checks."""
-    path = Path(checkpoint)
-    step = TrainerState.load_from_json(str(path / STATE_FILE)).global_step
-    steps = range(step + 1) if any(path.glob("scaler.*")) else [step]  # in float16, steps are skipped
-    for file in path.iterdir():
-        is_weights = file.suffix == ".safetensors"
-        if file.is_dir() or not (is_weights or file.name.startswith(_STATES)):
-            continue
-        with reading(file, "It is no checkpoint of ours."):
-            try:
-                state: Any = load_file(file) if is_weights else load(file, map_location="cpu")
-            except Exception:  # torch would advise to run what the file holds
-                raise ValueError(f"{file} is no checkpoint of ours.") from None
-            if is_weights:
-                if not all(tensor.is_floating_point() and tensor.isfinite().all() for tensor in state.values()):
-                    raise ValueError("it holds numbers that are not finite, or whole")
-            elif file.stem == "optimizer":
-                _check_optimizer(state, optimizer, steps)
-            elif file.stem in ("scheduler", "custom_checkpoint_0"):
-                if isinstance(schedule, LambdaLR) and state["last_epoch"] not in steps:
-                    raise ValueError(f"it is of step {state['last_epoch']}")
-            else:  # random numbers: accelerate would leave out those that it cannot read
-                python, numpy, of_torch = (state[name] for name in _RANDOM[file.suffix])
-                random.Random().setstate(python)
-                np.random.RandomState().set_state(numpy)
-                torch.Generator().set_state(of_torch)
-
-
-def _check_optimizer(state: dict[str, Any], optimizer: Any, steps: range | list[int]) -> None:
-    groups, saved = optimizer.param_groups, state["param_groups"]
-    own = isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.AdamW)
-    if not own or isinstance(groups[0]["params"][0], DTensor):
-        return
-    for one, group in zip(saved, groups, strict=True):
-        expected = steps if one.get("bias_correction", True) else [math.inf]  # see `ElectraAdamW`
-        for index, parameter in zip(one["params"], group["params"], strict=True):
-            kept = state["state"].get(index, {})
-            for name in ("exp_avg", "exp_avg_sq"):
-                is_like = name in kept and (kept[name].shape, kept[name].dtype) == (parameter.shape, parameter.dtype)
-                if not is_like or not kept[name].isfinite().all():
-                    raise ValueError(f"{name} of parameter {index} is missing, not finite or of another shape or type")
-            if float(kept["step"]) not in expected:
-                raise ValueError(f"parameter {index} is of step {kept['step']:g}")
-
-
-def load_state(checkpoint: str, accelerator: Accelerator, optimizer: Any, schedule: Any) -> None:
-    """`accelerator.load_state`, for checkpoints of ours only, and the learning rate of the next step by this run's
-    schedule."""
-    check_states(checkpoint, optimizer, schedule)
-    with reading(checkpoint, SAME_FLAGS):
-        accelerator.load_state(checkpoint)
-    follow_schedule(schedule)
 
 
 def follow_schedule(schedule: Any) -> None:
@@ -279,13 +292,13 @@ def writing_checkpoint(
     accelerator: Accelerator,
     keep: int | None,  # this checkpoint and the last ones before, beside the best one; None keeps all
     state: TrainerState,  # read when the block ends
-    loop: str,  # its name: each loop reads its own checkpoints only
     described: dict[str, Any],  # by `describe_run`
 ) -> Iterator[Path]:
     """Yields a path, the same in every process, to write the files of a checkpoint into. It becomes
     `output_dir/checkpoint-<step>` when all processes have left the block; then old checkpoints are removed. Raises
     OSError if anything could not be written; earlier checkpoints stay as they are."""
-    target, is_main = Path(output_dir) / f"{CHECKPOINT_PREFIX}{state.global_step}", accelerator.is_main_process
+    target = Path(output_dir) / f"{CHECKPOINT_PREFIX}{state.global_step}"
+    is_main = accelerator.is_main_process
     with writing(target, MANIFEST_FILE) if is_main else nullcontext() as partial:
         shared = [str(partial)]
         broadcast_object_list(shared)
@@ -295,18 +308,24 @@ def writing_checkpoint(
         if is_main:
             state.save_to_json(str(checkpoint / STATE_FILE))
             paths = [path for path in sorted(checkpoint.rglob("*")) if path.is_file()]
-            files = {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths}
-            library = products.library() if accelerator.device.type == "cpu" else None
-            manifest = {"loop": loop, "run": described, "files": files, "products": library}
+            manifest = {
+                "run": described,
+                "files": {str(path.relative_to(checkpoint)): hash_files([path]) for path in paths},
+                "products": products.library() if accelerator.device.type == "cpu" else None,
+            }
             (checkpoint / MANIFEST_FILE).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
     if is_main and keep:
-        # Later ones go first: they were damaged, so that this run fell back to one before them.
-        best = Path(state.best_model_checkpoint or "").name
-        there = [path for path in list_checkpoints(output_dir) if path.name != best and has_manifest(path)]
-        there.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
-        for path in there[:-keep]:
-            remove_directory(path)
+        _remove_old_checkpoints(output_dir, keep, state)
     accelerator.wait_for_everyone()
+
+
+def _remove_old_checkpoints(output_dir: str | os.PathLike[str], keep: int, state: TrainerState) -> None:
+    best = Path(state.best_model_checkpoint or "").name
+    ours = [path for path in list_checkpoints(output_dir) if (path / MANIFEST_FILE).exists() and path.name != best]
+    # Later ones go first: they were damaged, so that this run fell back to one before them.
+    ours.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
+    for path in ours[:-keep]:
+        remove_directory(path)
 
 
 def fraction_directory(output_dir: str, fraction: float) -> Path:
@@ -316,12 +335,14 @@ def fraction_directory(output_dir: str, fraction: float) -> Path:
 
 def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -> list[FractionRecord]:
     """The exports of a run up to a step, in order; those of a run of another length do not count."""
-    found = []
+    records = []
     for step, fraction in fraction_steps(args.checkpoint_fractions, max_steps).items():
         path = fraction_directory(str(args.output_dir), fraction)
-        if step <= last_step and path.exists() and (record := FractionRecord.load(path)).step == step:
-            found.append(record)
-    return found
+        if step <= last_step and path.exists():
+            record = FractionRecord.load(path)
+            if record.step == step:
+                records.append(record)
+    return records
 
 
 def save_outputs(
@@ -330,6 +351,7 @@ def save_outputs(
     """Writes what a run leaves, the record last, so that a directory with a record is complete. For one process.
     Raises OSError if anything could not be written; models are as before unless all of them could be."""
     directory = Path(output_dir)
+    check_outputs(directory)
     outputs = directory / OUTPUTS
     with writing(outputs, ".") as partial:
         model.save_pretrained(partial)
@@ -337,8 +359,6 @@ def save_outputs(
         if tokenizer is not None:
             save_tokenizer(tokenizer, partial)
         plot_curves(record, partial / CURVES_FILE)
-    for path in outputs.iterdir():
-        check_output(directory / path.name, replaces="config.json" if path.is_dir() else None)
     for name in (PretrainingRecord.FILE, "vocab.txt"):  # they are not those of the models that come now
         (directory / name).unlink(missing_ok=True)
     for path in outputs.iterdir():
@@ -358,8 +378,10 @@ def keep_tied_tensors_together(pair: ElectraForRTDPretraining, accelerator: Acce
     embeddings in groups of their own, where torch refuses a tensor in two. Raises ValueError for shared layers."""
     if accelerator.distributed_type == DistributedType.FSDP:
         if pair.config.sharing == "all":
-            what = "sharing='all' makes each layer part of two networks, and torch shards a layer once."
-            raise ValueError(f"{what} Train a copy on each GPU (examples/accelerate_configs/multi_gpu.yaml).")
+            raise ValueError(
+                "sharing='all' makes each layer part of two networks, and torch shards a layer once. "
+                "Train a copy on each GPU (examples/accelerate_configs/multi_gpu.yaml)."
+            )
         pair.get_input_embeddings = pair.get_output_embeddings = lambda: None  # type: ignore[assignment]
 
 

@@ -14,10 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.data import DataLoader
 from transformers import TrainerState
 
 from hf_electra_rtd import records
@@ -127,22 +125,6 @@ def held_out_metrics(model: ElectraForRTDPretraining, tensors: Sequence[np.ndarr
     metrics = report_totals(model.held_out_measures, sums.astype(np.float64).sum(axis=0).tolist(), whole)
     loss = model.config.discriminator_weight * metrics["discriminator_loss"]
     return {"loss": float(loss + model.config.generator_weight * metrics.get("generator_loss", 0.0)), **metrics}
-
-
-@torch.no_grad()
-def evaluate_held_out(model: nn.Module, loader: DataLoader, accelerator: Accelerator) -> dict[str, float]:
-    """The [`held_out_metrics`], named `eval_...`, over all processes; for a loop without the Trainer. Model and loader
-    are as `accelerator` prepared them."""
-    unwrapped: Any = accelerator.unwrap_model(model)
-    training = model.training
-    model.eval()
-    parts: list[list[np.ndarray]] = []
-    for batch in loader:
-        tensors = accelerator.gather_for_metrics(held_out_tensors(unwrapped.held_out_measures, model(**batch), batch))
-        parts.append([tensor.cpu().numpy() for tensor in tensors])
-    model.train(training)
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    return {f"eval_{name}": value for name, value in held_out_metrics(unwrapped, columns).items()}
 
 
 def evaluation_at(step: int, log_history: Sequence[dict[str, Any]], prefix: str = "eval_") -> dict[str, Any]:

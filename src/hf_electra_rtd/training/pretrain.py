@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from platform import node
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list, gather_object
@@ -38,15 +38,14 @@ from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.blocks import SequenceStream
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
-from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_directory, remove_partial
+from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_partial
 from hf_electra_rtd.initialization import begin_on_neighbours, check_room
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
@@ -173,15 +172,27 @@ def main(
             return 0
         with StopSignal() as stop:
             run.publication.is_new = run.replaces_another
-            data = (run.stream, run.held_out, run.tokenizer, run.collator)
-            trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
-            trainer.old_held_out, trainer.record_facts = run.old_held_out, run.record_facts
-            prepare_output_dir(run)
+            trainer = RTDTrainer(
+                run.model,
+                run.args,
+                train_dataset=run.stream,
+                eval_dataset=run.held_out,
+                processing_class=run.tokenizer,
+                data_collator=run.collator,
+                card=run.card,
+                publication=run.publication,
+                callbacks=[stop],
+            )
+            trainer.old_held_out = run.old_held_out
+            trainer.record_facts = run.record_facts
+            if run.replaces_another and run.args.process_index == 0:  # everything else is checked
+                checkpoints.remove_run(run.directory)
             trainer.train(resume_from_checkpoint=run.checkpoint)
         if stop.stopped:
             if trainer.is_world_process_zero():
                 program, *words = run.argv
-                program = program if program.startswith("hf-electra-rtd ") else shlex.quote(program)
+                if not program.startswith("hf-electra-rtd "):
+                    program = shlex.quote(program)
                 print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {run.directory}. Go on with")
                 print(f"  {program} {shlex.join([*words, '--resume_from_checkpoint', 'latest'])}", flush=True)
             return stop.status
@@ -189,7 +200,7 @@ def main(
         if not trainer.is_world_process_zero():
             return 0
         console.print_summary(record, str(run.directory), run.stream, run.held_out, run.collator)
-        return int(any(each.error is not None for each in trainer.published))
+        return int(any(outcome.error is not None for outcome in trainer.published))
 
 
 # ---- Before the loop ----
@@ -215,71 +226,129 @@ def start(
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
     data_args.set_default_text(default_text)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
-    # It warns at every checkpoint that tied tensors are stored once; loading checks them.
-    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    transformers_logging.disable_progress_bar()  # one for every file that is read or written
+    _set_up_logging(args)
     set_seed(args.seed)
-    used, cores = args.world_size * torch.get_num_threads(), count_cores()
-    if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
-        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
     with ExitStack() as until_the_end:
         checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
-        before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint)[0]
+        before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint, verify=False)[0]
+        initialization = "stock" if checkpoint is not None else model_args.initialization or "stock"
         # First the process that prepares for all, then one of each node, which fetches for its caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
-            blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
-            of_towers = None if data_args.tokenizer else model_args.tokenizer_source
-            tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
-            model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
-            on_neighbours = checkpoint is None and model_args.initialization not in (None, "stock")
-            in_both = model_args.initialization == "neighbours_in_both"
-            if on_neighbours:
-                check_room(model, in_both)
-            if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
-                model.config.mask_probability = args.mask_probability
-            settle_masking(model.config, args, tokenizer)
-            if (count := model_args.extend_vocabulary) is not None:
-                extended = get_extended_tokenizer(tokenizer, count, data_args, args, blocks, checkpoint)
-                model.append_tokens(old_pieces(tokenizer, extended))
-                tokenizer = extended
-            confusions = read_token_confusions(args, tokenizer)  # the new words can have rows
-            if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
-                what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
-                raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
-            old = run_args.old_held_out_files or []
-            data_args.warn_of_unused(old)
-            named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
-            if run_args.cache_dir is not None and not any("://" in name for name in named):
-                logger.warning("--cache_dir changes nothing: no shards lie elsewhere.")
-            sequences = None if before is None else before["run"].get("sequences")
-            cache = {"cache_dir": run_args.cache_dir}
-            train, held_out = get_sequences(data_args, args, blocks, tokenizer, sequences, **cache)
-            if args.document_attention and train.header.packing == "original":
-                raise ValueError(f"--document_attention: no sequence of {train.path} mixes documents. Leave it out.")
-            old_held_out = None
-            if old:
-                if held_out is None:
-                    raise ValueError("--old_held_out_files needs --held_out_files. Both are evaluated.")
-                only = replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0)
-                target = blocks / "old_held_out"
-                old_held_out, _ = get_sequences(only, args, target, tokenizer, called="Held-out old text", **cache)
-                check_held_out(train, old_held_out)
+            model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
+            confusions = read_token_confusions(args, tokenizer)  # new words can have rows
+            if before is not None and before["run"]["vocab_size"] != len(tokenizer):
+                raise ValueError(
+                    f"{checkpoint} has {before['run']['vocab_size']} tokens, the tokenizer {len(tokenizer)}. "
+                    "Give --tokenizer and --extend_vocabulary as the run began."
+                )
+            text = _get_text(run_args, data_args, args, tokenizer, before)
+        held_out = None if text.held_out is None else held_out_stream(text.held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
-        stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
-        if on_neighbours:
+        stream = fit_stream(text.train, args)
+        if initialization != "stock":
+            in_both = initialization == "neighbours_in_both"
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
-        collator = make_collator(tokenizer, args, model.config, confusions)
-        words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
+        words = [sys.argv[0], *argv]
+        arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
-        if old:
-            arguments["data"]["old_held_out_files"] = old
-        facts = {"command": public_command(words), "started": started, "arguments": arguments}
-        old_stream = None if old_held_out is None else held_out_stream(old_held_out)
-        data = (stream, held_out_positions, old_stream, collator)
-        yield Run(words, run_args, args, card, publication, checkpoint, tokenizer, *data, model, facts)
+        if run_args.old_held_out_files:
+            arguments["data"]["old_held_out_files"] = run_args.old_held_out_files
+        yield Run(
+            argv=words,
+            arguments=run_args,
+            args=args,
+            card=card,
+            publication=publication,
+            checkpoint=checkpoint,
+            tokenizer=tokenizer,
+            stream=stream,
+            held_out=held_out,
+            old_held_out=None if text.old_held_out is None else held_out_stream(text.old_held_out),
+            collator=make_collator(tokenizer, args, model.config, confusions),
+            model=model,
+            record_facts={"command": public_command(words), "started": started, "arguments": arguments},
+        )
+
+
+def _set_up_logging(args: RTDTrainingArguments) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
+    # accelerate warns at every checkpoint that tied tensors are stored once; loading checks them.
+    logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
+    transformers_logging.disable_progress_bar()  # one for every file that is read or written
+    used = args.world_size * torch.get_num_threads()
+    cores = count_cores()
+    if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
+        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
+
+
+def _get_networks(
+    model_args: ModelArguments,
+    data_args: DataArguments,
+    args: RTDTrainingArguments,
+    initialization: str,
+    checkpoint: str | None,
+) -> tuple[ElectraForRTDPretraining, PreTrainedTokenizerBase]:
+    """The pair that the flags describe, with the options of the run, and its tokenizer."""
+    blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
+    of_towers = None if data_args.tokenizer else model_args.tokenizer_source
+    tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
+    model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
+    if initialization != "stock":
+        check_room(model, initialization == "neighbours_in_both")
+    if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
+        model.config.mask_probability = args.mask_probability
+    settle_masking(model.config, args, tokenizer)
+    if model_args.extend_vocabulary is not None:
+        extended = get_extended_tokenizer(tokenizer, model_args.extend_vocabulary, data_args, args, blocks, checkpoint)
+        model.append_tokens(old_pieces(tokenizer, extended))
+        tokenizer = extended
+    return model, tokenizer
+
+
+class _Text(NamedTuple):
+    """The sequences of a run."""
+
+    train: Blocks
+    held_out: Blocks | None
+    old_held_out: Blocks | None
+
+
+def _get_text(
+    run_args: RunArguments,
+    data_args: DataArguments,
+    args: RTDTrainingArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    before: Mapping[str, Any] | None,
+) -> _Text:
+    """The sequences that the flags name, prepared by the main process. `before` is the manifest of the checkpoint."""
+    blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
+    old = run_args.old_held_out_files or []
+    data_args.warn_of_unused(old)
+    named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
+    if run_args.cache_dir is not None and not any("://" in name for name in named):
+        logger.warning("--cache_dir changes nothing: no shards lie elsewhere.")
+    trained_on = None if before is None else before["run"].get("sequences")
+    train, held_out = get_sequences(
+        data_args, args, blocks, tokenizer, trained_on=trained_on, cache_dir=run_args.cache_dir
+    )
+    if args.document_attention and train.header.packing == "original":
+        raise ValueError(f"--document_attention: no sequence of {train.path} mixes documents. Leave it out.")
+    if not old:
+        return _Text(train, held_out, None)
+    if held_out is None:
+        raise ValueError("--old_held_out_files needs --held_out_files. Both are evaluated.")
+    old_held_out, _ = get_sequences(
+        replace(data_args, train_files=old, train_datasets=[], held_out_files=None, held_out_share=0.0),
+        args,
+        blocks / "old_held_out",
+        tokenizer,
+        called="Held-out old text",
+        cache_dir=run_args.cache_dir,
+    )
+    check_held_out(train, old_held_out)
+    return _Text(train, held_out, old_held_out)
 
 
 def check_launcher(args: RTDTrainingArguments) -> None:
@@ -287,13 +356,17 @@ def check_launcher(args: RTDTrainingArguments) -> None:
     if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
         return
     if args.resume_from_checkpoint not in ("auto", "latest"):
-        remedy = "add --resume_from_checkpoint auto, so that it goes on from its last checkpoint."
-        raise ValueError(f"--max_restarts starts a run again that is there already: {remedy}")
+        raise ValueError(
+            "--max_restarts starts a run again that is there already: add --resume_from_checkpoint auto, so that it "
+            "goes on from its last checkpoint."
+        )
     # The store that torch's launcher keeps for all rounds still has the addresses of the processes before
     # (https://github.com/pytorch/pytorch/issues/135712).
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        remedy = "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
-        raise ValueError(f"--max_restarts: processes that are started again would wait for those before. {remedy}")
+        raise ValueError(
+            "--max_restarts: processes that are started again would wait for those before. "
+            "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
+        )
 
 
 def _settle_directory(
@@ -302,89 +375,89 @@ def _settle_directory(
     """Locks the output directory and chooses the checkpoint. The main process does it for all, which then go on from
     the same checkpoint or end alike. Raises ValueError where a process has another directory of that name."""
     output_dir = str(args.output_dir)
-    found: list[Any] = [None, ""]  # the checkpoint or the error, and the name of a directory that all must see
+    # From the main process: the checkpoint or the error, and the name of a directory that all must see.
+    shared: list[Any] = [None, ""]
     with ExitStack() as until_seen:
         if args.process_index == 0:
             try:
-                checkpoints.check_sources(output_dir, model_args.given((*SOURCES, *BACKBONES)))
-                choice = (output_dir, args.resume_from_checkpoint, run_args.overwrite_output_dir)
-                if not checkpoints.holds_run(output_dir):
-                    find_checkpoint(*choice)  # a mistake leaves no directory
-                if not run_args.dry_run:
-                    with naming(output_dir):
-                        until_the_end.callback(lock_directory(output_dir).release)
-                    for place in (output_dir, Path(output_dir) / checkpoints.FRACTIONS_DIRECTORY):
-                        remove_partial(place)  # what killed processes left half-written or half-removed
-                found[0] = find_checkpoint(*choice)
+                shared[0] = _lock_and_choose(run_args, model_args, args, until_the_end)
                 if args.world_size > 1:
                     os.makedirs(output_dir, exist_ok=True)
-                    shared = TemporaryDirectory(dir=output_dir, prefix=f".shared{PARTIAL}")
-                    found[1] = os.path.basename(until_seen.enter_context(shared))
+                    directory = TemporaryDirectory(dir=output_dir, prefix=f".shared{PARTIAL}")
+                    shared[1] = os.path.basename(until_seen.enter_context(directory))
             except (ValueError, OSError, SystemExit) as error:
-                found[0] = error
-        broadcast_object_list(found)
-        if isinstance(found[0], BaseException):
-            raise found[0]
-        is_there = os.path.exists(os.path.join(output_dir, found[1]))
+                shared[0] = error
+        broadcast_object_list(shared)
+        checkpoint, name = shared
+        if isinstance(checkpoint, BaseException):
+            raise checkpoint
+        is_there = os.path.exists(os.path.join(output_dir, name))
         without: list[str] = gather_object([] if is_there or args.world_size == 1 else [node()])
     if without:
-        what = f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}"
-        raise ValueError(f"{what}. Name one that all nodes share: prepared text and checkpoints lie there.")
-    return found[0]
+        raise ValueError(
+            f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}. "
+            "Name one that all nodes share: prepared text and checkpoints lie there."
+        )
+    return checkpoint
+
+
+def _lock_and_choose(
+    run_args: RunArguments, model_args: ModelArguments, args: RTDTrainingArguments, until_the_end: ExitStack
+) -> str | None:
+    """The main process's part: the checkpoint, from a directory that it locks."""
+    output_dir = str(args.output_dir)
+    resume = args.resume_from_checkpoint
+    overwrite = run_args.overwrite_output_dir
+    checkpoints.check_sources(output_dir, model_args.given((*SOURCES, *BACKBONES)))
+    if not checkpoints.holds_run(output_dir):
+        find_checkpoint(output_dir, resume, overwrite)  # a mistake leaves no directory
+    if not run_args.dry_run:
+        with naming(output_dir):
+            until_the_end.callback(lock_directory(output_dir).release)
+        remove_partial(output_dir)  # what killed processes left half-written or half-removed
+        remove_partial(Path(output_dir) / checkpoints.FRACTIONS_DIRECTORY)
+    return find_checkpoint(output_dir, resume, overwrite)
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
     """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one); None for a new
     run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is incomplete or older than
     others there, or another run lies there, and SystemExit for `auto` if that is finished and has no checkpoints."""
-    is_run, there = checkpoints.holds_run(output_dir), checkpoints.list_checkpoints(output_dir)
-    choose = "or choose another --output_dir."
+    is_run = checkpoints.holds_run(output_dir)
+    saved = checkpoints.list_checkpoints(output_dir)
+    if resume is None:
+        if is_run and not overwrite:
+            go_on = " To continue it, add --resume_from_checkpoint latest." if saved else ""
+            raise ValueError(
+                f"{output_dir} holds another run.{go_on} To delete it, add --overwrite_output_dir, or choose another "
+                "--output_dir."
+            )
+        return None
     if resume in ("latest", "auto"):
-        if latest := checkpoints.latest_checkpoint(output_dir):
+        latest = checkpoints.latest_checkpoint(output_dir)
+        if latest is not None:
             return str(latest)
         if resume == "latest":
             raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
-        if there and not overwrite:
-            remedy = f"Remove them, add --overwrite_output_dir, {choose}"
-            raise ValueError(f"{output_dir} has only damaged checkpoints. {remedy}")
+        if saved and not overwrite:
+            raise ValueError(
+                f"{output_dir} has only damaged checkpoints. Remove them, add --overwrite_output_dir, or choose "
+                "another --output_dir."
+            )
         if (Path(output_dir) / PretrainingRecord.FILE).exists():
             logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
             raise SystemExit(0)
-    elif resume is not None:
-        step = checkpoints.read_checkpoint(resume)[1].global_step
-        if any(checkpoints.checkpoint_step(path) > step for path in filter(checkpoints.has_manifest, there)):
-            raise ValueError(f"{output_dir} has checkpoints after step {step:,}. Remove them, {choose}")
-        if is_run and os.path.realpath(Path(resume).parent) != os.path.realpath(output_dir):
-            raise ValueError(f"{output_dir} holds another run than {resume}. Move it away, {choose}")
-    elif is_run and not overwrite:
-        more = " To continue it, add --resume_from_checkpoint latest." if there else ""
-        raise ValueError(f"{output_dir} holds another run.{more} To delete it, add --overwrite_output_dir, {choose}")
-    return None if resume == "auto" else resume
-
-
-def prepare_output_dir(run: Run) -> None:
-    """The last act before the loop, when everything else is checked: renames halves of checkpoints and, with
-    `--overwrite_output_dir`, removes the run before. For every process."""
-    if run.args.process_index != 0:
-        return
-    there = checkpoints.list_checkpoints(run.directory)
-    for path in there:
-        if not checkpoints.has_manifest(path):  # nobody knows whose it is
-            names = (f"{path.name}.damaged{number}" for number in ("", *(f".{n}" for n in range(1, 1000))))
-            aside = next(path.with_name(name) for name in names if not path.with_name(name).exists())
-            logger.warning(f"{path} is not a whole checkpoint. It is now {aside.name}.")
-            path.rename(aside)
-    if not run.replaces_another:
-        return
-    (run.directory / checkpoints.OUTPUTS).mkdir(exist_ok=True)  # says whose files are left, should this run die
-    # The prepared text and the tokenizer are the new run's already.
-    old = [PretrainingRecord.FILE, "model.safetensors", "generator", "discriminator", "detector"]
-    old += [CURVES_FILE, checkpoints.FRACTIONS_DIRECTORY]
-    for path in (*there, *(run.directory / name for name in old)):
-        if path.is_dir():
-            remove_directory(path)
-        else:
-            path.unlink(missing_ok=True)
+        return None
+    step = checkpoints.read_checkpoint(resume, verify=False)[1].global_step  # the trainer verifies it
+    if any(checkpoints.checkpoint_step(path) > step for path in saved):
+        raise ValueError(
+            f"{output_dir} has checkpoints after step {step:,}. Remove them, or choose another --output_dir."
+        )
+    if is_run and os.path.realpath(Path(resume).parent) != os.path.realpath(output_dir):
+        raise ValueError(
+            f"{output_dir} holds another run than {resume}. Move it away, or choose another --output_dir."
+        )
+    return resume
 
 
 # ---- Dry run ----
@@ -393,17 +466,24 @@ def prepare_output_dir(run: Run) -> None:
 def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do. A few steps are timed with a learning rate of zero, so that every weight stays the
     same to the bit. Raises ValueError if a batch does not fit in the memory of a GPU."""
-    model, stream, args, device = run.model, run.stream, run.args, run.args.device
-    screen = screen or Console(highlight=False, quiet=args.process_index != 0)
+    model = run.model
+    stream = run.stream
+    device = run.args.device
+    screen = screen or Console(highlight=False, quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
-    towers, counts = model.config.towers, count_parameters(model)
-    rows = [(key.replace("_", " "), *(str(getattr(each, key, "-")) for each in towers.values())) for key in _SIZES]
+    towers = model.config.towers
+    counts = count_parameters(model)
+    rows = [
+        (name.replace("_", " "), *(str(getattr(tower, name, "-")) for tower in towers.values())) for name in _SIZES
+    ]
     rows.append(("parameters", *(f"{counts[name]:,}" for name in towers)))
     console.print_rows("The networks", rows, screen, ("", *towers))
     num_parameters = counts.pop("total")
-    shared = f"{sum(counts.values()) - num_parameters:,} are shared (--sharing {model.config.sharing})"
-    screen.print(f"Together {num_parameters:,} parameters; {shared}.\n")
+    num_shared = sum(counts.values()) - num_parameters
+    screen.print(
+        f"Together {num_parameters:,} parameters; {num_shared:,} are shared (--sharing {model.config.sharing}).\n"
+    )
 
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -411,52 +491,70 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds = _time_steps(run)
     except torch.OutOfMemoryError:
-        remedy = "Lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
-        raise ValueError(f"{args.train_batch_size} sequences do not fit in the memory of {device}. {remedy}") from None
+        raise ValueError(
+            f"{run.args.train_batch_size} sequences do not fit in the memory of {device}. Lower "
+            "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
+        ) from None
+    console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+    screen.print(f"\nNothing was trained. The prepared sequences stay in {run.directory} for the run itself.")
 
-    steps, total = args.max_steps, args.max_steps * args.sequences_per_step
-    tokens = meters.count_tokens(stream, args, total)
+
+def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, str]:
+    """What a run costs, at so many seconds a step."""
+    args = run.args
+    model = run.model
+    num_sequences = args.max_steps * args.sequences_per_step
+    num_tokens = meters.count_tokens(run.stream, args, num_sequences)
+    flops = meters.count_flops(model, args, num_sequences)
+    paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
-    if device.type == "cuda":
-        memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(device))} on the GPU"
-    duration = f"{format_duration(steps * seconds)} without evaluation and checkpoints"
-    flops = meters.count_flops(model, args, total)
-    paper = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
-    facts = {
-        "steps": f"{steps:,} of {args.sequences_per_step:,} sequences",
+    if args.device.type == "cuda":
+        memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(args.device))} on the GPU"
+    duration = f"{format_duration(args.max_steps * seconds)} without evaluation and checkpoints"
+    speed = num_tokens / args.max_steps / seconds
+    return {
+        "steps": f"{args.max_steps:,} of {args.sequences_per_step:,} sequences",
         "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
-        "tokens": f"{tokens:,}, {total / len(stream.sequences):.3g} passes over the sequences",
-        "FLOPs": f"{flops['model']:.3g} (matrix products), {paper} (as the paper counts)",
-        "time": f"{duration}: {seconds:.3g} s a step, {tokens / steps / seconds:,.0f} tokens/s",
+        "tokens": f"{num_tokens:,}, {num_sequences / len(run.stream.sequences):.3g} passes over the sequences",
+        "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
+        "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,
         "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
     }
-    console.print_rows("The run", facts.items(), screen)
-    screen.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
 
 
 def describe_batch(args: RTDTrainingArguments, size: str) -> str:
     """How the sequences of an optimizer step come together, beside the recipe of `size`."""
-    batch, on_a_node = args.sequences_per_step, int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    batch = args.sequences_per_step
+    on_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     machines = f"{args.world_size // on_a_node:,} node(s) x {on_a_node:,} process(es)"
-    each = f"{args.train_batch_size:,} sequence(s) x {args.gradient_accumulation_steps:,} accumulated"
+    of_a_process = f"{args.train_batch_size:,} sequence(s) x {args.gradient_accumulation_steps:,} accumulated"
     recipe = f"{SIZES[size].pretraining['per_device_train_batch_size']:,} in the recipe of {size}"
-    return f"{machines} x {each} = {batch:,} ({recipe}), {batch * args.max_seq_length:,} tokens a step"
+    return f"{machines} x {of_a_process} = {batch:,} ({recipe}), {batch * args.max_seq_length:,} tokens a step"
 
 
 def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
     # No more steps than the run has: a falling temperature ends with it.
-    args.max_steps, args.warmup_steps, args.learning_rate = min(1 + _TIMED_STEPS, run.args.max_steps), 0, 0.0
+    args.max_steps = min(1 + _TIMED_STEPS, run.args.max_steps)
+    args.warmup_steps = 0
+    args.learning_rate = 0.0
     args.generator_learning_rate = None
-    args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
-    args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
-    args.report_to, args.push_to_hub, args.checkpoint_fractions, args.eval_on_start = [], False, None, False
-    few = copy.copy(run.stream)
-    few.num_positions = args.max_steps * args.sequences_per_step
-    trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)
+    args.eval_strategy = "no"
+    args.eval_on_start = False
+    args.save_strategy = "no"
+    args.checkpoint_fractions = None
+    args.logging_strategy = "steps"
+    args.logging_first_step = True
+    args.logging_steps = args.max_steps
+    args.disable_tqdm = True
+    args.report_to = []
+    args.push_to_hub = False
+    stream = copy.copy(run.stream)
+    stream.num_positions = args.max_steps * args.sequences_per_step
+    trainer = RTDTrainer(run.model, args, stream, data_collator=run.collator)
     trainer.remove_callback(console.RTDPrinterCallback)
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, Trainer, TrainerCallback, set_seed
+from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
 from hf_electra_rtd.accounting import model_flops
@@ -33,7 +34,7 @@ from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.data.confusion import TokenConfusions
-from hf_electra_rtd.files import reading, writing
+from hf_electra_rtd.files import writing
 from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
 from hf_electra_rtd.publishing import publish as publishing
@@ -68,14 +69,18 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     batch = args.sequences_per_step
     if isinstance(sequences, SequenceStream):
         if len(sequences) != args.max_steps * batch:
-            needed = f"{args.max_steps} steps of {batch} sequences need {args.max_steps * batch}"
-            raise ValueError(f"The stream has {len(sequences)} sequences, but {needed}. Pass its sequences instead.")
+            raise ValueError(
+                f"The stream has {len(sequences)} sequences, but {args.max_steps} steps of {batch} sequences need "
+                f"{args.max_steps * batch}. Pass its sequences instead."
+            )
         return sequences
     if args.max_steps <= 0:
         args.max_steps = math.floor(args.num_train_epochs * len(sequences) / batch)
         if args.max_steps < 1:
-            few = f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}."
-            raise ValueError(f"{few} Use more text, a smaller batch, more epochs, or --max_steps.")
+            raise ValueError(
+                f"{args.num_train_epochs:g} epochs of {len(sequences)} sequences do not fill one step of {batch}. "
+                "Use more text, a smaller batch, more epochs, or max_steps."
+            )
     return SequenceStream(sequences, args.max_steps * batch, args.stream_seed, shuffle_window=args.shuffle_window)
 
 
@@ -104,11 +109,37 @@ def make_collator(
             end=config.temperature,
             decay=config.temperature_decay,
         )
-    if (confusions := confusions or read_token_confusions(args, tokenizer)) is not None:
-        share = f"in place of {confusions.share:.0%} of their samples"
-        logger.info(f"{args.confusion_file}: {confusions.num_tokens:,} tokens have wrong ones, {share}.")
-    given = (args.mask_probability, args.keep_probability, args.masking, args.stream_seed, args.max_seq_length)
-    return DataCollatorForRTD(tokenizer, *given, temperature, confusions, args.document_attention)
+    if confusions is None:
+        confusions = read_token_confusions(args, tokenizer)
+    if confusions is not None:
+        logger.info(
+            f"{args.confusion_file}: {confusions.num_tokens:,} tokens have wrong ones, in place of "
+            f"{confusions.share:.0%} of their samples."
+        )
+    return DataCollatorForRTD(
+        tokenizer,
+        mask_probability=args.mask_probability,
+        keep_probability=args.keep_probability,
+        masking=args.masking,
+        seed=args.stream_seed,
+        max_seq_length=args.max_seq_length,
+        temperature=temperature,
+        confusions=confusions,
+        document_attention=args.document_attention,
+    )
+
+
+def _check_collator(collator: Any, args: RTDTrainingArguments) -> None:
+    """Raises ValueError for a collator that confuses words, or separates documents, otherwise than the arguments."""
+    confusions = getattr(collator, "confusions", None)
+    described = {} if confusions is None else confusions.described
+    of_collator = (described.get("file"), described.get("share"), getattr(collator, "document_attention", False))
+    file = None if args.confusion_file is None else Path(args.confusion_file).name
+    if of_collator != (file, args.confusion_share, args.document_attention):
+        raise ValueError(
+            "confusion_file, confusion_share and document_attention are not those of the data_collator: take that of "
+            "training.trainer.make_collator."
+        )
 
 
 # ---- The trainer ----
@@ -116,8 +147,6 @@ def make_collator(
 
 class OriginalTrainer(Trainer):
     """A Trainer with the original's optimizer and schedule, whose checkpoints are whole or not there."""
-
-    _staging: Path | None = None  # where the checkpoint that is being written lies
 
     def _groups(self, model: Any) -> list[dict[str, Any]] | None:
         """The groups of parameters; None: those of pre-training."""
@@ -136,22 +165,19 @@ class OriginalTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _save_whole(self, model: nn.Module, trial: Any, loop: str, run: dict[str, Any]) -> None:
-        """Saves a checkpoint of a `loop` by that name, with the description of its `run`."""
-        saving = (self._get_output_dir(trial), self.accelerator, self.args.save_total_limit, self.state)
-        with checkpoints.writing_checkpoint(*saving, loop, run) as checkpoint:
-            self._staging = checkpoint.parent
+    def _save_whole(self, model: nn.Module, trial: Any, described: dict[str, Any]) -> None:
+        """Saves a checkpoint with the description of its run."""
+        output_dir = str(self.args.output_dir)
+        saving = (output_dir, self.accelerator, self.args.save_total_limit, self.state, described)
+        with checkpoints.writing_checkpoint(*saving) as checkpoint:
+            self.args.output_dir = str(checkpoint.parent)  # where the parent writes
             try:
                 super()._save_checkpoint(model, trial)
             finally:
-                self._staging = None
+                self.args.output_dir = output_dir
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
             if self.state.best_global_step == self.state.global_step:
-                self.state.best_model_checkpoint = str(Path(saving[0], checkpoint.name))
-
-    def _get_output_dir(self, trial: Any) -> str:
-        # The parent writes a checkpoint where this says: beside its final place.
-        return super()._get_output_dir(trial) if self._staging is None else str(self._staging)
+                self.state.best_model_checkpoint = str(Path(output_dir, checkpoint.name))
 
 
 class RTDTrainer(OriginalTrainer):
@@ -206,22 +232,20 @@ class RTDTrainer(OriginalTrainer):
             data_collator = make_collator(processing_class, args, model.config)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
             if args.train_sampling_strategy not in ("random", "sequential"):
-                what = f"--train_sampling_strategy {args.train_sampling_strategy}"
-                raise ValueError(f"{what}: the order of the sequences follows from the seed. Leave it out.")
+                raise ValueError(
+                    f"train_sampling_strategy={args.train_sampling_strategy!r}: the order of the sequences follows "
+                    "from the seed. Leave it out."
+                )
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
         confusions = getattr(data_collator, "confusions", None)
-        described = {} if confusions is None else confusions.described
-        file, documents = args.confusion_file, getattr(data_collator, "document_attention", False)
-        asked = (None if file is None else Path(file).name, args.confusion_share, args.document_attention)
-        if asked != (described.get("file"), described.get("share"), documents):
-            what = "confusion_file, confusion_share and document_attention are not those of the data_collator"
-            raise ValueError(f"{what}: take that of training.trainer.make_collator.")
+        _check_collator(data_collator, args)
         settle_masking(model.config, args, tokenizer, confusions)
-        self.card, self.publication = card or CardArguments(), publication or publishing.PretrainingPublication()
+        self.card = card or CardArguments()
+        self.publication = publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {"started": utc_now()}  # for `make_record`: also command, arguments
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
@@ -241,25 +265,28 @@ class RTDTrainer(OriginalTrainer):
         for theirs, ours in ((PrinterCallback, RTDPrinterCallback), (ProgressCallback, RTDProgressCallback)):
             if self.pop_callback(theirs) is not None:
                 self.add_callback(ours)
-        self.meters, self.stopwatch = meters.TrainingMeters(model.measures), meters.Stopwatch()
+        self.meters = meters.TrainingMeters(model.measures)
+        self.stopwatch = meters.Stopwatch()
         along: Any = TrainerCallback()
-        along.on_train_begin, along.on_step_end = self._on_train_begin, self._on_step_end
+        along.on_train_begin = self._on_train_begin
+        along.on_step_end = self._on_step_end
         self.add_callback(along)
 
     def _on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.compute_steps(args, state.max_steps)  # intervals are as given now, not as in the checkpoint
+        if state.global_step > 0:
+            checkpoints.follow_schedule(self.lr_scheduler)
         self.stopwatch.start()  # everything is loaded
 
     def _on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.export_fraction()  # before the checkpoint of the step
         control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
 
-    def _get_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader:
-        loader = super()._get_dataloader(*args, **kwargs)
-        # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
-        for each in (loader, getattr(loader, "base_dataloader", loader)):
-            each.worker_init_fn = partial(_protect_worker, each.worker_init_fn)
-        return loader
+    def get_train_dataloader(self) -> DataLoader:
+        return _protect_workers(super().get_train_dataloader())
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        return _protect_workers(super().get_eval_dataloader(eval_dataset))
 
     # ---- Optimization ----
 
@@ -270,21 +297,24 @@ class RTDTrainer(OriginalTrainer):
         return self._norms.pop("grad_norm")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
-        args, log_history = self.args, []
+        args = self.args
+        state = TrainerState()
         if resume_from_checkpoint is True:
             resume_from_checkpoint = str(checkpoints.latest_checkpoint(self._directory) or "")
             if not resume_from_checkpoint:
                 raise ValueError(f"{self._directory} has no whole checkpoint to resume from.")
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
-            log_history = checkpoints.check_resumable(resume_from_checkpoint, limit, *self._identity()).log_history
+            state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe())
             first_start = self._first_start()
             if first_start is not None:  # also for the Hub, it is the run that it goes on with
                 self.record_facts["started"] = first_start
-        elif args.world_size > 1:
-            # Every process was seeded alike, so that they build the same model; their dropout must differ.
-            set_seed(args.seed + args.process_index)
-        self._saved, self.stopwatch = None, meters.Stopwatch(log_history)
+        if resume_from_checkpoint or args.world_size > 1:
+            # Every process was seeded alike, so that they build the same model; their dropout must differ. A
+            # checkpoint of fewer processes has no random state for this one: it must not begin with the first step.
+            set_seed(args.seed + state.global_step + args.process_index)
+        self._saved = None
+        self.stopwatch = meters.Stopwatch(state.log_history)
         result = super().train(resume_from_checkpoint, *more, **kwargs)
         self.stopwatch.stop()
         meters.check_weights(self.state.global_step, self.model)
@@ -292,11 +322,9 @@ class RTDTrainer(OriginalTrainer):
             self.push_to_hub()
         return result
 
-    def _identity(self) -> tuple[str, dict[str, Any]]:
-        """The name of this loop and its description, for the checkpoints."""
-        return type(self).__name__, checkpoints.describe_run(
-            self.model, self.train_dataset, self.eval_dataset, self.args
-        )
+    def _describe(self) -> dict[str, Any]:
+        """What a run that goes on from its checkpoints must have in common with this one."""
+        return checkpoints.describe_run(self.model, self.train_dataset, self.eval_dataset, self.args)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
         loss, output = super().compute_loss(model, inputs, True, *more, **kwargs)
@@ -327,7 +355,8 @@ class RTDTrainer(OriginalTrainer):
         with self.stopwatch.paused():
             metrics = super().evaluate(*args, **kwargs)
             if self.old_held_out is not None and not args and "eval_dataset" not in kwargs:
-                yardsticks, self.model.yardsticks = self.model.yardsticks, ()  # which are of the new text
+                yardsticks = self.model.yardsticks
+                self.model.yardsticks = ()  # they are of the new text
                 super().evaluate(self.old_held_out, metric_key_prefix=meters.OLD.removesuffix("_"))
                 self.model.yardsticks = yardsticks
             return metrics
@@ -362,30 +391,16 @@ class RTDTrainer(OriginalTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            self._save_whole(model, trial, *self._identity())
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        with reading(resume_from_checkpoint, checkpoints.SAME_FLAGS):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            self._save_whole(model, trial, self._describe())
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         # A tied tensor is stored once, under its source; its other names are not missing.
         missing = sorted(set(load_result.missing_keys) - set(self.model.all_tied_weights_keys))
         if missing or load_result.unexpected_keys:
-            raise ValueError(f"missing tensors {missing}, unknown tensors {load_result.unexpected_keys}")
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            checkpoints.check_states(checkpoint, self.optimizer, self.lr_scheduler)
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            checkpoints.follow_schedule(self.lr_scheduler)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
-            # Of fewer processes, it has no state for this one, whose dropout must not begin again with the first step.
-            set_seed(self.args.seed + self.state.global_step + self.args.process_index)
-        super()._load_rng_state(checkpoint)
+            raise ValueError(
+                f"The checkpoint is of other networks: missing tensors {missing}, unknown tensors "
+                f"{load_result.unexpected_keys}."
+            )
 
     # ---- Outputs ----
 
@@ -407,8 +422,16 @@ class RTDTrainer(OriginalTrainer):
 
     def make_record(self) -> PretrainingRecord:
         """The record of the run so far."""
-        run = (self.model, self.args, self.train_dataset, self.eval_dataset, self.state, self.stopwatch.seconds)
-        return meters.make_record(*run, **{"old_held_out": self.old_held_out, **self.record_facts})
+        return meters.make_record(
+            self.model,
+            self.args,
+            self.train_dataset,
+            self.eval_dataset,
+            self.state,
+            self.stopwatch.seconds,
+            old_held_out=self.old_held_out,
+            **self.record_facts,
+        )
 
     def save_run(self) -> PretrainingRecord:
         """Writes networks, picture of the curves and record into `output_dir`, after an evaluation where the log has
@@ -480,7 +503,8 @@ class StopSignal(TrainerCallback):
     ends it at once, with the checkpoint before. Outside the loop, signals do what they did before."""
 
     def __init__(self) -> None:
-        self.stopped, self.status = False, INTERRUPTED
+        self.stopped = False
+        self.status = INTERRUPTED
         self._noted_at = math.inf  # when the first signal came
         self._before: dict[int, Any] = {}  # handlers, in the loop
 
@@ -494,14 +518,16 @@ class StopSignal(TrainerCallback):
     def _note(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self._noted_at == math.inf:
-            self._noted_at, self.status = now, 128 + number
+            self._noted_at = now
+            self.status = 128 + number
             if PartialState().is_main_process:
                 logger.warning("Stopping: this step is finished and saved first. Ctrl-C again stops without saving.")
         elif number == signal.SIGINT and now - self._noted_at >= SECONDS_TO_PRESS_AGAIN:
             raise KeyboardInterrupt
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._agreed_at, self._next_agreement = (state.global_step, time.monotonic()), state.global_step + 1
+        self._agreed_at = (state.global_step, time.monotonic())  # step and time
+        self._next_agreement = state.global_step + 1
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
@@ -519,11 +545,20 @@ class StopSignal(TrainerCallback):
         if step < self._next_agreement:
             return False
         # All processes add up the same numbers, and so agree again at the same step.
-        (last_step, last_time), self._agreed_at = self._agreed_at, (step, time.monotonic())
-        mine = [float(self._noted_at < math.inf), (self._agreed_at[1] - last_time) / (step - last_step)]
+        last_step, last_time = self._agreed_at
+        now = time.monotonic()
+        self._agreed_at = (step, now)
+        mine = [float(self._noted_at < math.inf), (now - last_time) / (step - last_step)]
         wishes, pace = reduce(torch.tensor(mine, device=processes.device), reduction="mean").tolist()
         self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(pace, 0.01)))
         return bool(wishes)
+
+
+def _protect_workers(loader: DataLoader) -> DataLoader:
+    # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
+    for part in (loader, getattr(loader, "base_dataloader", loader)):
+        part.worker_init_fn = partial(_protect_worker, part.worker_init_fn)
+    return loader
 
 
 def _protect_worker(then: Any, worker: int) -> None:

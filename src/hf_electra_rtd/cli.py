@@ -262,7 +262,7 @@ def check_arguments(
     def shown(name: str) -> str:
         if dashes:
             return f"{dashes}{name.replace('=', ' ')}"
-        return f"{name}={values[name]!r}" if name in values else name
+        return f"{name}={values[name]!r}" if isinstance(values.get(name), (str, int, float)) else name
 
     for rule in rules:
         if not is_given(rule.flag):

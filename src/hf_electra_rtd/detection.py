@@ -135,6 +135,8 @@ RULES = (
 
 def main(argv: list[str]) -> None:
     (arguments,) = parse_arguments((DetectArguments,), argv, __doc__)
+    if arguments.calibrate:
+        check_output(arguments.thresholds, arguments.calibrate)
     disable_progress_bar()
     towers = (arguments.model, arguments.generator, arguments.discriminator)
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
@@ -369,7 +371,6 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
     """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
     texts were skipped."""
     if arguments.calibrate and arguments.thresholds:
-        check_output(arguments.thresholds, arguments.calibrate)
         kept = judge.calibrate(*read_pairs(arguments.calibrate), arguments.false_positive_rate)
         kept["model"] = public(arguments.model or arguments.discriminator, "model_name_or_path")
         kept |= {"calibrate": named_file(arguments.calibrate), **judge.described()}

@@ -294,7 +294,10 @@ def test_another_vocabulary_is_refused_before_the_sequences_of_a_run_are_replace
 
 def test_old_text_that_is_trained_on_or_would_not_be_evaluated_is_refused(go_on, tmp_path):
     old = {"train_files": tmp_path / "old.txt", "old_held_out_files": tmp_path / "old.txt"}
-    for share, message in ((0.3, r"old\.txt, which is held out, holds the same text as old\.txt"), (0, "Name some")):
+    for share, message in (
+        (0.3, r"old\.txt, which is held out, holds the same text as old\.txt"),
+        (0, "--held_out_files"),
+    ):
         with pytest.raises(ValueError, match=message):
             go_on(held_out_share=share, **old)
 

@@ -74,7 +74,11 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
     number = 0
     for place, row in rows:
         try:
-            if task.benchmark == "own" and row and any(isinstance(cell, str) and "\0" in cell for cell in row.values()):
+            if (
+                task.benchmark == "own"
+                and row
+                and any(isinstance(cell, str) and "\0" in cell for cell in row.values())
+            ):
                 raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
             examples = None if row is None else _convert(task, split, row, number)
         except KeyError as error:

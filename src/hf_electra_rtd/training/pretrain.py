@@ -237,9 +237,8 @@ def start(
             in_both = model_args.initialization == "neighbours_in_both"
             if on_neighbours:
                 check_room(model, in_both)
-            saved = model_args.continued
-            known: Any = args if saved is None or saved.towers else saved.config  # of single towers it is not known
-            model.config.mask_probability = known.mask_probability
+            if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
+                model.config.mask_probability = args.mask_probability
             settle_masking(model.config, args, tokenizer)
             if (count := model_args.extend_vocabulary) is not None:
                 extended = get_extended_tokenizer(tokenizer, count, data_args, args, blocks, checkpoint)
@@ -274,7 +273,7 @@ def start(
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
         words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
-        arguments["model"]["loaded_backbones"] = model_args.loaded_backbones  # of a config.json nothing is
+        arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
         if old:
             arguments["data"]["old_held_out_files"] = old
         facts = {"command": public_command(words), "started": started, "arguments": arguments}

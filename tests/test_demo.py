@@ -124,7 +124,7 @@ def test_a_port_that_does_not_exist_is_refused():
 @pytest.mark.parametrize(
     ("tower", "gradio", "told"),
     [
-        ("discriminator", ModuleType("gradio"), "discriminator holds no pair of networks. Name a run"),
+        ("discriminator", ModuleType("gradio"), "discriminator"),
         ("nothing", ModuleType("gradio"), "There is no directory"),
         ("", None, r"pip install 'hf-electra-rtd\[demo\]'"),
     ],

@@ -223,7 +223,9 @@ class TextJudge(ABC):
     sentences, and reads `batch_size` pieces at a time."""
 
     def __init__(self, towers: Sequence[Any], tokenizer: Any, batch_size: int = 32, max_length: int = 128) -> None:
-        self.towers, self.tokenizer, self.batch_size = towers, tokenizer, batch_size
+        self.towers = towers
+        self.tokenizer = tokenizer
+        self.batch_size = batch_size
         self.max_length = min([max_length, *(longest(tower.config) for tower in towers)])
         self.device = torch.device(towers[0].device)
         self.settings: dict[str, Any] = {}  # that thresholds depend on, beside the weights
@@ -243,7 +245,8 @@ class TextJudge(ABC):
         it could not be judged, if so."""
         if isinstance(texts, str):
             return self([texts])[0]
-        cut, found = list(map(self.pieces, texts)), [list[tuple[Any, ...]]() for _ in texts]
+        cut = list(map(self.pieces, texts))
+        found = [list[tuple[Any, ...]]() for _ in texts]
         pieces = [(row, *piece) for row, (of_text, _) in enumerate(cut) for piece in of_text]
         for (row, begin, _), of_piece in zip(pieces, self.judge([piece for *_, piece in pieces]), strict=True):
             found[row] += [(begin + at, *rest) for at, *rest in of_piece]
@@ -257,7 +260,9 @@ class TextJudge(ABC):
         if not text.strip():
             return [], "it is empty"
         encoding = self._encode([text]).encodings[0]
-        ids, unknown = encoding.ids, self.tokenizer.unk_token_id  # `.ids` makes a list of all at each call
+        # `.ids` makes a list of all at each call
+        ids = encoding.ids
+        unknown = self.tokenizer.unk_token_id
         if all(ids[unit.first] == unknown for unit in find_units(text, encoding)):
             return [], "the vocabulary has none of its words"
         if len(encoding) <= self.max_length:
@@ -306,7 +311,8 @@ class Detector(TextJudge):
         max_length: int = 128,
     ) -> None:
         super().__init__([discriminator], tokenizer, batch_size, max_length)
-        self.discriminator, self.threshold = discriminator, threshold
+        self.discriminator = discriminator
+        self.threshold = threshold
         self.settings = {"error_rate": error_rate}
         self._shift = log_odds(error_rate) - log_odds(REPLACED_RATE)
 
@@ -324,7 +330,8 @@ class Detector(TextJudge):
             shares_BL = (replaced_logits(self.discriminator, inputs) + self._shift).sigmoid().tolist()
             for place, of_text, shares_L in zip(places, encoding.encodings, shares_BL, strict=True):
                 for unit in find_units(pieces[place], of_text):
-                    word, share = pieces[place][unit.start : unit.stop], max(shares_L[unit.first : unit.last])
+                    word = pieces[place][unit.start : unit.stop]
+                    share = max(shares_L[unit.first : unit.last])
                     found[place].append((unit.start, word, share))
         return found
 
@@ -377,7 +384,8 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
         write_text(arguments.thresholds, json.dumps(kept, indent=2) + "\n")
         print(json.dumps(kept))
         return
-    total, skipped = 0, Counter[str]()
+    total = 0
+    skipped = Counter[str]()
     is_text = (arguments.format or ("text" if arguments.texts else "json")) == "text"
     lines = iter(arguments.texts or read_lines(arguments.file))
     is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
@@ -434,8 +442,10 @@ def detect(
     if not candidates_L.any():
         raise ValueError(f"The sentence {sentence!r} has no token.")
     if len(ids_L) > positions:
-        what = f"has {len(ids_L)} tokens with [CLS] and [SEP], and the model {positions} positions"
-        raise ValueError(f"The sentence {sentence[:40]!r}... {what}. Split it.")
+        raise ValueError(
+            f"The sentence {sentence[:40]!r}... has {len(ids_L)} tokens with [CLS] and [SEP], and the model "
+            f"{positions} positions. Split it."
+        )
     if words is None:
         count = min(num_masked(mask_probability, len(ids_L)), int(candidates_L.sum()))
         uniforms_L = torch.rand(len(ids_L), generator=random)
@@ -500,13 +510,16 @@ def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenize
     for row in fill_rows(fills, tokenizer):
         table.add_row(*map(Text, row))  # tokens in brackets are no markup
     screen.print(table)
-    words, average, columns = tokens[1:-1], console.average_probability(tokens[1:-1]), []
+    words = tokens[1:-1]
+    average = console.average_probability(tokens[1:-1])
+    columns = []
     screen.print(f"\n{console.describe_verdicts(words)}.\n", style="bold")
     names = [console.show(tokens, tokenizer, stage)[1:-1] for stage in ("original", "corrupted")]
     for token, original, corrupted in zip(words, *names, strict=True):
         verdict, style = token.verdict
         is_replaced = token.original != token.corrupted
-        read = Text(corrupted + "*" * (token.masked and not is_replaced), style if is_replaced else "")
+        mark = "*" if token.masked and not is_replaced else ""
+        read = Text(corrupted + mark, style if is_replaced else "")
         suspicion = Text(f"x {token.probability / average:.1f}", style)
         columns.append([Text(original), read, suspicion, Text(verdict, style)])
     console.print_columns(["original", "corrupted", "suspicion", ""], columns, screen)
@@ -520,7 +533,8 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
         screen.print(f"Skipped: {result['skipped']}.")
     if not result["tokens"]:
         return
-    average, columns = fmean(share for _, _, share in result["tokens"]) or 1.0, []
+    average = fmean(share for _, _, share in result["tokens"]) or 1.0
+    columns = []
     for word, _, share in result["tokens"]:
         verdict, style = ("wrong?", "yellow") if share > threshold else ("", "")
         columns.append([Text(word), Text(f"x {share / average:.1f}", style), Text(verdict, style)])

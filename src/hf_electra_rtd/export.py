@@ -65,10 +65,12 @@ _QUANTIZATION = {"per_channel": True, "reduce_range": True}
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _TOWERS = ("detector", "generator")
 # Where outputs are of tokens, those of padding mean nothing.
-_OF_TOKENS, _OF_ANSWERS = (*_TOWERS, "tagging", "correction"), ("start_logits", "end_logits")
+_OF_TOKENS = (*_TOWERS, "tagging", "correction")
+_OF_ANSWERS = ("start_logits", "end_logits")
 _COLUMNS = ("text_column_name", "second_text_column_name", "label_column_name")
 _LARGEST_FILE = 2**31  # bytes of a file of protocol buffers; weights of larger models lie beside it
-_SPEED_SHAPE, _SPEED_SECONDS = (8, 128), 4.0
+_SPEED_SHAPE = (8, 128)
+_SPEED_SECONDS = 4.0
 # Of the batches that are compared: sequences, tokens. The graph is drawn from the first one; a size of 1 there would
 # become a constant.
 _SHAPES = ((3, 8), (1, 2), (1, 512), (2, 17), (7, 33), (2, 128))
@@ -161,12 +163,14 @@ def _open_tower(name: str) -> Source:
 
 def _open_classifier(place: str) -> Source:
     classifier = Classifier(place, use_cpu=True)
-    task, record = classifier.task, _evaluation(place)
+    task = classifier.task
+    record = _evaluation(place)
     if task.label_words:
         raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
     if hasattr(classifier.model, "merge_and_unload"):  # adapters
         classifier.model = classifier.model.merge_and_unload()
-    name, tokenizer = task.kind if record is None else record.task, classifier.kind.tokenizer
+    name = task.kind if record is None else record.task
+    tokenizer = classifier.kind.tokenizer
     return Source(place, name, task.kind, classifier.model.eval(), tokenizer, classifier)
 
 
@@ -180,7 +184,8 @@ class _Graph(nn.Module):
 
     def __init__(self, source: Source) -> None:
         super().__init__()
-        self.model, self.kind = source.model, source.kind
+        self.model = source.model
+        self.kind = source.kind
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
@@ -201,11 +206,14 @@ class _Graph(nn.Module):
 def export(source: Source, directory: Path, args: ExportArguments) -> ExportRecord:
     """Writes a model as a graph, if it is accepted, and returns the record of that. A graph that is not accepted is a
     ValueError, and nothing is left in `directory`, which keeps what it had."""
-    config, tokenizer, limit = _config(source), source.tokenizer, max_length(source.model.config)
+    config = _config(source)
+    tokenizer = source.tokenizer
+    limit = max_length(source.model.config)
     fit_tokenizer(tokenizer, config)
     known = inputs_of(config, dict.fromkeys(_INPUTS, torch.zeros(1, 1)))
     names = [name for name in _INPUTS if name in known]
-    graph, rows = _Graph(source).eval(), _rows(source, args)
+    graph = _Graph(source).eval()
+    rows = _rows(source, args)
     batches = [_batch(source, names, *shape) for shape in dict.fromkeys((b, min(n, limit)) for b, n in _SHAPES)]
     timed = _batch(source, names, _SPEED_SHAPE[0], min(_SPEED_SHAPE[1], limit))
     with writing(directory, ExportRecord.FILE) as partial:
@@ -221,8 +229,10 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
         difference, tolerance = _compare(source, models, batches)
         dev = {} if rows is None else _try(source, models, names, rows, args.batch_size)
         if dev and (wrong := dev["predictions"] - dev["equal"]["onnx"]):
-            what = f"{wrong:,} of {dev['predictions']:,} predictions are not torch's"
-            raise ValueError(f"The graph of {source.place} is not accepted: {what}. Nothing was written.")
+            raise ValueError(
+                f"The graph of {source.place} is not accepted: {wrong:,} of {dev['predictions']:,} predictions are "
+                "not torch's. Nothing was written."
+            )
         place = Path(source.place)
         sizes = {TORCH: _bytes_of(graph), **{name: path.stat().st_size for name, path in paths.items()}}
         record = ExportRecord(
@@ -272,9 +282,11 @@ def _config(source: Source) -> Any:
 def _batch(source: Source, names: Sequence[str], number: int, length: int) -> dict[str, Tensor]:
     """Sequences of random tokens between [CLS] and [SEP], each shorter than the one before it, and padded; the second
     half of the longest is of type 1. In multiple choice there are several for each of `number` questions."""
-    tokenizer, random = source.tokenizer, np.random.default_rng(0)
+    tokenizer = source.tokenizer
+    random = np.random.default_rng(0)
     shape = (number, 2 + number % 3, length) if source.kind == "multiple_choice" else (number, length)
-    rows, places = math.prod(shape[:-1]), np.arange(length)
+    rows = math.prod(shape[:-1])
+    places = np.arange(length)
     lengths = np.maximum(length - np.arange(rows) * max(1, length // (rows + 1)), 2)[:, None]
     words = np.setdiff1d(np.arange(len(tokenizer)), tokenizer.all_special_ids)
     ids = random.choice(words, (rows, length))
@@ -327,9 +339,11 @@ def _compare(
 ) -> tuple[float, float]:
     """The largest difference of an output from torch's, except at padding, and how large it may be. A larger one is a
     ValueError."""
-    differences, sizes = [], []
+    differences = []
+    sizes = []
     for batch in batches:
-        ours, theirs = models[TORCH](**batch), models["onnx"](**batch, whole=True)
+        ours = models[TORCH](**batch)
+        theirs = models["onnx"](**batch, whole=True)
         for name, wanted in ours.items():
             of_tokens = source.kind in _OF_TOKENS or name in _OF_ANSWERS
             real = batch["attention_mask"].bool() if of_tokens else slice(None)
@@ -339,8 +353,10 @@ def _compare(
     # Other outputs than numbers, which are in any unit, are logits.
     tolerance = TOLERANCE * max(1.0, largest) if source.kind == "regression" else TOLERANCE
     if not difference <= tolerance:  # NaN is not, either
-        what = f"its outputs differ from torch's by {difference:.2g}, and {tolerance:.0e} is allowed"
-        raise ValueError(f"The graph of {source.place} is not accepted: {what}. Nothing was written.")
+        raise ValueError(
+            f"The graph of {source.place} is not accepted: its outputs differ from torch's by {difference:.2g}, and "
+            f"{tolerance:.0e} is allowed. Nothing was written."
+        )
     return difference, tolerance
 
 
@@ -385,7 +401,9 @@ def _try(
     """What an `ExportRecord` holds as `dev`: predictions by all models."""
     if source.classifier is None:
         return _try_texts(source, models, names, rows, batch_size)
-    found, scores, classes = {}, {}, {}
+    found = {}
+    scores = {}
+    classes = {}
     kind, split = rows
     for name, model in {**models, TORCH: source.model}.items():
         found[name], scores[name] = answer_split(model, kind, split, batch_size, use_cpu=True)
@@ -409,11 +427,13 @@ def _try_texts(
 ) -> dict[str, Any]:
     """Of each token, its label or the likeliest token. A choice that torch holds for as likely as its own, up to the
     tolerance, is equal: among many tokens there are ties."""
-    number, equal = 0, dict.fromkeys(GRAPHS, 0)
+    number = 0
+    equal = dict.fromkeys(GRAPHS, 0)
     for start in range(0, len(lines), batch_size):
         options = {"padding": True, "truncation": True, "return_tensors": "pt", "split_special_tokens": True}
         tokens = source.tokenizer(lines[start : start + batch_size], **options)
-        inputs, real = {name: tokens[name] for name in names if name in tokens}, tokens["attention_mask"].bool()
+        inputs = {name: tokens[name] for name in names if name in tokens}
+        real = tokens["attention_mask"].bool()
         wanted = models[TORCH](**inputs)["logits"][real]
         number += len(wanted)
         for name in GRAPHS:
@@ -430,7 +450,8 @@ def _speeds(models: Mapping[str, Callable[..., Any]], batch: Mapping[str, Tensor
     seconds = dict.fromkeys(models, math.inf)
     for model in models.values():
         model(**batch)
-    stop, turns = time.perf_counter() + _SPEED_SECONDS, 0
+    stop = time.perf_counter() + _SPEED_SECONDS
+    turns = 0
     while turns < 3 or time.perf_counter() < stop:
         turns += 1
         for name, model in models.items():

@@ -175,7 +175,8 @@ def main(
             run.publication.is_new = run.replaces_another
             data = (run.stream, run.held_out, run.tokenizer, run.collator)
             trainer = RTDTrainer(run.model, run.args, *data, run.card, run.publication, callbacks=[stop])
-            trainer.old_held_out, trainer.record_facts = run.old_held_out, run.record_facts
+            trainer.old_held_out = run.old_held_out
+            trainer.record_facts = run.record_facts
             prepare_output_dir(run)
             trainer.train(resume_from_checkpoint=run.checkpoint)
         if stop.stopped:
@@ -221,7 +222,8 @@ def start(
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     set_seed(args.seed)
-    used, cores = args.world_size * torch.get_num_threads(), count_cores()
+    used = args.world_size * torch.get_num_threads()
+    cores = count_cores()
     if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
         logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
     with ExitStack() as until_the_end:
@@ -246,8 +248,10 @@ def start(
                 tokenizer = extended
             confusions = read_token_confusions(args, tokenizer)  # the new words can have rows
             if before is not None and (found := before["run"]["vocab_size"]) != len(tokenizer):
-                what = f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}"
-                raise ValueError(f"{what}. Give --tokenizer and --extend_vocabulary as the run began.")
+                raise ValueError(
+                    f"{checkpoint} has {found} tokens, the tokenizer {len(tokenizer)}. Give --tokenizer and "
+                    "--extend_vocabulary as the run began."
+                )
             old = run_args.old_held_out_files or []
             data_args.warn_of_unused(old)
             named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
@@ -268,11 +272,13 @@ def start(
                 check_held_out(train, old_held_out)
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
-        stream, held_out_positions = fit_stream(train, args), None if held_out is None else held_out_stream(held_out)
+        stream = fit_stream(train, args)
+        held_out_positions = None if held_out is None else held_out_stream(held_out)
         if on_neighbours:
             begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
         collator = make_collator(tokenizer, args, model.config, confusions)
-        words, arguments = [sys.argv[0], *argv], {"model": asdict(model_args), "data": asdict(data_args)}
+        words = [sys.argv[0], *argv]
+        arguments = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
         if old:
             arguments["data"]["old_held_out_files"] = old
@@ -287,13 +293,17 @@ def check_launcher(args: RTDTrainingArguments) -> None:
     if not int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)):
         return
     if args.resume_from_checkpoint not in ("auto", "latest"):
-        remedy = "add --resume_from_checkpoint auto, so that it goes on from its last checkpoint."
-        raise ValueError(f"--max_restarts starts a run again that is there already: {remedy}")
+        raise ValueError(
+            "--max_restarts starts a run again that is there already: add --resume_from_checkpoint auto, so that it "
+            "goes on from its last checkpoint."
+        )
     # The store that torch's launcher keeps for all rounds still has the addresses of the processes before
     # (https://github.com/pytorch/pytorch/issues/135712).
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        remedy = "Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
-        raise ValueError(f"--max_restarts: processes that are started again would wait for those before. {remedy}")
+        raise ValueError(
+            "--max_restarts: processes that are started again would wait for those before. Set "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every node."
+        )
 
 
 def _settle_directory(
@@ -328,8 +338,10 @@ def _settle_directory(
         is_there = os.path.exists(os.path.join(output_dir, found[1]))
         without: list[str] = gather_object([] if is_there or args.world_size == 1 else [node()])
     if without:
-        what = f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}"
-        raise ValueError(f"{what}. Name one that all nodes share: prepared text and checkpoints lie there.")
+        raise ValueError(
+            f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}. Name "
+            "one that all nodes share: prepared text and checkpoints lie there."
+        )
     return found[0]
 
 
@@ -337,7 +349,8 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
     """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one); None for a new
     run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is incomplete or older than
     others there, or another run lies there, and SystemExit for `auto` if that is finished and has no checkpoints."""
-    is_run, there = checkpoints.holds_run(output_dir), checkpoints.list_checkpoints(output_dir)
+    is_run = checkpoints.holds_run(output_dir)
+    there = checkpoints.list_checkpoints(output_dir)
     choose = "or choose another --output_dir."
     if resume in ("latest", "auto"):
         if latest := checkpoints.latest_checkpoint(output_dir):
@@ -345,8 +358,9 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
         if resume == "latest":
             raise ValueError(f"--resume_from_checkpoint latest: {output_dir} has no complete checkpoint.")
         if there and not overwrite:
-            remedy = f"Remove them, add --overwrite_output_dir, {choose}"
-            raise ValueError(f"{output_dir} has only damaged checkpoints. {remedy}")
+            raise ValueError(
+                f"{output_dir} has only damaged checkpoints. Remove them, add --overwrite_output_dir, {choose}"
+            )
         if (Path(output_dir) / PretrainingRecord.FILE).exists():
             logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
             raise SystemExit(0)
@@ -393,11 +407,15 @@ def prepare_output_dir(run: Run) -> None:
 def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do. A few steps are timed with a learning rate of zero, so that every weight stays the
     same to the bit. Raises ValueError if a batch does not fit in the memory of a GPU."""
-    model, stream, args, device = run.model, run.stream, run.args, run.args.device
+    model = run.model
+    stream = run.stream
+    args = run.args
+    device = run.args.device
     screen = screen or Console(highlight=False, quiet=args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
-    towers, counts = model.config.towers, count_parameters(model)
+    towers = model.config.towers
+    counts = count_parameters(model)
     rows = [(key.replace("_", " "), *(str(getattr(each, key, "-")) for each in towers.values())) for key in _SIZES]
     rows.append(("parameters", *(f"{counts[name]:,}" for name in towers)))
     console.print_rows("The networks", rows, screen, ("", *towers))
@@ -411,10 +429,13 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
             seconds = _time_steps(run)
     except torch.OutOfMemoryError:
-        remedy = "Lower --per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
-        raise ValueError(f"{args.train_batch_size} sequences do not fit in the memory of {device}. {remedy}") from None
+        raise ValueError(
+            f"{args.train_batch_size} sequences do not fit in the memory of {device}. Lower "
+            "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
+        ) from None
 
-    steps, total = args.max_steps, args.max_steps * args.sequences_per_step
+    steps = args.max_steps
+    total = args.max_steps * args.sequences_per_step
     tokens = meters.count_tokens(stream, args, total)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
@@ -438,7 +459,8 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
 
 def describe_batch(args: RTDTrainingArguments, size: str) -> str:
     """How the sequences of an optimizer step come together, beside the recipe of `size`."""
-    batch, on_a_node = args.sequences_per_step, int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
+    batch = args.sequences_per_step
+    on_a_node = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
     machines = f"{args.world_size // on_a_node:,} node(s) x {on_a_node:,} process(es)"
     each = f"{args.train_batch_size:,} sequence(s) x {args.gradient_accumulation_steps:,} accumulated"
     recipe = f"{SIZES[size].pretraining['per_device_train_batch_size']:,} in the recipe of {size}"
@@ -449,11 +471,20 @@ def _time_steps(run: Run) -> float:
     """Seconds a step."""
     args = copy.copy(run.args)
     # No more steps than the run has: a falling temperature ends with it.
-    args.max_steps, args.warmup_steps, args.learning_rate = min(1 + _TIMED_STEPS, run.args.max_steps), 0, 0.0
+    args.max_steps = min(1 + _TIMED_STEPS, run.args.max_steps)
+    args.warmup_steps = 0
+    args.learning_rate = 0.0
     args.generator_learning_rate = None
-    args.eval_strategy, args.save_strategy, args.logging_strategy = "no", "no", "steps"
-    args.logging_first_step, args.logging_steps, args.disable_tqdm = True, args.max_steps, True
-    args.report_to, args.push_to_hub, args.checkpoint_fractions, args.eval_on_start = [], False, None, False
+    args.eval_strategy = "no"
+    args.save_strategy = "no"
+    args.logging_strategy = "steps"
+    args.logging_first_step = True
+    args.logging_steps = args.max_steps
+    args.disable_tqdm = True
+    args.report_to = []
+    args.push_to_hub = False
+    args.checkpoint_fractions = None
+    args.eval_on_start = False
     few = copy.copy(run.stream)
     few.num_positions = args.max_steps * args.sequences_per_step
     trainer = RTDTrainer(run.model, args, few, data_collator=run.collator)

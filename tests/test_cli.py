@@ -11,7 +11,15 @@ from types import SimpleNamespace
 import pytest
 
 import hf_electra_rtd_command
-from hf_electra_rtd import RTDTrainingArguments, checkpoints, configuration_electra_rtd, correction, detection, export
+from hf_electra_rtd import (
+    RTDTrainingArguments,
+    checkpoints,
+    cli,
+    configuration_electra_rtd,
+    correction,
+    detection,
+    export,
+)
 from hf_electra_rtd.cli import (
     FAILED,
     INTERRUPTED,
@@ -212,9 +220,8 @@ def another_value(entry):
         return next(name for name in entry.metadata["one_of"] if name != entry.default)
     if "interval" in entry.metadata:
         low, high = map(float, entry.metadata["interval"][1:-1].split(", "))
-        return next(
-            value for value in (low + min(1.0, high - low) / share for share in (2, 3)) if value != entry.default
-        )
+        inside = [low + min(1.0, high - low) / share for share in (2, 3)]
+        return next(value for value in inside if value != entry.default)
     return "another"
 
 
@@ -229,6 +236,8 @@ def with_defaults(dataclass_type):
 
 @pytest.mark.parametrize(("rule", "types"), ROWS, ids=lambda value: getattr(value, "flag", ""))
 def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog):
+    cli._warn_once.cache_clear()
+
     def check(*given, lacking=()):
         made = [with_defaults(type_) for type_ in types]
         owners = {entry.name: (owner, entry) for owner in made for entry in fields(owner)}

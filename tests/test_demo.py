@@ -117,14 +117,14 @@ def words_and_shares(spans) -> tuple[list[str], list[float]]:
 
 
 def test_a_port_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="--port is 70000: it must be at least 1 and at most 65535"):
+    with pytest.raises(ValueError, match="--port"):
         runpy.run_path(str(DEMO))["main"](["--model", "x", "--port", "70000"])
 
 
 @pytest.mark.parametrize(
     ("tower", "gradio", "told"),
     [
-        ("discriminator", ModuleType("gradio"), "discriminator holds no pair of networks. Name a run"),
+        ("discriminator", ModuleType("gradio"), "discriminator"),
         ("nothing", ModuleType("gradio"), "There is no directory"),
         ("", None, r"pip install 'hf-electra-rtd\[demo\]'"),
     ],

@@ -179,18 +179,14 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"), [(["--mask", "old", SENTENCE], "SENTENCE"), (["--as_is", "--mask", "old"], "not allowed")]
+    ("flags", "message"),
+    [
+        (["--mask", "old", SENTENCE], "TEXT"),
+        (["--as_is", "--mask", "old"], "--mask.*--as_is"),
+        ([SENTENCE, "--top_k", "0"], "--top_k"),
+        ([SENTENCE, "--file", "a.txt"], "--file"),
+    ],
 )
-def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
-    with pytest.raises(SystemExit):
+def test_flags_that_make_no_sense_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
         main(["--model", "a", *flags])
-    assert message in capsys.readouterr().err
-    with pytest.raises(ValueError, match="--top_k is 0: it must be at least 1"):
-        main([SENTENCE, "--top_k", "0"])
-    with pytest.raises(ValueError, match="--threshold is for texts as they are"):
-        main(["--model", "a", SENTENCE, "--threshold", "0.7"])
-    for flag, why in (("--top_k", "masked tokens"), ("--generator", "masked tokens")):
-        with pytest.raises(ValueError, match=f"{flag} is for {why}"):
-            main(["--discriminator", "a", SENTENCE, "--as_is", flag, "2"])
-    with pytest.raises(ValueError, match="--mask_probability is for tokens at random"):
-        main(["--model", "a", SENTENCE, "--mask", "old", "--mask_probability", "0.5"])

@@ -162,10 +162,7 @@ def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):
     [
         ("discriminator", ["--data_dir", "glue"], "--data_dir: .* was not fine-tuned. Give it texts"),
         ("discriminator", ["--file", "no_file.txt"], "no_file.txt cannot be read"),
-        ("discriminator", ["--file", "a.txt", "--data_dir", "glue"], "both name rows"),
-        ("discriminator", ["--label_column_name", "stars"], "--label_column_name is a column of --file"),
-        ("discriminator", ["--file", __file__, "--label_column_name", "stars"], "--label_column_name is for labeled"),
-        ("discriminator", ["--batch_size", "2"], "--batch_size is for the rows"),
+        ("discriminator", ["--file", "a.txt", "--data_dir", "glue"], "--file.*--data_dir"),
     ],
 )
 def test_models_and_rows_that_cannot_be_used_are_refused_before_the_export(model, flags, told, towers, tmp_path):

@@ -260,7 +260,9 @@ def check_arguments(
         return value == wanted or str(value) == wanted if has_value else value != defaults[name]
 
     def shown(name: str) -> str:
-        return f"{dashes}{name.replace('=', ' ' if dashes else '=')}"
+        if dashes:
+            return f"{dashes}{name.replace('=', ' ')}"
+        return f"{name}={values[name]!r}" if isinstance(values.get(name), (str, int, float)) else name
 
     for rule in rules:
         if not is_given(rule.flag):

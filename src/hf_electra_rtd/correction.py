@@ -68,8 +68,12 @@ class _PairRanker:
     proposes, and both rank. B texts, L tokens, R words, K candidates, V tokens of the vocabulary."""
 
     def __init__(self, generator: Any, discriminator: Any, mask_id: int, shift: float, batch_size: int) -> None:
-        self.towers, self.generator, self.discriminator = [discriminator, generator], generator, discriminator
-        self.mask_id, self.shift, self.batch_size = mask_id, shift, batch_size
+        self.towers = [discriminator, generator]
+        self.generator = generator
+        self.discriminator = discriminator
+        self.mask_id = mask_id
+        self.shift = shift
+        self.batch_size = batch_size
 
     def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
         """Logits (B, L) of being wrong, in float64."""
@@ -103,7 +107,8 @@ class _TrainedRanker:
     """The same by a model that was fine-tuned to correct, which reads the words themselves."""
 
     def __init__(self, model: Any) -> None:
-        self.towers, self.model = [model], model
+        self.towers = [model]
+        self.model = model
 
     def suspicion(self, inputs: dict[str, Tensor]) -> Tensor:
         return self.model(**inputs_of(self.model.config, inputs), whole=True).detection_logits.double()
@@ -147,7 +152,10 @@ class Corrector(detection.TextJudge):
         max_length: int = 128,
     ) -> None:
         super().__init__(ranker.towers, tokenizer, batch_size, max_length)
-        self.ranker, self.threshold, self.margin, self.top_k = ranker, threshold, margin, top_k
+        self.ranker = ranker
+        self.threshold = threshold
+        self.margin = margin
+        self.top_k = top_k
         self.confusions = confusions or Confusions({})
         size = ranker.towers[0].config.vocab_size
         self._words = whole_words(tokenizer, size)
@@ -191,7 +199,8 @@ class Corrector(detection.TextJudge):
         else:
             fills, detector, tokenizer = detection.load_for_detection(model, generator, discriminator, runtime=runtime)
             settings["error_rate"] = detection.ERROR_RATE if error_rate is None else error_rate
-            odds, mask_id = detection.log_odds(settings["error_rate"]), int(tokenizer.mask_token_id)
+            odds = detection.log_odds(settings["error_rate"])
+            mask_id = int(tokenizer.mask_token_id)
             shift = odds - detection.log_odds(detection.REPLACED_RATE)
             ranker = _PairRanker(fills, detector, mask_id, shift, options.get("batch_size", 32))
             corrector = cls(ranker, tokenizer, **{"margin": -odds, **options})
@@ -205,7 +214,8 @@ class Corrector(detection.TextJudge):
 
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
         errors = [list[tuple[Any, ...]]() for _ in pieces]
-        texts, active = list(pieces), list(range(len(pieces)))
+        texts = list(pieces)
+        active = list(range(len(pieces)))
         for _ in range(_MOST_CHANGES):
             settled = [_corrected(errors[row]) for row in active]
             changes = self.propose([texts[row] for row in active], settled, self.threshold)
@@ -215,7 +225,8 @@ class Corrector(detection.TextJudge):
                 if best is None or best.gain <= self.margin:
                     continue
                 accepted.append(row)
-                (start, stop, *_), text = best.unit, texts[row]
+                (start, stop, *_) = best.unit
+                text = texts[row]
                 before = zip(errors[row], spans, strict=True)
                 moved = sum(len(span) - len(wrong) for (_, wrong, _), span in before if span.start < start)
                 errors[row].append((start - moved, text[start:stop], best.right))
@@ -268,7 +279,8 @@ class Corrector(detection.TextJudge):
 
     def _allowed(self, word: str, own: int) -> np.ndarray:
         """The tokens that may stand in a word's place, bool (V,)."""
-        words, continues = self._words, bool(self._words.continues[own])
+        words = self._words
+        continues = bool(self._words.continues[own])
         rights = self.confusions.rights.get(word, self.confusions.rights.get(words.texts[own]))
         if rights is not None:
             allowed = np.zeros_like(words.is_word)
@@ -284,7 +296,8 @@ class Corrector(detection.TextJudge):
         (the corrected ones, each counted once), the two by which the first change is right in most of the wrong ones.
         Of each kind, 1,000 sentences are drawn where there are more, and cut to one piece. Returns both, with what
         they do."""
-        draw, all_clean = random.Random(0), list(dict.fromkeys(rights))
+        draw = random.Random(0)
+        all_clean = list(dict.fromkeys(rights))
         clean = self.propose(draw.sample(all_clean, min(len(all_clean), _CALIBRATED_ON)))
         pairs = [pair for pair in zip(sources, rights, strict=True) if pair[0] != pair[1]]
         pairs = draw.sample(pairs, min(len(pairs), _CALIBRATED_ON))
@@ -318,7 +331,8 @@ def _is_right(change: Change, source: str, right: str) -> bool:
 
 def _corrected(errors: Sequence[tuple[Any, ...]]) -> list[range]:
     """Where the right words of errors stand in the corrected text."""
-    moved, spans = 0, []
+    moved = 0
+    spans = []
     for at, wrong, right in errors:
         spans.append(range(at + moved, at + moved + len(right)))
         moved += len(right) - len(wrong)
@@ -370,7 +384,8 @@ def main(argv: list[str]) -> None:
 
 def _marked(result: dict[str, Any]) -> Text:
     """A text with its wrong words struck out, and the right ones behind them."""
-    marked, end = Text(), 0
+    marked = Text()
+    end = 0
     for wrong, right, at in result["errors"]:
         marked.append(result["source"][end:at]).append(f"[-{wrong}-]", "red").append(f"{{+{right}+}}", "green")
         end = at + len(wrong)

@@ -266,9 +266,7 @@ def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, re
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--executor", "local"], "--executor and --tasks belong together"),
-        (["--workers", "2"], "--workers is for --executor"),
-        (["--executor", "local", "--tasks", "2", "--slurm", "time=1"], "--slurm is for --executor slurm"),
+        (["--executor", "local"], "--executor.*--tasks"),
         (["--executor", "local", "--tasks", "0"], "--tasks is 0"),
         (["--executor", "slurm", "--tasks", "2", "--slurm", "time=1"], "needs at least --slurm partition"),
         (["--executor", "local", "--tasks", "2", "--drop_duplicates", "exact"], "no --drop_duplicates"),

@@ -163,7 +163,8 @@ def get_tokenizer(
     """The tokenizer of `--tokenizer`, of the pre-trained towers (a directory), of the checkpoint that a run resumes
     from, or one trained on the text, which goes to `directory/tokenizer` if this function `keeps` it. Raises
     ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read."""
-    named, trained = data.tokenizer or of_towers, directory / TOKENIZER_DIRECTORY
+    named = data.tokenizer or of_towers
+    trained = directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
         return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
     sources = data.sources()
@@ -195,7 +196,8 @@ def get_sequences(
     verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
     what they are `called`; copies of remote shards go to `cache_dir`. Raises ValueError for files that cannot be
     used."""
-    is_main, share = arguments.process_index == 0, 0.0 if data.held_out_files else data.held_out_share
+    is_main = arguments.process_index == 0
+    share = 0.0 if data.held_out_files else data.held_out_share
 
     def get(sources: list[Source], name: str, share: float) -> tuple[Blocks, Blocks | None]:
         length = arguments.max_seq_length
@@ -211,8 +213,10 @@ def get_sequences(
             if data.word_segmenter and (by := file.header.word_segmenter) != get_segmenter(data.word_segmenter)[1]:
                 raise ValueError(f"The words of {file.path} were found by {by}. Leave --word_segmenter out.")
             if found != length:
-                remedy = f"Use --max_seq_length {found}, or prepare the text again."
-                raise ValueError(f"{file.path} has sequences of {found} tokens, not {length}. {remedy}")
+                raise ValueError(
+                    f"{file.path} has sequences of {found} tokens, not {length}. Use --max_seq_length {found}, or "
+                    "prepare the text again."
+                )
             return file, None
         if is_main:
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
@@ -234,25 +238,31 @@ def get_sequences(
 
 def log_header(what: str, header: BlockHeader) -> None:
     """Tells how much was prepared."""
-    length, filled = header.max_seq_length, header.num_tokens / (header.num_sequences * header.max_seq_length)
+    length = header.max_seq_length
+    filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
     told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
     logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
 
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:
     """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
-    first, second = train.header, held_out.header
+    first = train.header
+    second = held_out.header
     if first.sha256 == second.sha256:
         raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]
     names = {source["sha256"]: source["name"] for source in first.sources}
     for source in second.sources:
         if source["sha256"] in names and not is_split:
-            what = f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}"
-            raise ValueError(f"{what}, which is trained on. Take it out of the one or the other.")
+            raise ValueError(
+                f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
+                "trained on. Take it out of the one or the other."
+            )
     if first.word_segmenter != second.word_segmenter:
-        what = f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by"
-        raise ValueError(f"{what} {second.word_segmenter}. Prepare both with the same --word_segmenter.")
+        raise ValueError(
+            f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by "
+            f"{second.word_segmenter}. Prepare both with the same --word_segmenter."
+        )
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
@@ -269,14 +279,16 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
         try:
             from hf_electra_rtd.data import distributed
         except ImportError as error:
-            remedy = "pip install 'hf-electra-rtd[scale]'"
-            raise ValueError(f"--executor needs the package datatrove ({error}): {remedy}") from None
+            raise ValueError(
+                f"--executor needs the package datatrove ({error}): pip install 'hf-electra-rtd[scale]'"
+            ) from None
         places, done = distributed.prepare(arguments, data)
     else:
         kept = directory / TOKENIZER_DIRECTORY
         check_output(kept, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
         tokenizer = get_tokenizer(data, arguments, directory, keeps=False)
-        files, done = get_sequences(data, arguments, directory, tokenizer), "Train"
+        files = get_sequences(data, arguments, directory, tokenizer)
+        done = "Train"
         keep_tokenizer(tokenizer, kept)  # after the blocks: without new ones for training, earlier ones keep theirs
         places = [file.path for file in files if file is not None]
     flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]

@@ -119,7 +119,9 @@ class RTDTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES, intervals=TRAINER_INTERVALS)
         check_hub_options(self)
-        if self.confusion_file is not None and self.confusion_share is None:
+        if self.confusion_file is None:
+            self.confusion_share = None
+        elif self.confusion_share is None:
             self.confusion_share = 0.5
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)

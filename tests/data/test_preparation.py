@@ -143,7 +143,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
     for name, size in (("_CHUNK", 1 << 11), ("_DRAWN", 1 << 7), ("_SORTED", 1 << 10)):
         monkeypatch.setattr(preparation, name, size)
     peaks = []
-    for num_documents in (40, 200, 1000):  # the first imports what it needs
+    for num_documents in (40, 300, 2000):  # the first imports what it needs
         corpus = tmp_path / f"{num_documents}.txt"
         corpus.write_text(make_text(num_documents))
         tracemalloc.start()

@@ -19,6 +19,7 @@ from transformers import BertTokenizer, set_seed
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
+from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import products
@@ -83,8 +84,15 @@ def corpus(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def blocks(corpus, tokenizer, tmp_path_factory):
     """(training, held-out) sequences of 32 tokens."""
-    directory, options = tmp_path_factory.mktemp("blocks"), {"held_out_share": 0.1, "disable_progress": True}
-    return prepare_blocks([str(corpus)], tokenizer, directory, 32, **options)
+    directory = tmp_path_factory.mktemp("blocks")
+    return prepare_blocks([str(corpus)], tokenizer, directory, 32, held_out_share=0.1, disable_progress=True)
+
+
+def blocks_of_text(directory: Path, text: str, tokenizer, length: int = 32, **options) -> BlockFile:
+    """Prepared training sequences of a text."""
+    directory.mkdir(exist_ok=True)
+    (directory / "text.txt").write_text(text, encoding="utf-8")
+    return prepare_blocks([directory / "text.txt"], tokenizer, directory, length, disable_progress=True, **options)[0]
 
 
 def tiny_config(**options) -> ElectraRTDConfig:

@@ -9,7 +9,9 @@ from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, hel
 from tests.conftest import pad_batch, tiny_config
 
 
-SIZE, MASK, PLACE = 5, 4, 2
+SIZE = 5
+MASK = 4
+PLACE = 2
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 OPTIONS = {"generator_objective": "adversarial", "sharing": "none", "vocab_size": SIZE}
 
@@ -60,7 +62,8 @@ def test_the_gradient_is_that_of_minus_the_expected_reward(pair):
 
 
 def test_the_baseline_changes_no_expected_gradient_and_learns_the_reward_alone(pair):
-    before, (probabilities, rewards, outputs) = expected_gradients(pair), enumerate_samples(pair)
+    before = expected_gradients(pair)
+    probabilities, rewards, outputs = enumerate_samples(pair)
     hidden = pair.generator.electra(torch.tensor([[2, 1, MASK, 1, 3]])).last_hidden_state[0, PLACE].detach()
     weight = pair.generator_head.weight.detach().clone().requires_grad_()
     scored = (weight @ hidden).expand(SIZE)
@@ -90,7 +93,8 @@ def test_each_slot_learns_from_its_own_reward_and_the_pass_that_it_was_drawn_fro
     dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
     model = ElectraForRTDPretraining(tiny_config(generator_objective="adversarial", **dropout)).double().train()
     torch.nn.init.zeros_(model.generator_head.weight)  # it expects log 2
-    output, places = model(**batch, output_generator_logits=True), batch["masked_positions"]
+    output = model(**batch, output_generator_logits=True)
+    places = batch["masked_positions"]
     drawn = output.corrupted_input_ids.gather(1, places)
     log_p = output.generator_logits.log_softmax(dim=-1).gather(-1, drawn[..., None]).squeeze(-1)
     logits = output.logits.gather(1, places)
@@ -111,7 +115,8 @@ def test_accuracy_and_entropy_are_measured_in_training_and_held_out_and_the_head
     batch = pad_batch(batch, 3)
     model = ElectraForRTDPretraining(tiny_config(generator_objective="adversarial")).double().eval()
     output = model(**batch, output_generator_logits=True)
-    used, log_p = batch["labels"].ne(-100), output.generator_logits.log_softmax(dim=-1)
+    used = batch["labels"].ne(-100)
+    log_p = output.generator_logits.log_softmax(dim=-1)
     entropy = -(log_p.exp() * log_p).sum(dim=-1)[used].mean().item()
     right = output.generator_logits.argmax(dim=-1).eq(batch["labels"])[used].double().mean().item()
     meters = TrainingMeters(model.measures)
@@ -126,7 +131,7 @@ def test_accuracy_and_entropy_are_measured_in_training_and_held_out_and_the_head
     again = ElectraForRTDPretraining.from_pretrained(tmp_path, dtype="float64").eval()
     assert torch.equal(again.generator_head.weight, model.generator_head.weight)
     assert again(**batch).loss == output.loss
-    with pytest.raises(ValueError, match="learns from its own samples: leave corrupted_input_ids out"):
+    with pytest.raises(ValueError, match="corrupted_input_ids"):  # it learns from its own samples
         model(**batch, corrupted_input_ids=output.corrupted_input_ids)
-    with pytest.raises(ValueError, match="sampling_temperature is for a temperature_schedule"):
+    with pytest.raises(ValueError, match="sampling_temperature"):  # it has no schedule
         model(**batch, sampling_temperature=torch.full((8,), 2.0))

@@ -17,7 +17,8 @@ from tests.conftest import pad_batch
 @pytest.fixture(scope="module", params=["full", "original"])
 def sequences(request, corpus, tokenizer, tmp_path_factory):
     """Sequences without padding, and with it."""
-    directory, options = tmp_path_factory.mktemp("blocks"), {"packing": request.param, "disable_progress": True}
+    directory = tmp_path_factory.mktemp("blocks")
+    options = {"packing": request.param, "disable_progress": True}
     return prepare_blocks([str(corpus)], tokenizer, directory, 32, **options)[0]
 
 
@@ -45,7 +46,8 @@ def test_a_long_file_is_counted_in_part_from_all_over_it(sequences, monkeypatch)
 
 @pytest.mark.parametrize("masked_only", [False, True])
 def test_the_measure_is_the_area_over_real_or_masked_tokens(model, batch, blocks, masked_only):
-    counted, batch = CountedBigram(blocks[0], 0, masked_only), pad_batch(batch, 5)
+    counted = CountedBigram(blocks[0], 0, masked_only)
+    batch = pad_batch(batch, 5)
     output = model(**batch)
     output.replaced_labels[::2] = 0  # an untrained generator hits no token
     seen = observe(output, batch)

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from hf_electra_rtd import ElectraForRTDPretraining, generators
 from hf_electra_rtd.accounting import model_flops
@@ -14,7 +15,8 @@ from hf_electra_rtd.ops import MaskedSlots, Sampling
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 
-SIZE, NEVER = len(VOCABULARY), (0, 2, 3, 4)  # [PAD], [CLS], [SEP], [MASK]
+SIZE = len(VOCABULARY)
+NEVER = (0, 2, 3, 4)  # [PAD], [CLS], [SEP], [MASK]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,8 @@ def expected(kind, blocks, rows, before, after):
         pairs = {pair for row in rows for pair in pairwise(row)}
         follows = CountedBigram(blocks[0], SIZE).probabilities  # has a test of its own
         tokens = torch.arange(SIZE).numpy()
-        first, second = share, [1.0] * SIZE
+        first = share
+        second = [1.0] * SIZE
         if any(pair[0] == before for pair in pairs):
             first = follows(torch.full((SIZE,), before).numpy(), tokens)
         if any(pair[1] == after for pair in pairs):
@@ -57,12 +60,14 @@ def test_the_distribution_is_that_of_the_counts_between_what_the_masked_sequence
     assert output.generator_logits.shape == (*batch["labels"].shape, SIZE)
     losses = []
     for row, slot in batch["labels"].ne(-100).nonzero().tolist():
-        place, ids = batch["masked_positions"][row, slot].item(), batch["input_ids"][row].tolist()
+        place = batch["masked_positions"][row, slot].item()
+        ids = batch["input_ids"][row].tolist()
         truth = expected(kind, blocks, rows, ids[place - 1], ids[place + 1])
         torch.testing.assert_close(output.generator_logits[row, slot].exp(), truth, rtol=1e-4, atol=1e-8)
         losses.append(-math.log(truth[batch["labels"][row, slot]]))
         assert output.generator_predictions[row, slot] == truth.argmax()
-    ids, places = batch["input_ids"], batch["masked_positions"]
+    ids = batch["input_ids"]
+    places = batch["masked_positions"]
     assert any(ids[row, place + 1] == 4 for row in range(8) for place in places[row])
     assert output.generator_loss.item() == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     torch.testing.assert_close(output.loss, output.generator_loss + 50 * output.discriminator_loss)
@@ -73,9 +78,9 @@ def test_the_distribution_is_that_of_the_counts_between_what_the_masked_sequence
 @pytest.mark.parametrize("forbidden", [False, True])
 @pytest.mark.parametrize("kind", ["unigram", "bigram"])
 def test_samples_have_exactly_this_distribution(kind, forbidden, blocks, rows, tokenizer):
-    from scipy.stats import chisquare
-
-    model, number, (before, original, after) = counted(kind, blocks, tokenizer), 50_000, rows[0][4:7]
+    model = counted(kind, blocks, tokenizer)
+    number = 20_000
+    before, original, after = rows[0][4:7]
     slots = MaskedSlots(torch.ones(1, number, dtype=torch.int64), torch.full((1, number), original))
     ids = torch.tensor([[before, 4, after]])
     filled = model.generate(ids, slots, Sampling(torch.rand(1, number, 2), disallow_correct=forbidden))
@@ -85,11 +90,12 @@ def test_samples_have_exactly_this_distribution(kind, forbidden, blocks, rows, t
     seen = torch.bincount(filled.sampled.flatten(), minlength=SIZE)
     assert seen[truth == 0].sum() == 0
     common = truth * number >= 5
-    rare = [(each[~common]).sum().item() for each in (seen, truth * number)]
-    observed, wanted = [*seen[common].tolist(), rare[0]], [*(truth * number)[common].tolist(), rare[1]]
-    keep = slice(None) if rare[1] > 1 else slice(-1)
-    scale = sum(observed[keep]) / sum(wanted[keep])
-    assert chisquare(observed[keep], [each * scale for each in wanted[keep]]).pvalue > 1e-3
+    observed, wanted = (
+        torch.cat([counts[common], counts[~common].sum()[None]]).double() for counts in (seen, truth * number)
+    )
+    keep = slice(None) if wanted[-1] > 1 else slice(-1)
+    scale = observed[keep].sum() / wanted[keep].sum()
+    assert chisquare(observed[keep], wanted[keep] * scale).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bigram"])
@@ -102,7 +108,8 @@ def test_at_the_ends_and_beside_padding_nothing_is_told(kind, batch, blocks, tok
 
 
 def test_few_slots_at_a_time_change_nothing(batch, blocks, tokenizer, monkeypatch):
-    model, batch = counted("bigram", blocks, tokenizer, disallow_correct=True), pad_batch(batch, 3)
+    model = counted("bigram", blocks, tokenizer, disallow_correct=True)
+    batch = pad_batch(batch, 3)
     whole = model(**batch, output_generator_logits=True)
     monkeypatch.setattr(generators, "_WEIGHTS", 7 * SIZE)
     parts = model(**batch, output_generator_logits=True)
@@ -115,15 +122,13 @@ def test_a_pair_that_counted_nothing_refuses_and_a_saved_one_counts_again(batch,
     model.save_pretrained(tmp_path)
     again = ElectraForRTDPretraining.from_pretrained(tmp_path).eval()
     assert "generator" not in again.towers
-    with pytest.raises(
-        ValueError, match=r"'bigram' has no counts of a text with 55 tokens. RTDTrainer counts.*count_text"
-    ):
+    with pytest.raises(ValueError, match="count_text"):
         again(**batch)
     count_text(again, blocks[0], tokenizer)
     assert again(**batch).loss == model(**batch).loss
     model.resize_token_embeddings(SIZE + 1)
-    with pytest.raises(ValueError, match="no counts of a text with 56 tokens"):
+    with pytest.raises(ValueError, match="bigram"):  # counts of fewer tokens
         model(**batch)
-    with pytest.raises(ValueError, match=r"counts prepared sequences, a BlockFile .*, not a list"):
+    with pytest.raises(ValueError, match="BlockFile"):
         count_text(model, [{"input_ids": [1]}], tokenizer)
     assert model(batch["input_ids"]).logits.shape == batch["input_ids"].shape  # detecting needs no counts

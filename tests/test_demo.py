@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -60,7 +58,8 @@ def test_the_page_shows_what_the_detector_says_of_a_typed_sentence(address, run_
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        asked, errors = [], []
+        asked = []
+        errors = []
         page.on(
             "request",
             lambda request: request.url.startswith((address, "data:", "blob:")) or asked.append(request.url),
@@ -79,7 +78,8 @@ def test_the_page_shows_what_the_detector_says_of_a_typed_sentence(address, run_
         page.get_by_label("Seed").fill("3")
         submit("Sentence", SENTENCE)
         expect(read(".heat span").first).to_be_visible(timeout=60_000)
-        masked, cells = read(".masked").inner_text(), read(".fills td").all_inner_texts()
+        masked = read(".masked").inner_text()
+        cells = read(".fills td").all_inner_texts()
         words, shares = words_and_shares(read(".heat span"))
         for text, told in (("", "it is empty"), ("心情", "none of its words"), ("mill " * 100, "64 positions")):
             submit("Sentence", text)
@@ -114,23 +114,3 @@ def test_the_page_shows_what_the_detector_says_of_a_typed_sentence(address, run_
 def words_and_shares(spans) -> tuple[list[str], list[float]]:
     words = spans.locator("b").all_inner_texts()
     return words, [float(span.get_attribute("data-share")) for span in spans.all()]
-
-
-def test_a_port_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="--port"):
-        runpy.run_path(str(DEMO))["main"](["--model", "x", "--port", "70000"])
-
-
-@pytest.mark.parametrize(
-    ("tower", "gradio", "told"),
-    [
-        ("discriminator", ModuleType("gradio"), "discriminator"),
-        ("nothing", ModuleType("gradio"), "There is no directory"),
-        ("", None, r"pip install 'hf-electra-rtd\[demo\]'"),
-    ],
-)
-def test_without_a_pair_or_gradio_no_page_is_made(run_directory, monkeypatch, tower, gradio, told):
-    monkeypatch.setitem(sys.modules, "gradio", gradio)
-    monkeypatch.setenv("GRADIO_ANALYTICS_ENABLED", "")  # so that it is restored
-    with pytest.raises(ValueError, match=told):
-        runpy.run_path(str(DEMO))["main"](["--model", str(run_directory / tower)])

@@ -7,16 +7,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    BertForPreTraining,
-    BertTokenizer,
-)
+from transformers import BertForPreTraining, BertTokenizer
 
-from hf_electra_rtd import (
-    ElectraForRTDPretraining,
-    RTDTrainer,
-    RTDTrainingArguments,
-)
+from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
 from hf_electra_rtd.data.collator import falling_temperature
 from hf_electra_rtd.data.tokenization import save_tokenizer
@@ -59,7 +52,8 @@ def join(generator, **options):
 def test_any_frozen_masked_lm_says_what_it_says_alone_and_is_saved_with_the_pair_and_by_itself(
     batch, family, tmp_path
 ):
-    network, batch = masked_lm(config_of(family)), pad_batch(batch, 3)
+    network = masked_lm(config_of(family))
+    batch = pad_batch(batch, 3)
     inputs = {"token_type_ids": batch["token_type_ids"]} if family in ("bert", "convbert", "electra") else {}
     expected = network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **inputs).logits
     pair = join(network).train()
@@ -70,7 +64,8 @@ def test_any_frozen_masked_lm_says_what_it_says_alone_and_is_saved_with_the_pair
     assert all(p.grad is None for p in pair.generator.parameters())
     pair.save_pretrained(tmp_path / "pair")
     pair.save_towers(tmp_path)
-    again, alone = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair"), join(tmp_path / "generator")
+    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair")
+    alone = join(tmp_path / "generator")
     assert type(again.generator) is type(network)
     assert torch.equal(again.train()(**batch).corrupted_input_ids, output.corrupted_input_ids)
     assert torch.equal(alone.train()(**batch).generator_token_losses, output.generator_token_losses)
@@ -121,8 +116,11 @@ def test_the_temperature_falls_by_its_formula_and_ends_where_it_is_said_to():
 @pytest.mark.parametrize("disallow_correct", [False, True])
 def test_rows_of_different_temperatures_are_sampled_as_each_alone(disallow_correct):
     torch.manual_seed(0)
-    hidden, weight, bias = torch.randn(4, 3, 8), torch.randn(600, 8), torch.randn(600)
-    labels, uniforms = torch.randint(600, (4, 3)), torch.rand(4, 3, 2)
+    hidden = torch.randn(4, 3, 8)
+    weight = torch.randn(600, 8)
+    bias = torch.randn(600)
+    labels = torch.randint(600, (4, 3))
+    uniforms = torch.rand(4, 3, 2)
     rows = torch.tensor([2.0, 1.3, 1.0, 0.5])
     # Chunks of two rows, which do not end with a sequence.
     sampling = Sampling(uniforms, rows[:, None].expand(4, 3), disallow_correct)
@@ -137,7 +135,7 @@ def test_rows_of_different_temperatures_are_sampled_as_each_alone(disallow_corre
 def test_a_model_samples_along_its_schedule_and_refuses_to_train_without_the_temperatures(batch):
     config = tiny_config(temperature_schedule="linear", temperature_start=3.0)
     model = ElectraForRTDPretraining(config).train()
-    with pytest.raises(ValueError, match="needs sampling_temperature: take the collator of"):
+    with pytest.raises(ValueError, match="sampling_temperature"):
         model(**batch)
     rows = torch.linspace(3.0, 1.0, len(batch["labels"]))
     output = model.eval()(**batch, sampling_temperature=rows, output_generator_logits=True)
@@ -211,5 +209,5 @@ def test_a_frozen_generator_with_other_tokens_is_refused(command, tmp_path, toke
     vocab = tokenizer.get_vocab()
     vocab["river"], vocab["mill"] = vocab["mill"], vocab["river"]
     save_tokenizer(BertTokenizer(vocab=vocab, do_lower_case=True), tmp_path / "bert")
-    with pytest.raises(ValueError, match="has other tokens than the tokenizer"):
+    with pytest.raises(ValueError, match="bert"):
         command("run")

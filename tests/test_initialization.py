@@ -11,13 +11,11 @@ from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, Pretraini
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.initialization import begin_on_neighbours, fit_neighbours
-from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import pretraining_flags
 
 
-CARD = CardArguments()
 STEPS = initialization._STEPS
 NEVER = [0, 2, 3, 4]  # [PAD], [CLS], [SEP], [MASK] of the tests' tokenizer
 
@@ -25,11 +23,9 @@ NEVER = [0, 2, 3, 4]  # [PAD], [CLS], [SEP], [MASK] of the tests' tokenizer
 @pytest.fixture(scope="module")
 def chain(tmp_path_factory, tokenizer) -> BlockFile:
     """Sequences in which every word has one of two successors."""
-    path, random, words = (
-        tmp_path_factory.mktemp("chain") / "train.blocks",
-        np.random.default_rng(0),
-        len(tokenizer) - 5,
-    )
+    path = tmp_path_factory.mktemp("chain") / "train.blocks"
+    random = np.random.default_rng(0)
+    words = len(tokenizer) - 5
     rows = []
     for _ in range(200):
         row = [int(random.integers(words))]
@@ -55,9 +51,9 @@ def make_model(**options) -> ElectraForRTDPretraining:
 def begun(chain, tokenizer, monkeypatch):
     monkeypatch.setattr(initialization, "_STEPS", 20)  # how well the vectors fit is tested alone
 
-    def begin(seed: int = 0, in_both: bool = False, **options) -> ElectraForRTDPretraining:
+    def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
         model = make_model(vocab_size=len(tokenizer), **options)
-        begin_on_neighbours(model, chain, tokenizer, seed, in_both)
+        begin_on_neighbours(model, chain, tokenizer, seed)
         return model
 
     return begin
@@ -76,7 +72,9 @@ def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
 @pytest.mark.parametrize(
     "shape",
     [
-        *({}, {"embedding_size": 64}, {"num_attention_heads": 1}),  # with and without a projection, and with one head
+        {},  # with a projection
+        {"embedding_size": 64},
+        {"num_attention_heads": 1},
         {"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67},
         {"embedding_size": 200, "hidden_size": 128},  # wider than the fitted vectors
     ],
@@ -89,42 +87,28 @@ def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape, monkeyp
     assert not any(weight > 0.4 for weight in weights_beside(model.generator, chain))
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        *({}, {"embedding_size": 64, "generator_hidden_size": 1.0}),  # narrower than the embeddings, and as wide
-        {"num_attention_heads": 1},
-        {"hidden_size": 96, "num_attention_heads": 6, "generator_hidden_size": 0.67},
-    ],
-)
-def test_heads_of_the_generator_begin_there_too_if_that_is_wanted(begun, chain, shape, monkeypatch):
-    monkeypatch.setattr(initialization, "_STEPS", STEPS)
-    model = begun(in_both=True, **shape)
-    for tower in model.towers.values():
-        assert all(weight > 0.4 for weight in weights_beside(tower, chain))
-
-
 def weights_beside(tower, chain) -> list[float]:
-    """The mean attention of the token before and of the one after in the heads that may begin there."""
+    """The mean attention of the token before and, with room for it, of the one after."""
     tower.set_attn_implementation("eager")
     ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
     with torch.no_grad():
         attentions = tower(ids, output_attentions=True).attentions
-    one = tower.config.num_attention_heads == 1  # a layer
-    heads = [attentions[0][:, 0], attentions[1][:, 0] if one else attentions[0][:, 1]]
-    pairs = zip(heads, (-1, 1), strict=True)
-    return [head_BLL.diagonal(offset, dim1=1, dim2=2).mean().item() for head_BLL, offset in pairs]
+    heads = [head_BLL for layer_BHLL in attentions for head_BLL in layer_BHLL.unbind(dim=1)][:2]
+    return [
+        head_BLL.diagonal(offset, dim1=1, dim2=2).mean().item()
+        for head_BLL, offset in zip(heads, (-1, 1), strict=False)
+    ]
 
 
-@pytest.mark.parametrize("options", [{"objective": "mlm"}, {"generator": "unigram"}, {"sharing": "all"}], ids=str)
-def test_only_a_masked_language_model_of_its_own_begins_on_the_neighbours_as_a_generator(begun, options):
-    with pytest.raises(ValueError, match="neighbours_in_both"):
-        begun(in_both=True, **options)
+def test_one_layer_of_one_head_looks_at_the_token_before(begun, chain):
+    tower = begun(num_attention_heads=1, num_hidden_layers=1).discriminator
+    assert weights_beside(tower, chain)[0] > 0.4
 
 
 def test_positions_have_dimensions_that_words_leave_free(begun):
     embeddings = begun().discriminator.electra.embeddings
-    words, positions = embeddings.word_embeddings.weight, embeddings.position_embeddings.weight
+    words = embeddings.word_embeddings.weight
+    positions = embeddings.position_embeddings.weight
     assert not words[:, :16].any()
     assert not positions[:, 16:].any()
     assert words[1:, 16:].std().item() == pytest.approx(0.1, rel=0.05)
@@ -134,8 +118,10 @@ def test_positions_have_dimensions_that_words_leave_free(begun):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        *(({"mask_probability": 0.15}, 0.15), ({"mask_probability": 0.3}, 0.3)),
-        *(({"objective": "rtd_masked_only"}, 0.5), ({"objective": "electric", "generator": "two_tower"}, 0.5)),
+        ({"mask_probability": 0.15}, 0.15),
+        ({"mask_probability": 0.3}, 0.3),
+        ({"objective": "rtd_masked_only"}, 0.5),
+        ({"objective": "electric", "generator": "two_tower"}, 0.5),
     ],
 )
 def test_with_rtd_alone_the_discriminator_begins_at_the_share_of_masked_tokens(begun, chain, options, expected):
@@ -156,6 +142,9 @@ def test_a_run_begins_at_its_own_share_of_masked_tokens(tmp_path, corpus, monkey
     monkeypatch.setattr(initialization, "_STEPS", 20)
     options = {"model_config": None, "size": "tiny", "max_steps": 1, "save_strategy": "no", "mask_probability": 0.3}
     assert main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **options)) == 0
+    record = PretrainingRecord.load(tmp_path / "run")
+    assert record.arguments["model"]["initialization"] == "neighbours"
+    assert 0 < record.metrics["eval_bigram_auc"] < 1
     model = ElectraForRTDPretraining.from_pretrained(tmp_path / "run")
     bias = model.discriminator.discriminator_predictions.dense_prediction.bias
     assert bias.sigmoid().item() == pytest.approx(0.3, abs=0.001)
@@ -181,45 +170,17 @@ def test_the_same_seed_gives_the_same_start_and_nothing_is_drawn_from_torch(chai
     assert not torch.equal(tables[0], tables[2])
 
 
-@pytest.mark.parametrize(
-    ("shape", "name", "remedy"),
-    [
-        ({"embedding_size": 20}, "neighbours", "stock"),
-        ({"num_attention_heads": 8}, "neighbours", "stock"),
-        ({"generator_hidden_size": 0.25, "in_both": True}, "neighbours_in_both", "neighbours"),
-    ],
-)
-def test_networks_without_room_are_refused(begun, shape, name, remedy):
-    with pytest.raises(ValueError, match=rf"initialization={name} .*initialization={remedy}\."):
+@pytest.mark.parametrize("shape", [{"embedding_size": 20}, {"num_attention_heads": 8}])
+def test_networks_without_room_are_refused(begun, shape):
+    with pytest.raises(ValueError, match="neighbours"):
         begun(**shape)
 
 
-@pytest.mark.parametrize(
-    ("flags", "begins"),
-    [
-        ({}, "neighbours"),
-        ({"size": "small"}, "stock"),
-        ({"size": "small", "initialization": "neighbours"}, "neighbours"),
-        ({"initialization": "neighbours_in_both"}, "neighbours_in_both"),
-        ({"initialization": "stock"}, "stock"),
-        ({"objective": "mlm"}, "stock"),
-        ({"discriminator": "trained"}, None),
-        ({"two_stage_from": "trained"}, None),
-    ],
-)
-def test_new_networks_of_tiny_that_detect_begin_on_the_neighbours(flags, begins):
-    assert ModelArguments(**flags).initialization == begins
-
-
-def test_the_record_of_a_run_names_its_start_and_the_bigram(tmp_path, corpus):
-    options = {"model_config": None, "size": "tiny", "max_steps": 2, "save_strategy": "no"}
-    assert main(pretraining_flags(tmp_path, corpus, tmp_path / "run", **options)) == 0
-    record = PretrainingRecord.load(tmp_path / "run")
-    assert record.arguments["model"]["initialization"] == "neighbours"
-    assert 0 < record.metrics["eval_bigram_auc"] < 1
-    assert "fitted on pairs of words (`--initialization neighbours`)" in pretraining_card(record, "pair", "a/b", CARD)
-    record.arguments["model"] |= {"initialization": None, "discriminator": "a/trained"}
-    assert "initialization" not in pretraining_card(record, "pair", "a/b", CARD)
+def test_new_networks_of_tiny_that_detect_begin_on_the_neighbours():
+    assert ModelArguments().initialization == "neighbours"
+    assert ModelArguments(size="small").initialization == "stock"
+    assert ModelArguments(objective="mlm").initialization == "stock"
+    assert ModelArguments(discriminator="trained").initialization is None
 
 
 @pytest.mark.slow

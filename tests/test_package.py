@@ -28,8 +28,6 @@ heavy = {"accelerate", "datasets", "matplotlib", "pandas", "peft", "pyarrow", "r
 assert not new & heavy, new & heavy
 assert "transformers.trainer" not in sys.modules
 assert "hf_electra_rtd.training.trainer" not in sys.modules
-hf_electra_rtd.RTDTrainer
-assert "hf_electra_rtd.training.trainer" in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 

@@ -68,7 +68,8 @@ def write_tasks(directory):
     """Some tasks of GLUE and of one's own, with a few examples each."""
     rows = []
     for row in range(36):
-        a, name = f"the river was old {row}", ("entailment", "not_entailment")[row % 2]
+        a = f"the river was old {row}"
+        name = ("entailment", "not_entailment")[row % 2]
         other = a.replace("old", "great")
         rows.append({"row": row, "label": row % 2, "name": name, "a": a, "b": "the mill was young", "other": other})
     for path, (header, line) in TABLES.items():
@@ -88,7 +89,8 @@ def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("hf_electra_rtd.initialization._STEPS", 3)
-    done, namespace = set(), {}
+    done = set()
+    namespace = {}
     for page in PAGES:
         for command, flags in commands(page):
             key = (command, *flags)

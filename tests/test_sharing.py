@@ -13,8 +13,11 @@ SHARED = {
     "none": set(),
     "word": {"word_embeddings.weight"},
     "embeddings": {
-        *("word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight"),
-        *("LayerNorm.weight", "LayerNorm.bias"),
+        "word_embeddings.weight",
+        "position_embeddings.weight",
+        "token_type_embeddings.weight",
+        "LayerNorm.weight",
+        "LayerNorm.bias",
     },
     "gdes": set(),
 }
@@ -53,7 +56,8 @@ def test_ties_survive_saving_and_loading_and_no_tensor_is_stored_twice(tmp_path,
 def test_a_resize_keeps_all_three_tables_tied(tmp_path, batch, sharing, change):
     model = ElectraForRTDPretraining(tiny_config(sharing=sharing)).eval()
     before = model.get_input_embeddings().weight.detach().clone()
-    size, kept = len(VOCABULARY) + change, len(VOCABULARY) + min(change, 0)
+    size = len(VOCABULARY) + change
+    kept = min(size, len(VOCABULARY))
     model.resize_token_embeddings(size)
     assert_shares_exactly(model, sharing)
     assert torch.equal(model.get_input_embeddings().weight[:kept], before[:kept])
@@ -109,7 +113,8 @@ def test_a_tied_tensor_gets_the_sum_of_both_towers_gradients_and_any_other_its_o
     model = trained_a_little(sharing)
     copy = untied_copy(model)
     torch.testing.assert_close(model(**replay).loss, copy(**replay).loss)
-    ours, apart = gradients(model, replay, loss), gradients(copy, replay, loss)
+    ours = gradients(model, replay, loss)
+    apart = gradients(copy, replay, loss)
     tied = model.all_tied_weights_keys
     groups = {}
     for name in apart:  # generator_lm_head.weight -> generator's word table -> the discriminator's
@@ -156,11 +161,12 @@ def test_a_resize_keeps_what_the_discriminator_says_and_new_tokens_begin_as_the_
 def test_exported_towers_say_what_the_pair_says_and_join_again(tmp_path, batch, sharing):
     model = trained_a_little(sharing).float()
     model.save_towers(tmp_path)
-    paths, ids = (tmp_path / "generator", tmp_path / "discriminator"), batch["input_ids"]
-    generator = ElectraForMaskedLM.from_pretrained(paths[0]).eval()
-    discriminator = ElectraForPreTraining.from_pretrained(paths[1]).eval()
-    join = ElectraForRTDPretraining.from_generator_discriminator_pretrained
-    joined = join(*paths, sharing=sharing, temperature=0.5).eval()
+    ids = batch["input_ids"]
+    generator = ElectraForMaskedLM.from_pretrained(tmp_path / "generator").eval()
+    discriminator = ElectraForPreTraining.from_pretrained(tmp_path / "discriminator").eval()
+    joined = ElectraForRTDPretraining.from_generator_discriminator_pretrained(
+        tmp_path / "generator", tmp_path / "discriminator", sharing=sharing, temperature=0.5
+    ).eval()
     assert (joined.dtype, joined.config.sharing, joined.config.temperature) == (torch.float32, sharing, 0.5)
     for logits in (generator(ids).logits, joined.generator(ids).logits):
         torch.testing.assert_close(logits, model.generator(ids).logits, rtol=0, atol=1e-6)
@@ -174,6 +180,5 @@ def test_tensors_of_disentangled_embeddings_are_not_read_as_others(tmp_path):
     ElectraForRTDPretraining(tiny_config(sharing="gdes")).save_pretrained(tmp_path / "gdes")
     ElectraForRTDPretraining(tiny_config(sharing="none")).save_pretrained(tmp_path / "none")
     for saved, wanted in (("gdes", "none"), ("none", "gdes")):
-        message = f"was saved with sharing='{saved}' and cannot be read with sharing='{wanted}'"
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"'{saved}'.*'{wanted}'"):
             ElectraForRTDPretraining.from_pretrained(tmp_path / saved, sharing=wanted)

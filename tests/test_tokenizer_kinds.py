@@ -1,5 +1,4 @@
-"""Every kind of fast tokenizer, from text to fine-tuning: how special tokens are called and begin, and how a token
-shows the space before it."""
+"""Every kind of fast tokenizer, from text to fine-tuning."""
 
 import shutil
 import sys
@@ -7,23 +6,14 @@ import sys
 import numpy as np
 import pytest
 from datasets import Dataset
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import (
-    AutoTokenizer,
-    BertTokenizer,
-    DebertaV2Tokenizer,
-    PreTrainedTokenizerFast,
-    RobertaTokenizer,
-    XLMRobertaTokenizer,
-)
+from tokenizers import Tokenizer, models
+from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream, detection
 from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import PACKERS, WORD_START
-from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import (
-    SPECIAL_TOKENS,
     check_tokenizer,
     get_backend,
     load_tokenizer,
@@ -42,66 +32,23 @@ from hf_electra_rtd.tasks import Task
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.checkpoints import save_outputs
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
-from tests.conftest import VOCABULARY, make_text, pretraining_flags
+from tests.conftest import blocks_of_text, pretraining_flags
+from tests.families_for_tests import LINES, ODD, TOKENIZERS, make_tokenizer
 from tests.finetuning.conftest import run_finetune, write_examples
-
-
-SENTENCES = make_text(40, seed=1).replace(" .", ".").replace(" !", "!").replace('"', "'")
-# Signs of several bytes, which a small byte-level vocabulary splits, and two spaces.
-ODD = 'naïve Café 水流。 don\'t 😀  "the mills." saĠa saws'
-LINES = [*SENTENCES.split("\n"), *[ODD] * 4]
-KINDS = ("WordPiece", "byte-level BPE, <s>", "byte-level BPE, [CLS]", "Unigram, <s>", "Unigram, [CLS]")
-
-
-def _trained(tokenizer_class, first, size, pieces=False, **options):
-    """A tokenizer of a class, trained on small text."""
-    vocabulary = [(token, 0.0) for token in first] if pieces else {token: index for index, token in enumerate(first)}
-    empty = tokenizer_class(vocab=vocabulary, **({} if pieces else {"merges": []}), **options)
-    return empty.train_new_from_iterator(LINES, size, show_progress=False)
-
-
-def _modernbert():
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(False)
-    options = {"special_tokens": ["<|padding|>"], "initial_alphabet": sorted(pre_tokenizers.ByteLevel.alphabet())}
-    backend.train_from_iterator(LINES, trainers.BpeTrainer(vocab_size=400, show_progress=False, **options))
-    backend.normalizer, backend.decoder = normalizers.NFC(), decoders.ByteLevel()
-    backend.add_tokens([AddedToken("  ", normalized=True)])  # ModernBERT's runs of spaces
-    backend.add_special_tokens(["[UNK]", "[CLS]", "[SEP]", "[PAD]", AddedToken("[MASK]", lstrip=True)])
-    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    pair = "[CLS] $A [SEP] $B [SEP]"
-    backend.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", pair, special_tokens=ends)
-    names = {f"{token[1:-1].lower()}_token": token for token in SPECIAL_TOKENS}
-    inputs = ["input_ids", "attention_mask"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, model_max_length=8192, **names)
 
 
 @pytest.fixture(scope="module")
 def tokenizers():
-    roberta = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    made = (
-        BertTokenizer(vocab={token: index for index, token in enumerate(VOCABULARY)}, model_max_length=512),
-        _trained(RobertaTokenizer, roberta, 400, model_max_length=512),
-        _modernbert(),
-        _trained(XLMRobertaTokenizer, roberta, 150, pieces=True, model_max_length=512),
-        _trained(DebertaV2Tokenizer, SPECIAL_TOKENS, 150, pieces=True, unk_id=1),
-    )
-    return dict(zip(KINDS, made, strict=True))
+    return {kind: make_tokenizer(kind) for kind in TOKENIZERS}
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=TOKENIZERS)
 def tokenizer(request, tokenizers):
     return tokenizers[request.param]
 
 
 def special_ids(tokenizer):
     return [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
-
-
-def prepare_lines(path, lines, tokenizer, length=32, **options):
-    path.mkdir(exist_ok=True)
-    (path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
-    return prepare_blocks([path / "text.txt"], tokenizer, path, length, disable_progress=True, **options)[0]
 
 
 # ---- The tokenizer and its directory ----
@@ -120,31 +67,23 @@ def test_a_tokenizer_is_saved_as_what_it_is(tokenizer, tmp_path):
 
 
 def test_another_tokenizer_is_told_apart_and_only_wordpiece_is_extended(tokenizers, tmp_path):
-    assert len(set(map(tokenizer_hash, tokenizers.values()))) == len(KINDS)
+    assert len(set(map(tokenizer_hash, tokenizers.values()))) == len(TOKENIZERS)
     save_tokenizer(tokenizers["Unigram, <s>"], tmp_path)
-    with pytest.raises(ValueError, match="The model has other tokens than the tokenizer"):
+    with pytest.raises(ValueError, match="The model"):
         refuse_other_tokens(str(tmp_path), tokenizers["byte-level BPE, <s>"], "The model")
-    wordpiece, *others = tokenizers.values()
-    check_extensible(wordpiece)
-    for tokenizer, kind in zip(others, ("BPE", "BPE", "Unigram", "Unigram"), strict=True):
-        with pytest.raises(ValueError, match=f"--extend_vocabulary: the tokenizer is {kind}, and"):
+    for kind, tokenizer in tokenizers.items():
+        if kind == "WordPiece":
             check_extensible(tokenizer)
+        else:
+            with pytest.raises(ValueError, match="extend_vocabulary"):
+                check_extensible(tokenizer)
 
 
-def test_a_tokenizer_without_a_mask_is_told_what_it_lacks(tokenizers):
-    other = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizers["byte-level BPE, <s>"].backend_tokenizer.to_str()),
-        **{"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
-    )
-    with pytest.raises(ValueError, match=r"has no mask_token of its own: .* <s>, </s>, <mask>\. Set them in"):
-        check_tokenizer(other)
-
-
-def test_a_sentencepiece_model_that_cannot_be_read_names_the_packages(tmp_path):
-    (tmp_path / "config.json").write_text('{"model_type": "deberta-v2"}')
-    (tmp_path / "spm.model").write_bytes(b"no model")
-    with pytest.raises(ValueError, match=rf"{tmp_path} .*\(spm\.model\) .* pip install sentencepiece protobuf"):
-        load_tokenizer(str(tmp_path))
+def test_a_tokenizer_without_a_mask_is_refused(tokenizers):
+    backend = Tokenizer.from_str(tokenizers["byte-level BPE, <s>"].backend_tokenizer.to_str())
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    with pytest.raises(ValueError, match="mask_token"):
+        check_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names))
 
 
 def test_a_run_with_another_tokenizer_leaves_no_vocabulary_of_the_run_before(finished_run, tokenizers, tmp_path):
@@ -169,32 +108,34 @@ def test_special_tokens_in_a_text_are_text(tokenizer):
 
 @pytest.mark.parametrize("packing", PACKERS)
 def test_sequences_hold_the_text_between_the_tokenizers_own_special_tokens(tokenizer, tmp_path, packing):
-    file = prepare_lines(tmp_path, LINES, tokenizer, packing=packing)
+    file = blocks_of_text(tmp_path, "\n".join(LINES), tokenizer, packing=packing)
     cls, sep, *others = special_ids(tokenizer)
     lines = tokenizer([line for line in LINES if line], add_special_tokens=False)["input_ids"]
-    text, found = [token for line in lines for token in line], []
+    text = [token for line in lines for token in line]
+    packed = []
     for sequence in map(file.__getitem__, range(len(file))):
-        ids, types = sequence["input_ids"], sequence["token_type_ids"]
+        ids = sequence["input_ids"]
+        types = sequence["token_type_ids"]
         assert ids[0] == cls
         assert ids[-1] == sep
         assert not np.isin(ids, others).any()
         assert not np.isin(ids[1:], cls).any()
         if types.any():  # one [SEP] between the segments, whatever the tokenizer puts between a pair
             assert ids[types.argmax() - 1] == sep
-        found += ids[~np.isin(ids, [cls, sep])].tolist()
+        packed += ids[~np.isin(ids, [cls, sep])].tolist()
     if packing == "full":
-        assert found == text[: len(found)]
-        assert len(found) > len(text) - 32
+        assert packed == text[: len(packed)]
+        assert len(packed) > len(text) - 32
         assert (file.lengths(np.arange(len(file))) == 32).all()
     else:
-        assert set(found) <= set(text)
-        assert 0.5 * len(text) < len(found) < len(text)
+        assert set(packed) <= set(text)
+        assert 0.5 * len(text) < len(packed) < len(text)
 
 
 def test_segments_are_split_where_sentences_end(tokenizer, tmp_path):
     """In one line: only the signs show it."""
     line = " ".join(50 * ["the rivers saw it ?", "the mills saw it ?"])  # a sign may hold the space before it
-    file = prepare_lines(tmp_path, [line], tokenizer, 48)
+    file = blocks_of_text(tmp_path, line, tokenizer, 48)
     batch = file.read(np.arange(len(file)))
     halves = [ids[: second - 1] for ids, second in zip(batch.ids, batch.second_segments, strict=True) if second < 48]
     assert len(halves) > 4
@@ -204,7 +145,7 @@ def test_segments_are_split_where_sentences_end(tokenizer, tmp_path):
 @pytest.mark.parametrize("masking", MASKING)
 def test_special_tokens_are_never_masked_and_unknown_ones_are(tokenizer, tmp_path, masking):
     lines = [line.replace("river", "\U0010fffe") for line in LINES]
-    file = prepare_lines(tmp_path, lines, tokenizer, packing="original")
+    file = blocks_of_text(tmp_path, "\n".join(lines), tokenizer, packing="original")
     cls, sep, pad, mask = special_ids(tokenizer)
     stream = SequenceStream(file, num_positions=4 * len(file), seed=1)
     sequences = stream.__getitems__(range(len(stream)))
@@ -248,12 +189,13 @@ def test_people_read_text(tokenizer):
 def test_the_words_to_mask_are_found_by_their_letters(tokenizer):
     sentence = 'the mill, "rivers" saw  水流 mills.'
     encoding = tokenizer(sentence)
-    for word in ("mill", "rivers", "the mill", "mills", *["水", "流"] * (not isinstance(tokenizer, BertTokenizer))):
+    chinese = [] if isinstance(tokenizer, BertTokenizer) else ["水", "流"]
+    for word in ("mill", "rivers", "the mill", "mills", *chinese):
         places = detection._find_words(encoding, sentence, [word])
         # A token may hold a sign beside the word.
         assert tokenizer.decode([encoding["input_ids"][place] for place in places]).strip(' ,".') == word
     for part in ("ill", "river", "", "mill,s"):
-        with pytest.raises(ValueError, match=f"There is no word '{part}' in the sentence"):
+        with pytest.raises(ValueError, match=f"'{part}'"):
             detection._find_words(encoding, sentence, [part])
 
 
@@ -293,7 +235,8 @@ def test_answers_are_found_again_in_every_window(tokenizer, max_seq_length):
     features = kind.encode_batch(batch, range(len(answers)), training=True)
     found = set()
     for feature in features:
-        start, end, offsets = *feature["labels"], feature["offsets"]
+        start, end = feature["labels"]
+        offsets = feature["offsets"]
         tokens = tokenizer.convert_ids_to_tokens(feature["input_ids"])
         assert tokens[0] == tokenizer.cls_token
         assert len(tokens) <= max_seq_length
@@ -337,9 +280,10 @@ def test_the_words_of_a_sentence_have_the_tokens_of_running_text(tokenizer, max_
 # ---- From text to a fine-tuned model ----
 
 
-@pytest.mark.parametrize("name", [KINDS[1], pytest.param(KINDS[3], marks=pytest.mark.slow)])
-def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path, monkeypatch, name, capsys):
-    tokenizer, blocks = tokenizers[name], tmp_path / "prepared"
+@pytest.mark.parametrize("kind", ["byte-level BPE, <s>", pytest.param("Unigram, <s>", marks=pytest.mark.slow)])
+def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path, monkeypatch, kind, capsys):
+    tokenizer = tokenizers[kind]
+    blocks = tmp_path / "prepared"
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd"])
     save_tokenizer(tokenizer, tmp_path / "given")
     flags = ["--train_files", str(corpus), "--tokenizer", str(tmp_path / "given"), "--output_dir", str(blocks)]
@@ -349,11 +293,9 @@ def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path
     flags = pretraining_flags(tmp_path, blocks / "train.blocks", tmp_path / "run", **options)
     assert not pretrain.main([*flags, "--dry_run"])
     assert not pretrain.main(flags)
+    capsys.readouterr()
     detection.main(["--model", str(tmp_path / "run"), "the old mills.", "--mask", "mills"])
-    printed = capsys.readouterr().out
-    assert "of the first step, original" in printed
-    assert "most likely by the generator" in printed
-    assert ("▁" if name.startswith("Unigram") else "Ġ") not in printed  # the other may be a letter of the text
+    assert ("▁" if kind.startswith("Unigram") else "Ġ") not in capsys.readouterr().out  # text is shown, not tokens
     write_examples(tmp_path / "reviews.csv", 16, 1)
     flags = {"train_file": tmp_path / "reviews.csv", "text_column_name": "review", "label_column_name": "verdict"}
     flags |= {"model_name_or_path": tmp_path / "run", "output_dir": tmp_path / "tuned", "num_train_epochs": 1}

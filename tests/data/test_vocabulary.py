@@ -37,7 +37,7 @@ def test_a_text_that_is_read_less_often_counts_less(small):
     assert choose_words([(equal, 1), (10 * ["mint"], 0.5)], small, 1) == ["gulf"]
     assert choose_words([(6 * ["gulf"], 2), (10 * ["mint"], 1)], small, 1) == ["gulf"]
     # One of the two is seen 2.5 times.
-    with pytest.raises(ValueError, match=r"--extend_vocabulary 2: the text supports 1 \(seen 4 times, 3 pieces"):
+    with pytest.raises(ValueError, match="extend_vocabulary"):
         choose_words([(equal, 1), (10 * ["mint"], 0.25)], small, 2)
 
 
@@ -48,7 +48,7 @@ def test_a_word_that_would_make_a_longer_one_unknown_is_left_out():
     text = 9 * ["trra"] + 5 * ["trab"]
     assert choose_words([(text, 1)], tokenizer, 1) == ["trra"]
     assert choose_words([([*text, "trram"], 1)], tokenizer, 1) == ["trab"]
-    with pytest.raises(ValueError, match="supports 1 "):
+    with pytest.raises(ValueError, match="extend_vocabulary"):
         choose_words([([*text, "trram"], 1)], tokenizer, 2)
 
 
@@ -60,9 +60,8 @@ def test_old_ids_stay_and_new_words_are_whole_entries_behind_them(small, tmp_pat
     for text in ("The pul in tar .", "STOMA", "[MASK] a.", "tra\u03a9"):
         assert extended(text).input_ids == small(text).input_ids
     # In the vocabulary itself, not beside it: after the splitting into words, and before endings.
-    assert extended.tokenize("Stomata. pulmonarys stomatapulmonary") == [
-        *("stomata", ".", "pulmonary", "##s", "stomata", "##p", "##u", "##l", "##mon", "##ary")
-    ]
+    pieces = "stomata . pulmonary ##s stomata ##p ##u ##l ##mon ##ary"
+    assert extended.tokenize("Stomata. pulmonarys stomatapulmonary") == pieces.split()
     assert not set(extended.added_tokens_encoder) - set(SPECIAL_TOKENS)
     pieces = [small.convert_tokens_to_ids(small.tokenize(word)) for word in ("stomata", "pulmonary")]
     assert old_pieces(small, extended) == pieces
@@ -73,5 +72,5 @@ def test_old_ids_stay_and_new_words_are_whole_entries_behind_them(small, tmp_pat
 
 def test_a_tokenizer_with_added_tokens_is_refused(small):
     small.add_tokens(["stoma"])
-    with pytest.raises(ValueError, match="1 added tokens, and new entries would take their ids"):
+    with pytest.raises(ValueError, match="added tokens"):
         check_extensible(small)

@@ -1,6 +1,5 @@
 import copy
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -16,11 +15,10 @@ from hf_electra_rtd import DataCollatorForRTD, SequenceStream
 from hf_electra_rtd.data import words
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import WORD_START
-from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import IGNORED
-from tests.conftest import make_text
+from tests.conftest import blocks_of_text, make_text
 
 
 _TEXT = make_text(40, seed=1).replace(" .", ".").replace(" !", "!")
@@ -57,12 +55,6 @@ def tokenizers(tokenizer):
     }
 
 
-def prepare(path, text, tokenizer, length=32, **options):
-    path.mkdir(exist_ok=True)
-    (path / "text.txt").write_text(text, encoding="utf-8")
-    return prepare_blocks([path / "text.txt"], tokenizer, path, length, disable_progress=True, **options)[0]
-
-
 def chinese(*more):
     return BertTokenizer(vocab={token: i for i, token in enumerate([*SPECIAL_TOKENS, *sorted({*CHINESE}), *more])})
 
@@ -77,14 +69,16 @@ def chinese(*more):
     ],
 )
 def test_the_bits_of_a_block_file_are_the_words_of_the_text(tmp_path, tokenizers, name, word):
-    tokenizer, wanted, ids = tokenizers[name], [], []
+    tokenizer = tokenizers[name]
+    wanted = []
+    ids = []
     for line in filter(None, LINES):
         begins = {match.start() for match in re.finditer(word, line)}
         encoded = tokenizer(line, add_special_tokens=False, return_offsets_mapping=True)
         ids += encoded["input_ids"]
         wanted += [start in begins for start, _ in encoded["offset_mapping"]]
     assert 0.1 < np.mean(wanted) < 0.95
-    file = prepare(tmp_path, "\n".join(LINES), tokenizer)
+    file = blocks_of_text(tmp_path, "\n".join(LINES), tokenizer)
     batch = file.read(np.arange(len(file)))
     special = np.isin(batch.ids, [tokenizer.cls_token_id, tokenizer.sep_token_id])
     assert batch.word_starts[special].all()
@@ -96,7 +90,7 @@ def test_the_bits_of_a_block_file_are_the_words_of_the_text(tmp_path, tokenizers
 
 
 def test_the_original_packing_cuts_the_bits_as_it_cuts_the_ids(tmp_path, tokenizer):
-    file = prepare(tmp_path, "\n".join(LINES), tokenizer, packing="original")
+    file = blocks_of_text(tmp_path, "\n".join(LINES), tokenizer, packing="original")
     pieces = [index for token, index in tokenizer.get_vocab().items() if token.startswith("##")]
     batch = file.read(np.arange(len(file)))
     real = np.arange(32) < batch.lengths[:, None]
@@ -105,8 +99,9 @@ def test_the_original_packing_cuts_the_bits_as_it_cuts_the_ids(tmp_path, tokeniz
 
 
 def test_chinese_words_are_those_of_jieba_and_threads_change_nothing(tmp_path):
-    tokenizer, text = chinese("##er", "numb"), CHINESE * 9 + "numb er number 北京\n"
-    made = [prepare(tmp_path / str(n), text, tokenizer, 10, word_segmenter="jieba", num_proc=n) for n in (1, 3)]
+    tokenizer = chinese("##er", "numb")
+    text = CHINESE * 9 + "numb er number 北京\n"
+    made = [blocks_of_text(tmp_path / str(n), text, tokenizer, 10, word_segmenter="jieba", num_proc=n) for n in (1, 3)]
     assert Path(made[0].path).read_bytes() == Path(made[1].path).read_bytes()
     assert re.fullmatch(r"jieba \d+\.\d+\.\d+", made[0].header.word_segmenter)
     encoder = words.LineEncoder(tokenizer, words.get_segmenter("jieba")[0])
@@ -114,7 +109,7 @@ def test_chinese_words_are_those_of_jieba_and_threads_change_nothing(tmp_path):
     expected = [[1, 1, 0, 1, 0], *([int(i == 0) for word in line for i in range(len(word))] for line in SEGMENTED)]
     assert (tokens >= WORD_START).tolist() == [bit > 0 for bit in chain(*expected)]
     assert lengths.tolist() == [5, 9, 10]
-    by_character = prepare(tmp_path / "plain", text, tokenizer, 10)  # not found there, but prepared
+    by_character = blocks_of_text(tmp_path / "plain", text, tokenizer, 10)  # not found there, but prepared
     assert by_character.header.word_segmenter == "tokenizer"
     assert by_character.header.sha256 != made[0].header.sha256
 
@@ -128,25 +123,27 @@ def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word(tokenizers):
     assert begins(partial(re.findall, r"\s|\S+"), "", "a a knew a") == ([True] * 5, [0, 5])  # one piece is a space
     assert begins(str.split, "", "a a knew a") == ([True] * 5, [0, 5])  # as what is left out does
     assert begins(None, "knew", "", "knew") == ([True, True], [1, 0, 1])
-    with pytest.raises(ValueError, match=r"made 'mill' of ' river': not the same text"):
+    with pytest.raises(ValueError, match="'mill'"):  # another text
         begins(lambda line: ["the", "mill"], "the river")
 
 
 def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_path):
     halves, quarters = (partial(re.findall, pattern) for pattern in ("..", "...."))
-    made = [prepare(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each) for each in (halves, quarters, halves)]
+    made = [
+        blocks_of_text(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each)
+        for each in (halves, quarters, halves)
+    ]
     assert made[0].header.word_segmenter == made[1].header.word_segmenter
     assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
     assert words.get_segmenter(make_text)[1] == "tests.conftest.make_text"
-    with pytest.raises(ValueError, match=r"no word segmenter 'jiebe'\. Did you mean 'jieba'"):
-        words.get_segmenter("jiebe")
 
 
 @pytest.mark.parametrize("kind", sorted(MASKING))
 def test_masks_are_a_function_of_seed_and_position(tmp_path, tokenizers, kind):
     tokenizer = tokenizers["byte-level BPE"]
-    stream = SequenceStream(prepare(tmp_path, "\n".join(LINES), tokenizer), seed=2)
-    collator, sequences = DataCollatorForRTD(tokenizer, masking=kind, seed=2), stream.__getitems__([3, 9, 4])
+    stream = SequenceStream(blocks_of_text(tmp_path, "\n".join(LINES), tokenizer), seed=2)
+    collator = DataCollatorForRTD(tokenizer, masking=kind, seed=2)
+    sequences = stream.__getitems__([3, 9, 4])
     together = collator(sequences)
     other_order = collator(replace(sequences, ids=np.asfortranarray(sequences.ids)))  # of memory
     assert all(torch.equal(other_order[name], tensor) for name, tensor in together.items())
@@ -162,14 +159,15 @@ def test_masks_are_a_function_of_seed_and_position(tmp_path, tokenizers, kind):
     assert not torch.equal(other["masked_positions"], together["masked_positions"])
     if kind != "token":
         for features in (replace(sequences, word_starts=None), [{"input_ids": [2, 9, 3], "stream_position": 0}]):
-            with pytest.raises(ValueError, match=rf"masking.*{kind}.*word_starts"):
+            with pytest.raises(ValueError, match="word_starts"):
                 collator(features)
 
 
 def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
     tokenizer = chinese()
-    file = prepare(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
-    collator, batches = DataCollatorForRTD(tokenizer, masking="word", max_seq_length=10), []
+    file = blocks_of_text(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
+    collator = DataCollatorForRTD(tokenizer, masking="word", max_seq_length=10)
+    batches = []
     for features in ([file[0], file[1]], file.__getitems__([0, 1])):
         torch.manual_seed(0)
         batches.append(collator(features))
@@ -179,12 +177,13 @@ def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
 
 
 def test_held_out_words_that_were_found_otherwise_are_refused(tmp_path):
-    tokenizer, arguments = chinese(), PreparationArguments(max_seq_length=10)
-    train = prepare(tmp_path / "train", CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
-    held_out = prepare(tmp_path / "held_out", CHINESE[:11] * 30, tokenizer, 10)
+    tokenizer = chinese()
+    arguments = PreparationArguments(max_seq_length=10)
+    train = blocks_of_text(tmp_path / "train", CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
+    held_out = blocks_of_text(tmp_path / "held_out", CHINESE[:11] * 30, tokenizer, 10)
     for place in (held_out.path, str(tmp_path / "held_out" / "text.txt")):
         data = DataArguments(train_files=[train.path], held_out_files=[place])
-        with pytest.raises(ValueError, match=r"found by jieba .*, those of .* by tokenizer\. Prepare both"):
+        with pytest.raises(ValueError, match="jieba"):
             get_sequences(data, arguments, tmp_path, tokenizer)
 
 
@@ -202,14 +201,10 @@ def test_a_word_is_hidden_or_kept_as_a_whole_and_plain_wordpiece_shows_its_words
     assert abs(int(hidden[..., 0][whole].sum()) - 0.85 * count) < 4 * (0.85 * 0.15 * count) ** 0.5
 
 
-def test_segmenters_that_are_missing_or_do_not_fit_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jieba", None)
-    with pytest.raises(ValueError, match=r"pip install 'hf-electra-rtd\[zh\]'"):
-        words._jieba.__wrapped__()
-    monkeypatch.undo()
-    file = prepare(tmp_path / "blocks", CHINESE * 9, chinese(), 10)
+def test_a_segmenter_that_does_not_fit_is_refused(tmp_path):
+    file = blocks_of_text(tmp_path / "blocks", CHINESE * 9, chinese(), 10)
     data = DataArguments(train_files=[file.path], word_segmenter="jieba", held_out_share=0.0)
-    with pytest.raises(ValueError, match=r"train\.blocks were found by tokenizer\. Leave --word_segmenter out"):
+    with pytest.raises(ValueError, match="word_segmenter"):
         get_sequences(data, PreparationArguments(max_seq_length=10), tmp_path, chinese())
     data.train_files = [str(tmp_path / "blocks" / "text.txt")]
     for _ in range(2):  # from text, and from the blocks that this makes

@@ -10,8 +10,10 @@ from tests import reference
 @pytest.mark.parametrize("shape", [(1,), (7, 3), (5, 2, 9)])
 def test_value_and_gradient_equal_the_references(dtype, probability, shape):
     torch.manual_seed(0)
-    inputs, bits = torch.randn(shape, dtype=dtype, requires_grad=True), draw_dropout_bits(shape)
-    ours, obvious = dropout(inputs, bits, probability), reference.dropout(inputs, bits, probability)
+    inputs = torch.randn(shape, dtype=dtype, requires_grad=True)
+    bits = draw_dropout_bits(shape)
+    ours = dropout(inputs, bits, probability)
+    obvious = reference.dropout(inputs, bits, probability)
     tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0}
     torch.testing.assert_close(ours, obvious, **tolerance)
     upstream = torch.randn(shape, dtype=dtype)
@@ -34,7 +36,8 @@ def test_bits_are_uniform_and_independent_between_neighbours(shape):
     counts = torch.bincount((draws.int() + 2**15) >> 12, minlength=16).double()
     expected = counts.sum() / 16
     assert ((counts - expected) ** 2 / expected).sum() < 45  # chi square, 15 degrees of freedom: p = 1e-4
-    low, high = draws[:-1] < -26214, draws[1:] < -26214
+    low = draws[:-1] < -26214
+    high = draws[1:] < -26214
     both = (low & high).double().mean()
     assert abs(both - 0.1**2) < 4 * (0.01 / len(draws)) ** 0.5
 
@@ -42,7 +45,8 @@ def test_bits_are_uniform_and_independent_between_neighbours(shape):
 def test_bits_follow_torchs_generator():
     torch.manual_seed(3)
     state = torch.get_rng_state()
-    first, second = draw_dropout_bits((5, 7)), draw_dropout_bits((5, 7))
+    first = draw_dropout_bits((5, 7))
+    second = draw_dropout_bits((5, 7))
     assert not torch.equal(first, second)
     torch.set_rng_state(state)
     assert torch.equal(draw_dropout_bits((5, 7)), first)

@@ -81,7 +81,9 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
 
 
 def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
-    hidden, weight, bias = torch.zeros(4000, 1), torch.zeros(5, 1), torch.tensor([0.0, 500.0, 1.0, 1.0, 1.0])
+    hidden = torch.zeros(4000, 1)
+    weight = torch.zeros(5, 1)
+    bias = torch.tensor([0.0, 500.0, 1.0, 1.0, 1.0])
     sampling = Sampling(torch.rand(4000, 2, generator=torch.Generator().manual_seed(0)), 1.0, True)
     drawn = predict_masked(hidden, weight, bias, torch.ones(4000, dtype=torch.long), sampling).sampled
     shares = torch.bincount(drawn, minlength=5) / 4000
@@ -123,7 +125,8 @@ def test_under_autocast_products_are_bfloat16_and_sums_float32():
     truth, true_gradients = _reference(tensors, labels, torch.float64)
     assert predicted.loss.total.dtype == torch.float32
     assert _error(predicted.loss.total, truth) <= 1.05 * _error(obvious, truth) + 1e-4 * float(truth.detach())
-    ours, theirs = grad(predicted.loss.total, tensors), grad(obvious, tensors)
+    ours = grad(predicted.loss.total, tensors)
+    theirs = grad(obvious, tensors)
     for one, other, exact in zip(ours, theirs, true_gradients, strict=True):
         assert one.dtype == torch.float32
         assert _error(one, exact) <= 1.05 * _error(other, exact) + 1e-6 * float(exact.detach().abs().max())

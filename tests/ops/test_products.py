@@ -22,7 +22,8 @@ def test_products_and_gradients_are_those_of_float64(shape, inputs, outputs, has
     draw = [torch.randn(*size, generator=random) for size in ([*shape, inputs], [outputs, inputs], [outputs])]
     given = [tensor.clone().requires_grad_() for tensor in draw[: 2 + has_bias]]
     exact = [tensor.double().requires_grad_() for tensor in draw[: 2 + has_bias]]
-    result, expected = products.linear(*given), F.linear(*exact)
+    result = products.linear(*given)
+    expected = F.linear(*exact)
     weights = torch.randn(result.shape, generator=random) / result[..., 0].numel() ** 0.5
     (result * weights).sum().backward()
     (expected * weights.double()).sum().backward()
@@ -32,7 +33,8 @@ def test_products_and_gradients_are_those_of_float64(shape, inputs, outputs, has
 
 
 def test_transposed_views_are_multiplied_as_they_are():
-    left, right = torch.randn(7, 50), torch.randn(7, 30)
+    left = torch.randn(7, 50)
+    right = torch.randn(7, 30)
     expected = left.double().T @ right.double()
     torch.testing.assert_close(products.product(left.T, right).double(), expected, rtol=1e-5, atol=1e-5)
 
@@ -41,7 +43,8 @@ def test_transposed_views_are_multiplied_as_they_are():
     ("dtype", "autocast"), [(torch.float64, False), (torch.bfloat16, False), (torch.float32, True)]
 )
 def test_other_precisions_and_autocast_are_torchs_own_and_a_batch_may_be_empty(dtype, autocast):
-    input, weight = torch.randn(3, 5, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+    input = torch.randn(3, 5, dtype=dtype)
+    weight = torch.randn(4, 5, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         assert torch.equal(products.linear(input, weight), F.linear(input, weight))
     assert products.linear(torch.empty(0, 5), torch.randn(4, 5)).shape == (0, 4)
@@ -77,7 +80,9 @@ def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_processor_that_could_round_to_bfloat16_is_not_asked_to(monkeypatch, rounds, tiles):
     """With tiles, or where torch's permission gives 8 bits, which the first product shows."""
-    given, asked, setting = products._permitted, [], torch.backends.mkldnn.matmul
+    given = products._permitted
+    asked = []
+    setting = torch.backends.mkldnn.matmul
     before = setting.fp32_precision
 
     def permitted(left, right):
@@ -88,7 +93,8 @@ def test_a_processor_that_could_round_to_bfloat16_is_not_asked_to(monkeypatch, r
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     monkeypatch.setattr(products, "_rounds_to_bfloat16", functools.cache(products._rounds_to_bfloat16.__wrapped__))
     for shape in ((70, 50), (3, 70, 50)):
-        left, right = torch.randn(shape), torch.randn(*shape[:-2], 50, 30)
+        left = torch.randn(shape)
+        right = torch.randn(*shape[:-2], 50, 30)
         expected = left.double() @ right.double()
         torch.testing.assert_close(products.product(left, right).double(), expected, rtol=1e-5, atol=2e-5)
     assert not (tiles and asked)

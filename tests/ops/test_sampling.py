@@ -18,7 +18,8 @@ def _logits(rows, vocabulary, scale=3.0, seed=1, dtype=torch.float32):
 @pytest.mark.parametrize("vocabulary", [1, 2, 511, 512, 513, 1300])  # around the chunk of 512
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 2.0])
 def test_equals_the_reference_in_float64_where_a_token_is_forbidden_too(vocabulary, temperature):
-    logits, uniforms = _logits(200, vocabulary, dtype=torch.float64), _uniforms(200, 2).double()
+    logits = _logits(200, vocabulary, dtype=torch.float64)
+    uniforms = _uniforms(200, 2).double()
     for forbidden in (None, logits.argmax(dim=-1)) if vocabulary > 1 else (None,):
         drawn = sample_tokens(logits, uniforms, temperature, forbidden)
         assert torch.equal(drawn, reference.sample_tokens(logits, uniforms, temperature, forbidden))
@@ -28,7 +29,8 @@ def test_equals_the_reference_in_float64_where_a_token_is_forbidden_too(vocabula
 @pytest.mark.parametrize("shape", [(300, 513), (7, 43, 1300)])
 def test_in_lower_precision_it_differs_only_where_a_uniform_meets_a_boundary(dtype, shape):
     rows = int(np.prod(shape[:-1]))
-    logits, uniforms = _logits(rows, shape[-1], dtype=dtype), _uniforms(rows, 2)
+    logits = _logits(rows, shape[-1], dtype=dtype)
+    uniforms = _uniforms(rows, 2)
     drawn = sample_tokens(logits.view(shape), uniforms.view(*shape[:-1], 2)).flatten()
     exact = reference.sample_tokens(logits.double(), uniforms.double())
     assert (drawn != exact).float().mean() <= 0.01
@@ -51,7 +53,8 @@ def test_frequencies_match_the_softmax(temperature, vocabulary):
 
 @pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
 def test_the_forbidden_token_is_never_drawn(temperature):
-    logits, uniforms = _logits(2000, 30), _uniforms(2000, 2)
+    logits = _logits(2000, 30)
+    uniforms = _uniforms(2000, 2)
     forbidden = logits.argmax(dim=-1)
     assert not sample_tokens(logits, uniforms, temperature, forbidden).eq(forbidden).any()
     nothing = torch.full((2000,), -100)

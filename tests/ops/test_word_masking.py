@@ -34,7 +34,8 @@ def make_words(random, rows, length):
 @given(st.data())
 def test_what_is_chosen_is_what_the_plain_version_chooses(kind, data):
     random = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    rows, length = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 40))
+    rows = data.draw(st.integers(1, 4))
+    length = data.draw(st.integers(1, 40))
     candidates = random.random((rows, length)) < data.draw(st.sampled_from([0.0, 0.1, 0.9, 1.0]))
     starts = random.random((rows, length)) < data.draw(st.sampled_from([0.0, 0.6, 1.0]))
     slots = data.draw(st.integers(1, length))
@@ -51,7 +52,10 @@ def test_what_is_chosen_is_what_the_plain_version_chooses(kind, data):
 
 @by_kind
 def test_every_sequence_has_all_its_masks_and_at_most_two_groups_are_cut(kind):
-    random, rows, length, masked = np.random.default_rng(0), 2000, 128, 19
+    random = np.random.default_rng(0)
+    rows = 2000
+    length = 128
+    masked = 19
     _, starts = make_words(random, rows, length)
     candidates = np.ones((rows, length), dtype=bool)
     candidates[:, [0, 60, -1]] = False  # [CLS], [SEP], [SEP]
@@ -75,7 +79,8 @@ def test_every_sequence_has_all_its_masks_and_at_most_two_groups_are_cut(kind):
 @by_kind
 @pytest.mark.parametrize(("length", "masked"), [(128, 19), (32, 5)])  # in the second, spans are as long as the arc
 def test_every_token_is_as_likely_whatever_its_word_its_piece_and_its_place(kind, length, masked):
-    random, rows = np.random.default_rng(4), 20_000
+    random = np.random.default_rng(4)
+    rows = 20_000
     sizes, starts = make_words(random, rows, length)
     candidates = np.ones((rows, length), dtype=bool)
     candidates[:, [0, length // 2, -1]] = False
@@ -95,7 +100,9 @@ def test_every_token_is_as_likely_whatever_its_word_its_piece_and_its_place(kind
 
 @pytest.mark.parametrize(("kind", "number"), [("ngram", 50), ("span", 30)])
 def test_groups_have_the_published_numbers_of_words(kind, number):
-    random, rows, length = np.random.default_rng(2), 500, 400
+    random = np.random.default_rng(2)
+    rows = 500
+    length = 400
     everything = np.ones((rows, length), dtype=bool)
     _, groups, *_ = draw(random, kind, everything, everything, np.full(rows, length), length)
     # The first may be short, and only the last ones meet the end of the sequence.
@@ -108,7 +115,8 @@ def test_groups_have_the_published_numbers_of_words(kind, number):
 
 
 def test_the_first_group_of_a_sequence_is_shortened_to_any_length():
-    random, rows = np.random.default_rng(3), 20_000
+    random = np.random.default_rng(3)
+    rows = 20_000
     everything = np.ones((rows, 12), dtype=bool)
     _, groups, *_ = draw(random, "ngram", everything, everything, np.full(rows, 12), 12)
     counts = np.bincount((groups == 0).sum(axis=1), minlength=5)[1:]

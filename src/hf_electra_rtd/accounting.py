@@ -71,8 +71,11 @@ class _Convention(NamedTuple):
 
 
 def _of_sequence(config: Any, length: int, num_masked: float, convention: _Convention) -> Any:
-    main, generator, head = config.discriminator_config, config.generator_config, convention.masked_lm_head
-    predicts, forward = config.traits.predicts, convention.encoder(main, length)
+    main = config.discriminator_config
+    generator = config.generator_config
+    head = convention.masked_lm_head
+    predicts = config.traits.predicts
+    forward = convention.encoder(main, length)
     if predicts != "replaced":  # else its family may have no such head
         forward += (num_masked if predicts == "masked" else length) * head(main, main.hidden_size)
     if predicts != "masked":  # of "all" tokens the copy mechanism, which is as ELECTRA's head
@@ -82,8 +85,8 @@ def _of_sequence(config: Any, length: int, num_masked: float, convention: _Conve
         passes = (1 if config.freeze_generator else 1 + convention.backward) + config.samples_in_second_pass
         encoders = config.num_generator_encoders
         predicted = num_masked if encoders == 1 else length
-        one = encoders * convention.encoder(generator, length)
-        total += passes * (one + predicted * head(generator, encoders * generator.hidden_size))
+        encoding = encoders * convention.encoder(generator, length)
+        total += passes * (encoding + predicted * head(generator, encoders * generator.hidden_size))
         if encoders > 1:  # those learn at every token, and the masked ones are drawn from their states
             total += num_masked * head(generator, 0)
     return total
@@ -153,7 +156,10 @@ def _count(config: Any, task: str, length: int) -> tuple[int, int]:
 
 
 # Operations an element in the paper's convention (flops_computation.py, top of file).
-_DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5
+_DROPOUT = 4
+_LAYER_NORM = 5
+_ACTIVATION = 8
+_SOFTMAX = 5
 
 
 def _paper_encoder(config: Any, length: int) -> int:

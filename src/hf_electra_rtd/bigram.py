@@ -29,8 +29,10 @@ def count_text(model: Any, sequences: Any, tokenizer: Any) -> None:
     if not isinstance(model.proposals, CountedGenerator):
         return
     if not isinstance(sequences, Blocks):
-        what = f"generator={model.config.generator!r} counts prepared sequences"
-        raise ValueError(f"{what}, a BlockFile (hf-electra-rtd prepare), not a {type(sequences).__name__}.")
+        raise ValueError(
+            f"generator={model.config.generator!r} counts prepared sequences, a BlockFile (hf-electra-rtd prepare), "
+            f"not a {type(sequences).__name__}."
+        )
     if tokenizer is None:
         raise ValueError(f"generator={model.config.generator!r} never proposes special tokens: pass processing_class.")
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
@@ -46,10 +48,12 @@ class CountedBigram(Measure):
     the training sequences, p(y | x) their bigram with interpolated Kneser-Ney smoothing (Ney, Essen and Kneser 1994).
     """
 
-    num_sums, num_whole = 0, 2
+    num_sums = 0
+    num_whole = 2
 
     def __init__(self, sequences: Blocks, vocab_size: int, masked_only: bool = False) -> None:
-        header, self.masked_only = sequences.header, masked_only
+        header = sequences.header
+        self.masked_only = masked_only
         self._vocab_size = max(header.vocab_size, vocab_size)  # that of a model may be padded
         step = max(1, header.num_tokens // _MOST_TOKENS)
         pairs = [np.empty(0, dtype=np.int64)]
@@ -82,11 +86,14 @@ class CountedBigram(Measure):
         """The counts for a generator, in float32; `never` are the ids that it does not propose."""
         firsts, seconds = np.divmod(self._pairs, self._vocab_size)
         values = torch.from_numpy((self._counts - _DISCOUNT) / self._of_first[firsts]).float()
-        places, size = torch.from_numpy(np.stack([firsts, seconds])), (self._vocab_size, self._vocab_size)
+        places = torch.from_numpy(np.stack([firsts, seconds]))
+        size = (self._vocab_size, self._vocab_size)
         pairs = torch.sparse_coo_tensor(places, values, size, check_invariants=True).coalesce()
-        proposed, is_second = torch.ones(size[0], dtype=torch.bool), torch.zeros(size[0], dtype=torch.bool)
-        proposed[never], is_second[places[1]] = False, True
-        share, ends, rest = (torch.from_numpy(each).float() for each in (self._share, self._ends, self._rest))
+        proposed = torch.ones(self._vocab_size, dtype=torch.bool)
+        proposed[never] = False
+        is_second = torch.zeros(self._vocab_size, dtype=torch.bool)
+        is_second[places[1]] = True
+        share, ends, rest = (torch.from_numpy(shares).float() for shares in (self._share, self._ends, self._rest))
         return Counts(share, ends, rest, pairs, pairs.t().coalesce(), is_second, proposed)
 
     def scores(self, ids_BL: np.ndarray, real_BL: np.ndarray) -> np.ndarray:

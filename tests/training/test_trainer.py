@@ -271,7 +271,7 @@ def test_a_discriminator_that_reads_no_context_and_a_long_warmup_are_warned_of_o
     trainer.train()
     told = "the discriminator does not read context yet"
     assert caplog.text.count(f"Step 9: {told}") == caplog.text.count(told) == 1
-    assert "The warm-up takes 100 steps, the whole run only 20" in caplog.text
+    assert "warmup_steps=100" in caplog.text
 
 
 def test_other_optimizers_and_schedules_are_taken_as_named(tmp_path, blocks, tokenizer):

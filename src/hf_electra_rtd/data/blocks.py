@@ -92,10 +92,15 @@ class BlockWriter:
 
     def __init__(self, stack: ExitStack, path: Path, max_seq_length: int, vocab_size: int) -> None:
         self._file = stack.enter_context(open(path, "wb"))  # noqa: SIM115
-        temporary = [stack.enter_context(tempfile.TemporaryFile(dir=path.parent)) for _ in range(2)]  # noqa: SIM115
-        (self._bit_file, self._index_file), self._digest = temporary, hashlib.sha256()
-        self.max_seq_length, self.vocab_size = max_seq_length, vocab_size
-        self.num_sequences = self.num_tokens = self.num_full = self.num_two_segments = 0
+        self._bit_file = stack.enter_context(tempfile.TemporaryFile(dir=path.parent))  # noqa: SIM115
+        self._index_file = stack.enter_context(tempfile.TemporaryFile(dir=path.parent))  # noqa: SIM115
+        self._digest = hashlib.sha256()
+        self.max_seq_length = max_seq_length
+        self.vocab_size = vocab_size
+        self.num_sequences = 0
+        self.num_tokens = 0
+        self.num_full = 0
+        self.num_two_segments = 0
         self._write(_MAGIC)
 
     def write(self, sequences: Sequence[PackedSequence]) -> None:
@@ -109,7 +114,8 @@ class BlockWriter:
             starts[:, plane][np.arange(self.max_seq_length) < lengths[:, None]] = tokens & bit > 0
         self._bit_file.write(np.packbits(starts, axis=2).tobytes())
         index = np.empty(len(sequences), dtype=_INDEX)
-        index["end"], index["second_segment"] = self.num_tokens + lengths.cumsum(), second_segments
+        index["end"] = self.num_tokens + lengths.cumsum()
+        index["second_segment"] = second_segments
         self._index_file.write(index.tobytes())
         self.num_sequences += len(sequences)
         self.num_tokens += int(lengths.sum())
@@ -128,8 +134,13 @@ class BlockWriter:
             file.seek(0)
             while content := file.read(2**16):
                 self._write(content)
-        known = {name: getattr(self, name) for name in ("max_seq_length", "num_sequences", "num_tokens", "vocab_size")}
-        return {**known, "sha256": self._digest.hexdigest()}
+        return {
+            "max_seq_length": self.max_seq_length,
+            "num_sequences": self.num_sequences,
+            "num_tokens": self.num_tokens,
+            "vocab_size": self.vocab_size,
+            "sha256": self._digest.hexdigest(),
+        }
 
     @property
     def size(self) -> int:
@@ -141,23 +152,23 @@ class BlockWriter:
         self._digest.update(content)
 
 
-def write_header(file: BinaryIO, header: Any) -> None:
-    """Ends a file with its header, a dataclass."""
+def write_header(file: BinaryIO, header: BlockHeader) -> None:
+    """Ends a block file with its header."""
     text = json.dumps(dataclasses.asdict(header), ensure_ascii=False).encode()
     file.write(text + _FOOTER.pack(len(text), hashlib.sha256(text).digest()))
 
 
-def map_file(path: str, magic: bytes, kind: str) -> tuple[np.ndarray, dict[str, Any]]:
-    """The content of a memory-mapped file before its header, as bytes, and the header. Raises ValueError for one that
-    was cut off, or is no `kind` of file that begins with `magic`."""
+def _map_file(path: str) -> tuple[np.ndarray, BlockHeader]:
+    """The content of a memory-mapped block file before its header, as bytes, and the header. Raises ValueError for one
+    that was cut off, or is no block file."""
     # A plain array over the mapped file: indexing a `memmap` makes another one, which costs more than reading.
     content = np.asarray(np.memmap(path, np.uint8, "r"))
     end = len(content) - _FOOTER.size
     length, digest = _FOOTER.unpack(content[end:].tobytes())
-    text, content = content[end - length : end].tobytes(), content[: end - length]
-    if content[: len(magic)].tobytes() != magic or hashlib.sha256(text).digest() != digest:
-        raise ValueError(f"it is no whole {kind} of this version")
-    return content, json.loads(text)
+    header = content[end - length : end].tobytes()
+    if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(header).digest() != digest:
+        raise ValueError("it is no whole block file of this version")
+    return content[: end - length], BlockHeader(**json.loads(header))
 
 
 @contextmanager
@@ -220,20 +231,23 @@ class BlockFile(Blocks):
     def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
         with reading(self.path, _REMEDY):
-            content, values = map_file(self.path, _MAGIC, "block file")
-            self.header = header = BlockHeader(**values)
-            dtype, row_size = id_dtype(header.vocab_size), -(-header.max_seq_length // 8)
-            start, end = len(_MAGIC), len(_MAGIC) + header.num_tokens * dtype.itemsize
-            self._ids = content[start:end].view(dtype)
+            content, header = _map_file(self.path)
+            dtype = id_dtype(header.vocab_size)
+            row_size = -(-header.max_seq_length // 8)
+            end = len(_MAGIC) + header.num_tokens * dtype.itemsize
+            self._ids = content[len(_MAGIC) : end].view(dtype)
             end += -end % 8
             self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
-            self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
             end += self._bits.nbytes
-            self.shard_rows, self.shard_tokens = np.array([header.num_sequences]), np.array([header.num_tokens])
-            if end + -end % 8 + self._index.nbytes != len(content) or not self._index.nbytes:
+            end += -end % 8
+            self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
+            if end + self._index.nbytes != len(content) or not self._index.nbytes:
                 raise ValueError("its header does not fit its content")
-        found = hashlib.sha256(content.data).hexdigest() if verify else header.sha256
-        if found != header.sha256 or found != (sha256 or found):
+        self.header = header
+        self.shard_rows = np.array([header.num_sequences])
+        self.shard_tokens = np.array([header.num_tokens])
+        is_altered = verify and hashlib.sha256(content.data).hexdigest() != header.sha256
+        if is_altered or sha256 not in (None, header.sha256):
             raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")
         if verify and self._ids.max() >= header.vocab_size:
             raise ValueError(f"{self.path} holds ids beyond its vocabulary of {header.vocab_size}. Prepare it again.")
@@ -243,15 +257,16 @@ class BlockFile(Blocks):
         return BlockFile, (self.path, False, self.header.sha256)
 
     def read(self, indices: np.ndarray) -> SequenceBatch:
-        lengths, second_segments = self.lengths(indices), self._index["second_segment"][indices].astype(np.int64)
-        header, length = self.header, self.header.max_seq_length
+        lengths = self.lengths(indices)
+        second_segments = self._index["second_segment"][indices].astype(np.int64)
+        length = self.header.max_seq_length
         if self.is_full:
             ids = self._ids.reshape(-1, length).take(indices, axis=0)
         else:
             starts = self._index["end"][indices].astype(np.int64) - lengths
             ids = self._ids.take(starts[:, None] + np.minimum(np.arange(length), lengths[:, None] - 1))
         starts = np.unpackbits(self._bits.take(indices, axis=0), axis=2, count=length).view(bool)
-        words = None if header.word_segmenter is None else starts[:, 0]
+        words = None if self.header.word_segmenter is None else starts[:, 0]
         return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
@@ -287,7 +302,9 @@ class SequenceStream(Dataset):
         is_prepared = isinstance(sequences, Blocks)
         self.sequences = sequences
         self.num_positions = len(sequences) if num_positions is None else num_positions
-        self.seed, self.shuffle, self.first_position = seed, shuffle, first_position
+        self.seed = seed
+        self.shuffle = shuffle
+        self.first_position = first_position
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
@@ -310,12 +327,13 @@ class SequenceStream(Dataset):
 
     def __getitems__(self, indices: Sequence[int]) -> SequenceBatch | list[dict[str, Any]]:
         positions = np.asarray(indices, dtype=np.int64)
-        found, stream_positions = self.sequence_indices(positions), positions + self.first_position
+        sequence_indices = self.sequence_indices(positions)
+        stream_positions = positions + self.first_position
         if isinstance(self.sequences, Blocks):
             if len(self._rows) > 1:
                 self.sequences.expect(self._shards_at(positions))
-            return dataclasses.replace(self.sequences.read(found), stream_positions=stream_positions)
-        pairs = zip(found.tolist(), stream_positions.tolist(), strict=True)
+            return dataclasses.replace(self.sequences.read(sequence_indices), stream_positions=stream_positions)
+        pairs = zip(sequence_indices.tolist(), stream_positions.tolist(), strict=True)
         return [{**self.sequences[index], "stream_position": position} for index, position in pairs]
 
     @property
@@ -344,7 +362,8 @@ class SequenceStream(Dataset):
         epochs, rest = divmod(num_positions, len(self.sequences))
         windows, ends = self._windows(epochs)
         whole = int(np.searchsorted(ends, rest, side="right"))
-        of_shards, first = self.sequences.shard_tokens, int(ends[whole - 1]) if whole else 0
+        of_shards = self.sequences.shard_tokens
+        first = int(ends[whole - 1]) if whole else 0
         read_out = sum(int(of_shards[shards].sum()) for shards in windows[:whole])
         last = self.sequence_indices(np.arange(first, rest) + epochs * len(self.sequences))
         return epochs * int(of_shards.sum()) + read_out + int(self.sequences.lengths(last).sum())

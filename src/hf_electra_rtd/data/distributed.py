@@ -61,17 +61,21 @@ class ReadTexts(PipelineStep):
     """Reads files as `prepare` does, with its checks. Neighbouring files that begin within the same 16 MiB of the text
     are one part. Raises ValueError for a file that is named twice."""
 
-    name, type = "Texts", "📖 - READER"
+    name = "Texts"
+    type = "📖 - READER"
 
     def __init__(self, sources: Sequence[Source]) -> None:
         super().__init__()
         places = [os.path.abspath(source.place) for source in sources]
         if twice := [place for place, count in Counter(map(os.path.realpath, places)).items() if count > 1]:
             raise ValueError(f"{twice[0]} is named twice. Name it once.")
-        root, start, described = os.path.commonpath(map(os.path.dirname, places)), 0, []
+        root = os.path.commonpath(map(os.path.dirname, places))
+        start = 0
+        described = []
         parts = defaultdict[int, list[tuple[str, Source]]](list)
         for source, place in zip(sources, places, strict=True):
-            file, name = os.stat(place), os.path.relpath(place, root).replace(os.sep, "/")
+            file = os.stat(place)
+            name = os.path.relpath(place, root).replace(os.sep, "/")
             parts[start // _LARGEST_GROUP].append((name, replace(source, place=place)))
             described.append((name, file.st_size, file.st_mtime_ns, replace(source, place="")))
             start += file.st_size
@@ -97,7 +101,8 @@ class PackShards(PipelineStep):
     which no task of `output_dir` was finished.
     """
 
-    name, type = "Pack into shards", "💾 - WRITER"
+    name = "Pack into shards"
+    type = "💾 - WRITER"
 
     def __init__(
         self,
@@ -121,16 +126,32 @@ class PackShards(PipelineStep):
         check_tokenizer(tokenizer)
         get_packer(packing, tokenizer, max_seq_length, seed)
         self.names = PARTS[: 2 if held_out_share else 1]
-        self.output_dir, self.root = Path(output_dir).absolute(), get_datafolder(data_folder).resolve_paths("")
-        self.word_segmenter, self.num_proc = word_segmenter, num_proc
-        self.max_seq_length, self.packing, self.shard_size = max_seq_length, packing, shard_size
-        # `prepare_blocks` holds other documents out than this `split`.
-        recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": "no", "split": "text"}
-        self.recipe: dict[str, Any] = recipe
-        self.described = {"tokenizer_hash": tokenizer_hash(tokenizer), "packing": packing, "recipe": recipe}
-        self.described["word_segmenter"] = get_segmenter(word_segmenter)[1]
-        more = {"max_seq_length": max_seq_length, "shard_size": shard_size, **(settings or {})}
-        self.settings = {**self.recipe, **self.described, **more}
+        self.output_dir = Path(output_dir).absolute()
+        self.root = get_datafolder(data_folder).resolve_paths("")
+        self.word_segmenter = word_segmenter
+        self.num_proc = num_proc
+        self.max_seq_length = max_seq_length
+        self.packing = packing
+        self.shard_size = shard_size
+        self.recipe: dict[str, Any] = {
+            "held_out_share": held_out_share,
+            "seed": seed,
+            "drop_duplicates": "no",
+            "split": "text",  # `prepare_blocks` holds other documents out
+        }
+        self.described = {
+            "tokenizer_hash": tokenizer_hash(tokenizer),
+            "packing": packing,
+            "recipe": self.recipe,
+            "word_segmenter": get_segmenter(word_segmenter)[1],
+        }
+        self.settings = {
+            **self.recipe,
+            **self.described,
+            "max_seq_length": max_seq_length,
+            "shard_size": shard_size,
+            **(settings or {}),
+        }
         check_settings(self.output_dir, self.settings)
         keep_tokenizer(tokenizer, self.output_dir / TOKENIZER_DIRECTORY)
 
@@ -169,15 +190,19 @@ class PackShards(PipelineStep):
         """The name of a document's part."""
         if _PART in document.metadata:
             return str(document.metadata[_PART])
-        file, root = str(document.metadata.get("file_path", "")), self.root.rstrip("/") + "/"
+        file = str(document.metadata.get("file_path", ""))
+        root = self.root.rstrip("/") + "/"
         if not file.startswith(root):
-            told = f"The document {document.id} has no file_path below {self.root} in its metadata"
-            raise ValueError(f"{told}. Name the reader's data_folder, and let it add_file_path.")
+            raise ValueError(
+                f"The document {document.id} has no file_path below {self.root} in its metadata. "
+                "Name the reader's data_folder, and let it add_file_path."
+            )
         return file.removeprefix(root)
 
     def _lines(self, documents: Iterable[Document], sources: dict[str, dict[str, Any]]) -> Iterator[tuple[int, str]]:
         """What `pack` takes. `sources` becomes what `scan` says of each file, its hash not yet in hexadecimal."""
-        threshold, key = round(self.recipe["held_out_share"] * 2**64), str(self.recipe["seed"]).encode()
+        threshold = round(self.recipe["held_out_share"] * 2**64)
+        key = str(self.recipe["seed"]).encode()
         for document in documents:
             file = document.metadata["file_path"]
             try:
@@ -187,8 +212,14 @@ class PackShards(PipelineStep):
             if not lines:
                 continue
             text = "\n".join(lines).encode()
-            new = {"name": os.path.basename(file), "weight": 1.0, "sha256": hashlib.sha256()}
-            facts = sources.setdefault(file, {**new, "num_lines": 0, "num_documents": 0})
+            new: dict[str, Any] = {
+                "name": os.path.basename(file),
+                "weight": 1.0,
+                "sha256": hashlib.sha256(),
+                "num_lines": 0,
+                "num_documents": 0,
+            }
+            facts = sources.setdefault(file, new)
             facts["sha256"].update(text + b"\n\n")
             facts["num_lines"] += len(lines)
             facts["num_documents"] += 1
@@ -200,9 +231,12 @@ def check_settings(output_dir: Path, settings: Mapping[str, Any]) -> None:
     """Raises ValueError if a task of `output_dir` was finished with other settings, but for those not named here."""
     for path in sorted((output_dir / TASKS_DIRECTORY / _RECEIPTS).glob("*.json")):
         before = read_json(path)["settings"]
-        if other := [name for name in settings if name in before and before[name] != settings[name]]:
-            told = f"Task {int(path.stem)} of {output_dir} was finished with other settings ({', '.join(other)})"
-            raise ValueError(f"{told}. Give the same flags and unchanged files, or choose another --output_dir.")
+        changed = [name for name in settings if name in before and before[name] != settings[name]]
+        if changed:
+            raise ValueError(
+                f"Task {int(path.stem)} of {output_dir} was finished with other settings ({', '.join(changed)}). "
+                "Give the same settings and unchanged files, or choose another output_dir."
+            )
 
 
 def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
@@ -217,14 +251,16 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
     _forget(output_dir, missing)
     _refuse_unfinished(missing, tasks, get_datafolder(str(output_dir / TASKS_DIRECTORY)))
     receipts = [read_json(_receipt(output_dir, rank)) for rank in range(tasks)]
-    settings, parts = receipts[0]["settings"], [part for receipt in receipts for part in receipt["parts"]]
+    settings = receipts[0]["settings"]
+    parts = [part for receipt in receipts for part in receipt["parts"]]
     check_settings(output_dir, {**settings, "tasks": tasks})
     parts.sort(key=lambda part: str(part["name"]))
     if twice := [part for part, after in pairwise(parts) if part["name"] == after["name"]]:
         raise ValueError(f"Two tasks packed {twice[0]['sources'][0]['name']}. Let the reader give a file to one task.")
     _check_shards(output_dir, receipts)
     for number in range(2 if settings["held_out_share"] else 1)[::-1]:  # the training sequences last
-        directory, statistics = output_dir / PARTS[number], Counter[str]()
+        directory = output_dir / PARTS[number]
+        statistics = Counter[str]()
         for part in parts:
             statistics.update(part["statistics"][number])
         files = [directory / name for part in parts for name, _ in part["files"][number]]
@@ -264,7 +300,8 @@ def _forget(output_dir: Path, ranks: Iterable[int]) -> None:
 
 def _refuse_unfinished(missing: Sequence[int], tasks: int, logging_dir: DataFolder) -> None:
     if missing:
-        log, last = f"logs/task_{missing[0]:05d}.log", "nothing"
+        log = f"logs/task_{missing[0]:05d}.log"
+        last = "nothing"
         if logging_dir.exists(log):
             with logging_dir.open(log, "r", errors="replace") as file:
                 last = next((line.strip() for line in reversed(file.readlines()) if line.strip()), last)
@@ -283,9 +320,12 @@ class LocalExecutor(LocalPipelineExecutor):
     """Runs each task in a process of its own. (datatrove's would wait for ever for one that is killed.)"""
 
     def run(self) -> None:
-        context, content = get_context("forkserver"), dill.dumps(self)
+        context = get_context("forkserver")
         context.set_forkserver_preload([__name__])
-        waiting, running, killed = self.get_incomplete_ranks(), dict[Any, int](), Counter[int]()
+        content = dill.dumps(self)
+        waiting = self.get_incomplete_ranks()
+        running: dict[Any, int] = {}
+        killed = Counter[int]()
         while waiting or running:
             while waiting and len(running) < self.workers:
                 process = context.Process(target=_run_alone, args=(content, waiting[0]), daemon=True)
@@ -294,11 +334,13 @@ class LocalExecutor(LocalPipelineExecutor):
             connection.wait([process.sentinel for process in running])
             for process in [process for process in running if process.exitcode is not None]:
                 rank = running.pop(process)
-                killed[rank] += process.exitcode < 0
-                if again := process.exitcode < 0 and killed[rank] < _ATTEMPTS:
+                if process.exitcode >= 0:
+                    logger.info(f"Task {rank} {'failed' if process.exitcode else 'is done'}.")
+                    continue
+                killed[rank] += 1
+                if killed[rank] < _ATTEMPTS:
                     waiting.append(rank)
-                how = "was killed" if process.exitcode < 0 else "failed" if process.exitcode else "is done"
-                logger.info(f"Task {rank} {how}{' and runs again' if again else ''}.")
+                logger.info(f"Task {rank} was killed{' and runs again' if rank in waiting else ''}.")
         _refuse_unfinished(self.get_incomplete_ranks(skip_completed=True), self.tasks, self.logging_dir)
 
 
@@ -311,7 +353,8 @@ class RayExecutor(RayPipelineExecutor):
         if not ray.is_initialized():
             ray.init()
         task = ray.remote(num_cpus=self.cpus_per_task, max_retries=_ATTEMPTS - 1)(_run_rank)
-        content, waiting = ray.put(dill.dumps(self)), list[Any]()
+        content = ray.put(dill.dumps(self))
+        waiting: list[Any] = []
         for rank in self.get_incomplete_ranks():
             if len(waiting) >= self.workers:
                 waiting = ray.wait(waiting)[1]
@@ -355,12 +398,21 @@ def _run_here(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -
 
 def _submit(pipeline: list[Any], directory: Path, arguments: Any, cpus: int) -> str:
     """Submits the tasks to Slurm, and a job that writes the indexes when they have ended."""
-    options, log = dict(arguments.sbatch), directory / TASKS_DIRECTORY
-    sizes = {"tasks": arguments.tasks, "workers": arguments.workers or -1, "cpus_per_task": cpus}
-    sizes["mem_per_cpu_gb"] = options.pop("mem_per_cpu_gb", 2)
-    # What the executor does not know, it hands to sbatch.
-    shared = {"partition": options.pop("partition"), "time": options.pop("time"), "qos": "", "sbatch_args": options}
-    shared["env_command"] = f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH"
+    log = directory / TASKS_DIRECTORY
+    options = dict(arguments.sbatch)
+    sizes = {
+        "tasks": arguments.tasks,
+        "workers": arguments.workers or -1,
+        "cpus_per_task": cpus,
+        "mem_per_cpu_gb": options.pop("mem_per_cpu_gb", 2),
+    }
+    shared = {
+        "partition": options.pop("partition"),
+        "time": options.pop("time"),
+        "qos": "",
+        "sbatch_args": options,  # what the executor does not know, it hands to sbatch
+        "env_command": f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH",
+    }
     job = SlurmPipelineExecutor(pipeline, job_name="prepare", logging_dir=str(log), **sizes, **shared)
     # It runs where a task failed, too, and names it.
     after = {"depends": job, "run_on_dependency_fail": True, "skip_completed": False, "job_name": "index"}
@@ -385,8 +437,9 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
         "--held_out_files": data.held_out_files,
         "--drop_duplicates": data.drop_duplicates != "no",
     }
-    if found := [what for what, is_there in refused.items() if is_there]:
-        raise ValueError(f"--executor reads each file of text once, and takes no {found[0]}. Prepare without it.")
+    for option, is_there in refused.items():
+        if is_there:
+            raise ValueError(f"--executor reads each file of text once, and takes no {option}. Prepare without it.")
 
 
 def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
@@ -397,18 +450,32 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
     """
     sources = data.sources()
     _check(arguments, data, sources)
-    directory, reader = Path(arguments.output_dir).absolute(), ReadTexts(sources)
-    options = {key: getattr(data, key) for key in ("packing", "held_out_share", "word_segmenter")}
-    options |= {key: getattr(arguments, key) for key in ("max_seq_length", "seed")}
-    options["shard_size"] = data.shard_bytes or SHARD_SIZE
-    flags = {key: getattr(data, key) for key in ("tokenizer", "vocab_size", "lowercase")}
-    settings = {**flags, "train_files": reader.corpus}
+    directory = Path(arguments.output_dir).absolute()
+    reader = ReadTexts(sources)
+    settings = {
+        "tokenizer": data.tokenizer,
+        "vocab_size": data.vocab_size,
+        "lowercase": data.lowercase,
+        "train_files": reader.corpus,
+    }
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced
     for file in (file for name in PARTS for file in (directory / name).glob("[!.]*")):
         if file.suffix != BLOCK_SUFFIX and file.name != INDEX_FILE:
             raise ValueError(f"{file} lies where shards are written. Choose another --output_dir.")
-    tokenizer, cpus = get_tokenizer(data, arguments, directory), data.num_proc or 1
-    packing = PackShards(directory, tokenizer, num_proc=cpus, settings=settings, **options)
+    tokenizer = get_tokenizer(data, arguments, directory)
+    cpus = data.num_proc or 1
+    packing = PackShards(
+        directory,
+        tokenizer,
+        arguments.max_seq_length,
+        packing=data.packing,
+        held_out_share=data.held_out_share,
+        seed=arguments.seed,
+        word_segmenter=data.word_segmenter,
+        num_proc=cpus,
+        shard_size=data.shard_bytes or SHARD_SIZE,
+        settings=settings,
+    )
     run = _submit if arguments.executor == "slurm" else _run_here
     done = run([reader, packing], directory, arguments, cpus)
     return [str(Path(arguments.output_dir, name)) for name in packing.names], done

@@ -36,11 +36,17 @@ from hf_electra_rtd.training.meters import NEAR_CHANCE, OLD
 
 # A training log shows the loss of each network and one number of how well it does.
 _BRIEF = {
-    *("generator_loss", "generator_accuracy", "discriminator_loss", "discriminator_recall"),
-    *("discriminator_masked_accuracy", "discriminator_token_accuracy"),
+    "generator_loss",
+    "generator_accuracy",
+    "discriminator_loss",
+    "discriminator_recall",
+    "discriminator_masked_accuracy",
+    "discriminator_token_accuracy",
 }
 _LONGEST_START = 64  # tokens shown of a sequence
-_SCORED_TOKENS, _SENTENCES, _LONGEST_SENTENCE = 2048, 3, 18  # of held-out text: scored, and shown
+_SCORED_TOKENS = 2048  # of held-out text
+_SENTENCES = 3  # of it that are shown
+_LONGEST_SENTENCE = 18  # tokens
 _LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
 _ENDS = tuple(".!?\u3002\uff01\uff1f")  # what ends a sentence, in Chinese, too
 # What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
@@ -76,7 +82,8 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
 def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     """The line for a log of training steps or of an evaluation; None for other logs. The time left is that of
     training steps, as many as are left, at the speed of those that were trained."""
-    step, max_steps = state.global_step, max(1, state.max_steps)
+    step = state.global_step
+    max_steps = max(1, state.max_steps)
     parts = [f"step {step:,}/{max_steps:,} ({step / max_steps:.0%})"]
     for title, prefix in (("HELD-OUT", "eval_"), ("OLD TEXT", OLD)):
         if f"{prefix}discriminator_loss" in logs:
@@ -121,7 +128,7 @@ def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, head
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Text]], console: Console) -> None:
     """Prints columns of cells side by side, folded to the console, with the labels of the lines at their left."""
     table = Table.grid(padding=(0, 2, 0, 0))
-    cells = [Text("\n").join([*each, Text()]) for each in columns]
+    cells = [Text("\n").join([*column, Text()]) for column in columns]
     table.add_row(Text("\n".join(labels), "dim"), Columns(cells, padding=(0, 2, 0, 0)))
     console.print(table)
 
@@ -151,8 +158,10 @@ def read_tokens(model: ElectraForRTDPretraining, collator: Any, sequences: Any) 
     training = model.training
     output: Any = model.eval()(**batch)
     model.train(training)
-    seen, names = observe(output, batch), collator.tokenizer.convert_ids_to_tokens
-    stages, scores = (seen.originals, output.corrupted_input_ids, batch["input_ids"]), seen.real.float() * math.nan
+    seen = observe(output, batch)
+    names = collator.tokenizer.convert_ids_to_tokens
+    stages = (seen.originals, output.corrupted_input_ids, batch["input_ids"])
+    scores = seen.real.float() * math.nan
     if model.config.traits.predicts == "replaced":
         asked = seen.masked if model.objective.masked_only else seen.real
         scores = output.logits.float().sigmoid().where(asked, math.nan)
@@ -170,7 +179,8 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
     stages = ["original", "masked", "sampled", "label"][: 4 if model.config.traits.has_generator else 2]
     console.print(f"Sequences of the first step, {'/'.join(stages)}", style="bold")
     for tokens in read_tokens(model, collator, sequences):
-        words, labels = [], [str(int(token.original != token.corrupted)) for token in tokens]
+        words = []
+        labels = [str(int(token.original != token.corrupted)) for token in tokens]
         read = (show(tokens, collator.tokenizer, stage) for stage in ("original", "visible", "corrupted"))
         for token, *parts in list(zip(tokens, *read, labels, strict=True))[:_LONGEST_START]:
             words.append("/".join(parts[: len(stages)]) if token.masked else parts[0])
@@ -180,9 +190,10 @@ def print_samples(model: ElectraForRTDPretraining, collator: Any, sequences: Any
 def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
     """`23 of 41 replaced tokens found, 3 false alarms`."""
     counts = Counter(token.verdict[0] for token in tokens)
-    replaced, alarms = counts["found"] + counts["missed"], counts["false alarm"]
-    told = f"{alarms:,} false alarm" + ("" if alarms == 1 else "s")
-    return f"{counts['found']:,} of {replaced:,} replaced tokens found, {told}"
+    replaced = counts["found"] + counts["missed"]
+    alarms = counts["false alarm"]
+    plural = "" if alarms == 1 else "s"
+    return f"{counts['found']:,} of {replaced:,} replaced tokens found, {alarms:,} false alarm{plural}"
 
 
 def average_probability(tokens: Iterable[ScoredToken]) -> float:
@@ -198,7 +209,8 @@ def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stag
 
 def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
     """The first sentence with a replaced token, or the tokens around it where it is long; empty without one."""
-    special, shown = {tokenizer.cls_token, tokenizer.sep_token}, show(tokens, tokenizer)
+    special = {tokenizer.cls_token, tokenizer.sep_token}
+    shown = show(tokens, tokenizer)
     first = next((at for at, token in enumerate(tokens) if token.original != token.corrupted), None)
     if first is None:
         return []
@@ -212,12 +224,15 @@ def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreT
     """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
     was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
     starts = [at for at, name in enumerate(show(tokens, tokenizer)) if at == 0 or not name.startswith("##")]
-    join, text, before = tokenizer.convert_tokens_to_string, Text(), tokenizer.cls_token
+    join = tokenizer.convert_tokens_to_string
+    text = Text()
+    before = tokenizer.cls_token
     for start, stop in pairwise([*starts, len(tokens)]):
         word = tokens[start:stop]
         if text.cell_len > _LONGEST_TEXT:
             break
-        originals, read = [token.original for token in word], [token.corrupted for token in word]
+        originals = [token.original for token in word]
+        read = [token.corrupted for token in word]
         shown = join([before, *read]).removeprefix(join([before]))  # with the space that belongs before it
         around = before[-1] + shown.strip()[:1]
         closed = (sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around)
@@ -246,8 +261,10 @@ def print_summary(
 ) -> None:
     """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out
     metrics, and what to do next. The model is read from `output_dir`, where it lies whole even if it was sharded."""
-    console, config = Console(highlight=False), ElectraRTDConfig.from_dict(record.model)
-    metrics, detects = describe_metrics(record.metrics, "eval_"), config.traits.predicts == "replaced"
+    console = Console(highlight=False)
+    config = ElectraRTDConfig.from_dict(record.model)
+    metrics = describe_metrics(record.metrics, "eval_")
+    detects = config.traits.predicts == "replaced"
     if detects and held_out is not None:
         model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
         count_text(model, stream, collator.tokenizer)
@@ -256,7 +273,8 @@ def print_summary(
         tokens = [token for sequence in sequences for token in sequence]
         average = average_probability(tokens)
         console.print(f"\nHeld-out text, {count} sequences: {describe_verdicts(tokens)}.", style="bold")
-        auc, bigram = record.metrics["eval_discriminator_auc"] or math.nan, record.metrics.get("eval_bigram_auc")
+        auc = record.metrics["eval_discriminator_auc"] or math.nan
+        bigram = record.metrics.get("eval_bigram_auc")
         if not math.isnan(auc):
             says = "does not read context yet" if auc < NEAR_CHANCE else "reads context"
             counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
@@ -276,8 +294,11 @@ def print_summary(
     print_rows(f"The run ({config.objective})", rows.items(), console)
     towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
     run = shlex.quote(output_dir)
-    held = f"{output_dir} holds {towers} for stock transformers, and the joint model for more training. Next:"
-    console.print(held, markup=False, soft_wrap=True)
+    console.print(
+        f"{output_dir} holds {towers} for stock transformers, and the joint model for more training. Next:",
+        markup=False,
+        soft_wrap=True,
+    )
     shows = "score --model" if config.traits.needs_noise else "detect --model"
     as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
     commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []

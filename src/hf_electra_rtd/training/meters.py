@@ -56,10 +56,10 @@ class TrainingMeters:
 
     def drain(self, reduce: Callable[[Tensor], Tensor] = lambda sums: sums) -> dict[str, float]:
         """The measures since the last call, and `tokens`; empty without a batch. `reduce` sums over processes."""
-        sums, self._sums = self._sums, None
-        if sums is None:
+        if self._sums is None:
             return {}
-        tokens, *totals = reduce(sums).tolist()
+        tokens, *totals = reduce(self._sums).tolist()
+        self._sums = None
         return report_totals(self._measures, totals) | {"tokens": tokens}
 
 
@@ -76,7 +76,8 @@ class Stopwatch:
         self._started = time.perf_counter()
 
     def stop(self) -> None:
-        self._passed, self._started = self.seconds, None
+        self._passed = self.seconds
+        self._started = None
 
     @property
     def seconds(self) -> float:
@@ -84,7 +85,8 @@ class Stopwatch:
 
     def lap(self) -> float:
         """Seconds since the last lap, at least a nanosecond."""
-        began, self._lap_began = self._lap_began, self.seconds
+        began = self._lap_began
+        self._lap_began = self.seconds
         return max(self._lap_began - began, 1e-9)
 
     @contextmanager
@@ -106,8 +108,8 @@ def set_yardstick(model: ElectraForRTDPretraining, stream: Any, held_out: Any) -
     is_counted = model.config.traits.predicts == "replaced" and held_out is not None
     model.yardsticks = ()
     if is_counted and isinstance(sequences, Blocks):
-        vocab_size, masked_only = model.config.discriminator_config.vocab_size, model.objective.masked_only
-        model.yardsticks = (CountedBigram(sequences, vocab_size, masked_only),)
+        vocab_size = model.config.discriminator_config.vocab_size
+        model.yardsticks = (CountedBigram(sequences, vocab_size, model.objective.masked_only),)
 
 
 @torch.no_grad()
@@ -136,14 +138,19 @@ def evaluation_at(step: int, log_history: Sequence[dict[str, Any]], prefix: str 
 def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """The metrics of the `new` and the `old` held-out text, without their prefix, before the first step and at the
     last; without a text that was not evaluated before the first."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    compared: dict[str, dict[str, dict[str, Any]]] = {}
     for text, prefix in (("new", "eval_"), ("old", OLD)):
-        for when, at in (("before", 0), ("after", step)) if evaluation_at(0, log_history, prefix) else ():
-            metrics = evaluation_at(at, log_history, prefix).items()
-            kept = {name.removeprefix(prefix): value for name, value in metrics if not name.endswith(_OF_TIME)}
-            if kept:
-                found.setdefault(text, {})[when] = kept
-    return found
+        if not evaluation_at(0, log_history, prefix):
+            continue
+        for when, at in (("before", 0), ("after", step)):
+            metrics = {
+                name.removeprefix(prefix): value
+                for name, value in evaluation_at(at, log_history, prefix).items()
+                if not name.endswith(_OF_TIME)
+            }
+            if metrics:
+                compared.setdefault(text, {})[when] = metrics
+    return compared
 
 
 # ---- Signs of trouble ----
@@ -152,9 +159,11 @@ def before_and_after(step: int, log_history: Sequence[dict[str, Any]]) -> dict[s
 class DivergedError(FloatingPointError):
     """The loss or a weight is no longer a finite number."""
 
-    def __init__(self, step: int, what: str) -> None:
-        remedy = "Start again with a lower --learning_rate or more --warmup_steps."
-        super().__init__(f"Step {step:,}: {what} is no longer finite. The run stops and saves nothing more. {remedy}")
+    def __init__(self, step: int, quantity: str) -> None:
+        super().__init__(
+            f"Step {step:,}: {quantity} is no longer finite. The run stops and saves nothing more. "
+            "Start again with a lower learning_rate or more warmup_steps."
+        )
 
 
 def check_loss(step: int, loss: float) -> None:
@@ -166,7 +175,7 @@ def check_loss(step: int, loss: float) -> None:
 def check_weights(step: int, model: nn.Module) -> None:
     """Raises [`DivergedError`] for a weight that is not finite; waits for the device once. Each process checks its own
     part of a sharded model."""
-    parts = (each.to_local() if isinstance(each, DTensor) else each for each in model.parameters())
+    parts = (part.to_local() if isinstance(part, DTensor) else part for part in model.parameters())
     if not torch.stack([part.isfinite().all() for part in parts]).all():
         raise DivergedError(step, "a weight")
 
@@ -177,14 +186,16 @@ def warn_if_flat(state: TrainerState) -> None:
     logs = {log["step"]: log for log in state.log_history if "eval_bigram_auc" in log}
     aucs: list[float] = []
     for step, log in logs.items():
-        auc, bigram, before = log["eval_discriminator_auc"], log["eval_bigram_auc"], aucs[-(len(aucs) // 3 + 1) :]
+        auc = log["eval_discriminator_auc"]
+        bigram = log["eval_bigram_auc"]
+        before = aucs[-(len(aucs) // 3 + 1) :]
         is_flat = len(aucs) > 1 and auc < min(bigram, NEAR_CHANCE) and auc - min(before) < _LEAST_RISE
         if is_flat and step >= state.max_steps / 3:
             if step == state.global_step:
                 logger.warning(
                     f"Step {step:,}: the discriminator does not read context yet. Its held-out AUC is {auc:.3f}, near "
-                    f"chance, and flat; a counted bigram has {bigram:.3f}. Try smaller batches or more --max_steps: "
-                    "with --initialization stock it often rises only after thousands of steps."
+                    f"chance, and flat; a counted bigram has {bigram:.3f}. Try smaller batches or more steps: from "
+                    "the usual random weights it often rises only after thousands of steps."
                 )
             return
         aucs.append(auc)
@@ -236,7 +247,8 @@ def make_record(
 ) -> records.PretrainingRecord:
     """The record of a run so far. `stream`, `held_out` and `old_held_out` are streams or any datasets. `arguments` are
     groups beside `training`."""
-    step, num_sequences = state.global_step, state.global_step * args.sequences_per_step
+    step = state.global_step
+    num_sequences = step * args.sequences_per_step
     parts = {"train": stream, "held_out": held_out, "old_held_out": old_held_out}
     return records.PretrainingRecord(
         command=command or records.public_command(sys.argv),
@@ -271,7 +283,8 @@ def count_flops(
     model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int
 ) -> dict[str, float | int | None]:
     """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.accounting`."""
-    length, masked = args.max_seq_length, num_masked(args.mask_probability, args.max_seq_length)
+    length = args.max_seq_length
+    masked = num_masked(args.mask_probability, length)
     return {
         "model": float(model_flops(model.config, num_sequences, length, masked)),
         "paper": paper_flops(model.config, num_sequences, length, masked / length),

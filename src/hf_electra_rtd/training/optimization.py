@@ -127,6 +127,8 @@ def make_schedule(optimizer: Optimizer, args: Any, num_training_steps: int) -> L
     """The schedule of a run. Warns of a warm-up that takes the whole run."""
     num_warmup_steps = args.get_warmup_steps(num_training_steps)
     if num_warmup_steps >= num_training_steps:
-        whole = f"the whole run only {num_training_steps:,}. Lower --warmup_steps (0: none; below 1: a share)."
-        logger.warning(f"The warm-up takes {num_warmup_steps:,} step{'s'[: num_warmup_steps != 1]}, {whole}")
+        logger.warning(
+            f"warmup_steps={num_warmup_steps:,}, but the whole run takes only {num_training_steps:,}. "
+            "Lower it (0: none; below 1: a share)."
+        )
     return get_electra_schedule(optimizer, num_warmup_steps, num_training_steps)

@@ -1,5 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
+import json
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from hf_electra_rtd.cli import (
 )
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data import prepare
-from hf_electra_rtd.publishing import publish
+from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.training import arguments, model, pretrain
 
 
@@ -191,12 +192,15 @@ def test_an_option_that_changes_nothing_is_told_once(caplog):
 # Each table with the dataclasses whose fields it names.
 TRAINING = (RTDTrainingArguments,)
 PRETRAINING = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tuning.FineTuningArguments)
 TABLES = {
     "pretrain": (pretrain.RULES, PRETRAINING),
     "networks": (model.RULES, (model.ModelArguments,)),
     "training": (arguments.RULES, TRAINING),
     "one network learns": (arguments.ALONE_RULES, TRAINING),
     "hub": (arguments.HUB_RULES, TRAINING),
+    "finetune": (fine_tuning.RULES, FINE_TUNING),
+    "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
     "prepare": (prepare.RULES, (prepare.PreparationArguments,)),
     "text": (prepare.DATA_RULES, (prepare.DataArguments,)),
     "prepared text": (prepare.PREPARED_RULES, (prepare.DataArguments,)),
@@ -247,7 +251,8 @@ def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog)
                 object.__setattr__(owner, entry.name, "another")
         for name, _, value in (part.partition("=") for part in given):
             owner, entry = owners[name]
-            object.__setattr__(owner, name, value or another_value(entry))
+            number = json.loads(value) if value and "interval" in entry.metadata else value
+            object.__setattr__(owner, name, another_value(entry) if value == "" else number)
         check_arguments(*made, rules=[rule])
 
     enough = rule.needs[:1]

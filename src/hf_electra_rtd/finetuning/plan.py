@@ -167,8 +167,8 @@ class Plan:
                 raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
             tasks = [own_task("own" if names == ["all"] else names[0], self.own)]
         else:
-            names = expand_task_names(self.flags.benchmark, names)
-            tasks = [get_task(self.flags.benchmark, name) for name in names]
+            benchmark = self.flags.benchmark
+            tasks = [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
         return [with_label_words(task, self.flags.label_words, self.flags.template) for task in tasks]
 
     def _job(self, task: Task) -> Job:

@@ -54,7 +54,8 @@ def example_features(kind: str) -> Any:
     """
     from datasets import Features, List, Value
 
-    text, number = Value("string"), Value("int64")
+    text = Value("string")
+    number = Value("int64")
     texts: dict[str, Any] = {"texts": List(text)}
     columns: dict[str, Any] = {
         "classification": texts | {"label": text},
@@ -302,11 +303,10 @@ def _class(task: Task, value: Any) -> str:
 
 def _known(task: Task, label: str) -> str:
     if task.labels and label not in task.labels:
-        own = " They are those of the training examples, unless `labels` names them."
-        raise ValueError(
-            f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
-            f"{own if task.benchmark == 'own' else ''}"
-        )
+        message = f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
+        if task.benchmark == "own":
+            message += " They are those of the training examples, unless `labels` names them."
+        raise ValueError(message)
     return label
 
 

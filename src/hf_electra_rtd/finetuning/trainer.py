@@ -28,7 +28,8 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
-        self.seed, self.epoch = seed, 0
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -74,8 +75,11 @@ class FineTuner(OriginalTrainer):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         args.label_names = ["labels"]
-        self.kind, self.dev, self.settings = kind, dev, dict(settings or {})
-        self.layerwise_lr_decay, self.off_by_one = layerwise_lr_decay, off_by_one
+        self.kind = kind
+        self.dev = dev
+        self.settings = dict(settings or {})
+        self.layerwise_lr_decay = layerwise_lr_decay
+        self.off_by_one = off_by_one
         self.evaluation_seconds = 0.0
         super().__init__(
             model=model,
@@ -125,15 +129,19 @@ class FineTuner(OriginalTrainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Nothing where a run goes on from its last step, or from where it stopped early: the Trainer would take one
         step more."""
-        stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        is_stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stops)
+        is_stopped = any(
+            isinstance(callback, EarlyStoppingCallback)
+            and callback.early_stopping_patience_counter >= callback.early_stopping_patience
+            for callback in self.callback_handler.callbacks
+        )
         if self.state.global_step < self.state.max_steps and not is_stopped:
             super()._run_epoch(*args, **kwargs)
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
         """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).
         Outputs that are not finite are a ValueError."""
-        kind, features = self.kind, split.features
+        kind = self.kind
+        features = split.features
         assert features is not None
         outputs: Any = ()
         if len(features):
@@ -141,8 +149,9 @@ class FineTuner(OriginalTrainer):
             outputs = self.predict(features.select(order)).predictions
             arrays = outputs if isinstance(outputs, tuple) else (outputs,)
             if not all(np.isfinite(array).all() for array in arrays):
-                title = kind.task.title
-                raise ValueError(f"{title}: outputs are not finite: training diverged. Lower --learning_rate.")
+                raise ValueError(
+                    f"{kind.task.title}: outputs are not finite: training diverged. Lower --learning_rate."
+                )
             arrays = tuple(array[np.argsort(order, kind="stable")] for array in arrays)
             outputs = arrays if isinstance(outputs, tuple) else arrays[0]
             if kind.task.kind in ("classification", "multi_label"):

@@ -123,7 +123,7 @@ class LabelWordsKind(ClassificationKind):
             longer = max(range(len(texts)), key=lambda part: (len(alone[part]), part))
             keep = len(alone[longer]) - -(-surplus // len(texts))
             if keep < 1:
-                raise ValueError(f"--max_seq_length {self.max_seq_length}: the template leaves no room for text.")
+                raise ValueError(f"max_seq_length is {self.max_seq_length}: the template leaves no room for text.")
             shorter = texts[longer][: alone[longer].offsets[keep][0]]
             tokens, places, _ = self._fill([*texts[:longer], shorter, *texts[longer + 1 :]])
             return tokens, places, True

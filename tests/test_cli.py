@@ -33,7 +33,7 @@ from hf_electra_rtd.cli import (
     run,
 )
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.data import prepare
+from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.training import arguments, model, pretrain
 
@@ -144,7 +144,7 @@ def test_the_help_of_pretrain_fits_on_two_screens_and_names_flags_that_there_are
     with pytest.raises(SystemExit):
         pretrain.main(["--help"])
     assert len(capsys.readouterr().out.splitlines()) <= 120
-    types = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+    types = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
     known = {entry.name for type_ in types for entry in fields(type_)}
     assert {name for group in pretrain.HELP_GROUPS.values() for name in group} <= known
 
@@ -191,7 +191,7 @@ def test_an_option_that_changes_nothing_is_told_once(caplog):
 
 # Each table with the dataclasses whose fields it names.
 TRAINING = (RTDTrainingArguments,)
-PRETRAINING = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+PRETRAINING = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
 FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tuning.FineTuningArguments)
 TABLES = {
     "pretrain": (pretrain.RULES, PRETRAINING),
@@ -201,9 +201,9 @@ TABLES = {
     "hub": (arguments.HUB_RULES, TRAINING),
     "finetune": (fine_tuning.RULES, FINE_TUNING),
     "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
-    "prepare": (prepare.RULES, (prepare.PreparationArguments,)),
-    "text": (prepare.DATA_RULES, (prepare.DataArguments,)),
-    "prepared text": (prepare.PREPARED_RULES, (prepare.DataArguments,)),
+    "prepare": (data_arguments.RULES, (data_arguments.PreparationArguments,)),
+    "text": (data_arguments.DATA_RULES, (data_arguments.DataArguments,)),
+    "prepared text": (data_arguments.PREPARED_RULES, (data_arguments.DataArguments,)),
     "detect": (detection.RULES, (detection.DetectArguments,)),
     "correct": (correction.RULES, (correction.CorrectArguments,)),
     "export": (export.RULES, (export.ExportArguments,)),

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 import zstandard
 
-from hf_electra_rtd.data import prepare
-from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data import prepare, sequences
+from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
+from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
@@ -31,7 +32,7 @@ def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp
     with pytest.raises(ValueError, match=r"train\.blocks cannot be read: No such file.*all machines"):
         get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
     first = get_sequences(data, RUN, tmp_path, tokenizer)
-    monkeypatch.setattr(prepare, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
+    monkeypatch.setattr(sequences, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
     opened = get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
     assert [file.header for file in opened] == [file.header for file in first]
 

@@ -88,7 +88,7 @@ def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, token
 def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(tmp_path, corpus, monkeypatch):
     data = DataArguments([str(corpus)], vocab_size=100)
     trained, again = (tokenizer_hash(get_tokenizer(data, RUN, tmp_path)) for _ in range(2))
-    monkeypatch.setattr(prepare, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr(sequences, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
     resumed = get_tokenizer(data, RUN, tmp_path / "none", checkpoint=str(tmp_path / "tokenizer"))
     assert trained == again == tokenizer_hash(resumed)
     assert trained == tokenizer_hash(get_tokenizer(data, OTHER_PROCESS, tmp_path))

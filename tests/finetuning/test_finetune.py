@@ -421,7 +421,7 @@ def test_a_report_that_fails_leaves_the_record_and_one_that_is_killed_makes_the_
 def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(encoder, tmp_path):
     flags = {"model_name_or_path": encoder, "benchmark": "more", "data_dir": tmp_path / "absent"}
     flags |= {"output_dir": tmp_path / "run", "task_name": ["chnsenticorp", "squad2"], "doc_stride": 60}
-    with pytest.raises(ValueError, match=r"SQuAD 2.0: .*--doc_stride"):
+    with pytest.raises(ValueError, match=r"SQuAD 2.0: .*doc_stride"):
         run_finetune(**flags, max_seq_length=64)
 
 
@@ -462,7 +462,7 @@ def test_adapters_are_trained_saved_merged_and_predict_what_they_did(finished, t
         after = Classifier(str(directory / name), use_cpu=True).predict([line["texts"][0] for line in before])
         for answer, wanted in zip(after, before, strict=True):
             assert answer["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
-    with pytest.raises(ValueError, match="other settings: lora"):
+    with pytest.raises(ValueError, match="lora"):
         run_finetune(**flags | {"num_train_epochs": 8, "learning_rate": 1e-2, "merge_adapter": False})
     with pytest.raises(ValueError, match="--merge_adapter"):
         run_finetune(**finished[1] | {"model_name_or_path": directory / "model"})

@@ -160,9 +160,7 @@ def test_columns_of_any_type_are_written_and_no_column_replaces_another(finished
     (line,) = predicted(finished[0] / "run", "--file", tmp_path / "a.parquet")
     assert (line["when"][:10], line["raw"], line["input_label"]) == ("2020-01-02", "b'x'", "old")
     write_text(tmp_path / "b.jsonl", json.dumps(line) + "\n")
-    with pytest.raises(
-        ValueError, match=r"b\.jsonl, line 1: 'label' would become 'input_label', a column that is there"
-    ):
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: .*'input_label'"):
         predicted(finished[0] / "run", "--file", tmp_path / "b.jsonl")
 
 

@@ -133,14 +133,14 @@ def broken(directory, tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({}, "Give either"),
-        ({"model": "a", "discriminator": "b"}, "Give either"),
-        ({"model": "a", "generator": "b"}, "Give either"),
-        ({"model": "{}/alone"}, "has no generator. Name one"),
+        ({}, "model"),
+        ({"model": "a", "discriminator": "b"}, "discriminator"),
+        ({"model": "a", "generator": "b"}, "generator"),
+        ({"model": "{}/alone"}, "generator"),
         ({"model": "{}/mlm-joint"}, "mlm-joint.*replace_mlm"),
-        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "the networks have 55 and 60"),
-        ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator has no words"),
-        ({"model": "{}/words"}, "has 58 tokens, and the networks have 55"),
+        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "55 and 60"),
+        ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator"),
+        ({"model": "{}/words"}, "58 .* 55"),
         ({"model": "{}/mlm-joint", "runtime": "onnx"}, "onnx"),
     ],
 )

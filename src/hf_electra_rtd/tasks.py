@@ -377,7 +377,7 @@ def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
             expanded += [task.name for task in BENCHMARKS[benchmark] if not task.trained_on]
             continue
         if owner := get_task(benchmark, name).trained_on:
-            raise ValueError(f"{name} has no training data: the model of {owner} predicts it (--predict).")
+            raise ValueError(f"{name} has no training data: the model of {owner} predicts it (predict).")
         expanded.append(name)
     return tuple(dict.fromkeys(expanded))
 

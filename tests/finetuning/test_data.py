@@ -237,7 +237,7 @@ def test_a_second_run_finds_the_examples_in_the_cache_unless_the_file_changed(tm
         ("drcd dev drcd/dev.json", ["{}"], r"dev\.json .*'data'.*squad"),
         ("conll2000 train conll2000/train.txt", ["He PRP B-NP", "is VBZ"], "line 2 "),
         ("lcqmc dev lcqmc/dev.tsv", ["问一\t问二\t1".encode("gbk")], r"dev\.tsv, line 1 .*UTF-8"),
-        ("rte dev", [], "nyu-mll/glue.*'validation'.*--data_dir"),
+        ("rte dev", [], "nyu-mll/glue.*'validation'.*data_dir"),
     ],
 )
 def test_errors_name_the_file_and_the_line_or_the_remedy(tmp_path, where, lines, message):
@@ -479,7 +479,7 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
         ({"labels": ["a", "a"]}, "--labels"),
         ({"metrics": ["f2"]}, "--metrics"),
         ({"metrics": ["f1"], "labels": ["a", "b", "c"]}, "f1 .* 3"),
-        ({"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5}, "'dev' .*--validation_share"),
+        ({"train_file": "single.csv", "labels": ["A", "B"], "validation_share": 0.5}, "'dev' .*validation_share"),
         ({"train_file": "none.csv"}, "none.csv"),
         ({"train_file": "t.xlsx"}, "t.xlsx .*tsv"),
         ({"text_column_name": "txt"}, "line 2: .*'txt'.*'text'"),

@@ -158,7 +158,7 @@ def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_ref
 @pytest.mark.parametrize(
     ("source", "auto_class", "head", "message"),
     [
-        (ELECTRA, TAGS, "paper", "--head paper .*ElectraForTokenClassification"),
+        (ELECTRA, TAGS, "paper", "'paper' .*ElectraForTokenClassification"),
         (T5Config(), CHOICE, "transformers", "AutoModelForMultipleChoice .*'t5'"),
         (PreTrainedConfig(), CLASSES, "transformers", "configuration"),
     ],

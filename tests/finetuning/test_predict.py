@@ -150,7 +150,7 @@ def test_a_model_of_pairs_takes_pairs_and_one_of_texts_takes_texts(finished, enc
     write_text(tmp_path / "a.jsonl", json.dumps(rows[0]) + "\n")
     command = ["--file", tmp_path / "a.jsonl", "--text_column_name", "a"]
     assert len(predicted(tmp_path / "run", *command, "--second_text_column_name", "b")) == 1
-    with pytest.raises(ValueError, match="--second_text_column_name"):
+    with pytest.raises(ValueError, match="second_text_column_name"):
         predicted(tmp_path / "run", *command)
 
 

@@ -111,9 +111,7 @@ def test_entities_have_spans_whose_last_character_is_included(tmp_path):
 def test_what_no_server_takes_is_not_written(tmp_path, caplog, task, split, skipped):
     assert write_submission(task, split, ["entailment"], split_of("0", skipped=skipped), tmp_path) is None
     assert os.listdir(tmp_path) == []
-    assert [("RTE.tsv" in message and "2 examples" in message) for message in caplog.messages] == [True] * bool(
-        skipped
-    )
+    assert ("RTE.tsv" in caplog.text) == bool(skipped)
 
 
 def test_the_zip_holds_the_files_alone_and_what_the_server_would_refuse_is_named(tmp_path, caplog):

@@ -59,7 +59,7 @@ _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "l
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
-_NO_HUB = "Check its name and the connection, or give files instead (--data_dir, or your own)."
+_NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."
 
 
 @dataclass
@@ -125,7 +125,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     if task.validation_share and split in ("train", "dev"):
         examples = _hold_out(task, examples, dev=split == "dev")
     if not len(examples):
-        share = f" with --validation_share {task.validation_share:g}" if task.validation_share else ""
+        share = f" with validation_share={task.validation_share:g}" if task.validation_share else ""
         raise ValueError(f"{name} has no row for the split {split!r} of {task.title}{share} ({skipped:,} skipped).")
     if split not in task.test_splits and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
@@ -165,7 +165,7 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
         if not len(split.features) and name == "train":
             raise ValueError(f"{kind.task.title}: no example of the training split can be learned.")
         described = split.describe()
-        for fate, why in (("skipped", ""), ("truncated", f" (--max_seq_length {kind.max_seq_length})")):
+        for fate, why in (("skipped", ""), ("truncated", f" (max_seq_length={kind.max_seq_length})")):
             if described[fate]:
                 of_all = f"{described[fate]:,} of {len(split.examples):,} examples"
                 logger.warning(f"{kind.task.title}, {name}: {of_all} {fate}{why}.")

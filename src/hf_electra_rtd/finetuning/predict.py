@@ -119,7 +119,7 @@ class Classifier:
     def check_number(self, place: str, count: int) -> None:
         """Raises ValueError for another number of texts than the model was fine-tuned on."""
         if count != self.number:
-            wanted = "one text" if self.number == 1 else "pairs of texts (--second_text_column_name)"
+            wanted = "one text" if self.number == 1 else "pairs of texts (second_text_column_name)"
             raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {place} has {count}.")
 
 

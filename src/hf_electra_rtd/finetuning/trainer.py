@@ -149,9 +149,7 @@ class FineTuner(OriginalTrainer):
             outputs = self.predict(features.select(order)).predictions
             arrays = outputs if isinstance(outputs, tuple) else (outputs,)
             if not all(np.isfinite(array).all() for array in arrays):
-                raise ValueError(
-                    f"{kind.task.title}: outputs are not finite: training diverged. Lower --learning_rate."
-                )
+                raise ValueError(f"{kind.task.title}: outputs are not finite: training diverged. Lower learning_rate.")
             arrays = tuple(array[np.argsort(order, kind="stable")] for array in arrays)
             outputs = arrays if isinstance(outputs, tuple) else arrays[0]
             if kind.task.kind in ("classification", "multi_label"):
@@ -209,7 +207,7 @@ def layer_heights(model: PreTrainedModel) -> dict[int, int]:
     encoder: Any = model.base_model
     lists = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList)}
     if not lists:
-        raise ValueError(f"A {type(model).__name__} has no list of layers. Pass --layerwise_lr_decay 1.")
+        raise ValueError(f"A {type(model).__name__} has no list of layers. Set layerwise_lr_decay to 1.")
     name = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
     num_layers = len(lists[name])
     children = [child for child, _ in encoder.named_children()]

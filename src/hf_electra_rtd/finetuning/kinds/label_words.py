@@ -39,21 +39,21 @@ def with_label_words(task: Task, words: Sequence[str] | None, template: str | No
     if not (words or template):
         return task
     if task.kind != "classification":
-        raise ValueError(f"--label_words is for classification, not {task.kind}.")
+        raise ValueError(f"label_words is for classification, not {task.kind}.")
     of_class = dict(word.partition("=")[::2] for word in words or ())
     template = template or ""
     if len(of_class) < len(words or ()):
-        raise ValueError("--label_words gives one class two words. Give each class one.")
+        raise ValueError("label_words gives one class two words. Give each class one.")
     for name in of_class:
         if name not in task.labels:
-            raise ValueError(f"--label_words: no class {name!r}. {known_names(name, task.labels, 'classes')}")
+            raise ValueError(f"label_words: no class {name!r}. {known_names(name, task.labels, 'classes')}")
     for name in task.labels:
         if not of_class.get(name, "").strip():
-            raise ValueError(f"--label_words has no word for the class {name!r}. Add {name}=WORD.")
+            raise ValueError(f"label_words has no word for the class {name!r}. Add {name}=WORD.")
     wanted = ["label", "text", "text_pair"] if len(task.columns) == 2 else ["label", "text"]
     if sorted(_PLACES.findall(template)) != wanted:
         places = ", ".join(f"{{{name}}}" for name in wanted)
-        raise ValueError(f"--template {template!r} must have each of {places} once, and no other braces.")
+        raise ValueError(f"template {template!r} must have each of {places} once, and no other braces.")
     return dataclasses.replace(task, label_words=of_class, template=template)
 
 
@@ -91,9 +91,9 @@ class LabelWordsKind(ClassificationKind):
         for word in task.label_words.values():
             ids = self._tokenize([word], add_special_tokens=False)["input_ids"][0]
             if not ids or tokenizer.unk_token_id in ids:
-                raise ValueError(f"--label_words: the vocabulary has no word {word!r}. Choose another.")
+                raise ValueError(f"label_words: the vocabulary has no word {word!r}. Choose another.")
             if tuple(ids) in seen:
-                raise ValueError(f"--label_words: {word!r} has the tokens of another class's word. Choose another.")
+                raise ValueError(f"label_words: {word!r} has the tokens of another class's word. Choose another.")
             seen.add(tuple(ids))
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:

@@ -1,5 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
+import json
 import os
 import signal
 import subprocess
@@ -32,8 +33,8 @@ from hf_electra_rtd.cli import (
     run,
 )
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.data import prepare
-from hf_electra_rtd.publishing import publish
+from hf_electra_rtd.data import arguments as data_arguments
+from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.training import arguments, model, pretrain
 
 
@@ -143,7 +144,7 @@ def test_the_help_of_pretrain_fits_on_two_screens_and_names_flags_that_there_are
     with pytest.raises(SystemExit):
         pretrain.main(["--help"])
     assert len(capsys.readouterr().out.splitlines()) <= 120
-    types = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+    types = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
     known = {entry.name for type_ in types for entry in fields(type_)}
     assert {name for group in pretrain.HELP_GROUPS.values() for name in group} <= known
 
@@ -190,16 +191,19 @@ def test_an_option_that_changes_nothing_is_told_once(caplog):
 
 # Each table with the dataclasses whose fields it names.
 TRAINING = (RTDTrainingArguments,)
-PRETRAINING = (pretrain.RunArguments, model.ModelArguments, prepare.DataArguments, RTDTrainingArguments)
+PRETRAINING = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
+FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tuning.FineTuningArguments)
 TABLES = {
     "pretrain": (pretrain.RULES, PRETRAINING),
     "networks": (model.RULES, (model.ModelArguments,)),
     "training": (arguments.RULES, TRAINING),
     "one network learns": (arguments.ALONE_RULES, TRAINING),
     "hub": (arguments.HUB_RULES, TRAINING),
-    "prepare": (prepare.RULES, (prepare.PreparationArguments,)),
-    "text": (prepare.DATA_RULES, (prepare.DataArguments,)),
-    "prepared text": (prepare.PREPARED_RULES, (prepare.DataArguments,)),
+    "finetune": (fine_tuning.RULES, FINE_TUNING),
+    "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
+    "prepare": (data_arguments.RULES, (data_arguments.PreparationArguments,)),
+    "text": (data_arguments.DATA_RULES, (data_arguments.DataArguments,)),
+    "prepared text": (data_arguments.PREPARED_RULES, (data_arguments.DataArguments,)),
     "detect": (detection.RULES, (detection.DetectArguments,)),
     "correct": (correction.RULES, (correction.CorrectArguments,)),
     "export": (export.RULES, (export.ExportArguments,)),
@@ -247,7 +251,8 @@ def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog)
                 object.__setattr__(owner, entry.name, "another")
         for name, _, value in (part.partition("=") for part in given):
             owner, entry = owners[name]
-            object.__setattr__(owner, name, value or another_value(entry))
+            number = json.loads(value) if value and "interval" in entry.metadata else value
+            object.__setattr__(owner, name, another_value(entry) if value == "" else number)
         check_arguments(*made, rules=[rule])
 
     enough = rule.needs[:1]

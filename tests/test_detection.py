@@ -75,9 +75,9 @@ def test_random_masks_fall_on_the_asked_share_and_never_on_cls_or_sep(run, proba
 @pytest.mark.parametrize(
     ("sentence", "words", "message"),
     [
-        *((SENTENCE, ["old", word], f"There is no word '{word}' in the sentence") for word in ("mill", "fox", "")),
-        ("  \n", None, "has no token"),
-        ("mill " * 63, None, r"has 65 tokens with .*, and the model 64 positions"),
+        *((SENTENCE, ["old", word], f"'{word}'") for word in ("mill", "fox", "")),
+        ("  \n", None, "token"),
+        ("mill " * 63, None, " 65 .* 64 "),
     ],
 )
 def test_sentences_and_words_that_cannot_be_masked_are_refused(run, sentence, words, message):
@@ -133,14 +133,14 @@ def broken(directory, tmp_path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({}, "Give either"),
-        ({"model": "a", "discriminator": "b"}, "Give either"),
-        ({"model": "a", "generator": "b"}, "Give either"),
-        ({"model": "{}/alone"}, "has no generator. Name one"),
+        ({}, "model"),
+        ({"model": "a", "discriminator": "b"}, "discriminator"),
+        ({"model": "a", "generator": "b"}, "generator"),
+        ({"model": "{}/alone"}, "generator"),
         ({"model": "{}/mlm-joint"}, "mlm-joint.*replace_mlm"),
-        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "the networks have 55 and 60"),
-        ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator has no words"),
-        ({"model": "{}/words"}, "has 58 tokens, and the networks have 55"),
+        ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "55 and 60"),
+        ({"discriminator": "{}/other/discriminator", "as_is": True}, "discriminator"),
+        ({"model": "{}/words"}, "58 .* 55"),
         ({"model": "{}/mlm-joint", "runtime": "onnx"}, "onnx"),
     ],
 )

@@ -92,12 +92,12 @@ class _PairRanker:
         z_RK = torch.empty(ids_RK.shape, dtype=torch.float64, device=ids_RK.device)
         at_once = max(1, self.batch_size // ids_RK.shape[1])
         for begin in range(0, len(rows_R), at_once):  # texts, each with every candidate in its place
-            some = slice(begin, begin + at_once)
-            tried = {name: ids[some].repeat_interleave(ids_RK.shape[1], dim=0) for name, ids in inputs.items()}
-            places = places_R[some].repeat_interleave(ids_RK.shape[1])[:, None]
-            tried["input_ids"].scatter_(1, places, ids_RK[some].reshape(-1, 1))
+            rows = slice(begin, begin + at_once)
+            tried = {name: ids[rows].repeat_interleave(ids_RK.shape[1], dim=0) for name, ids in inputs.items()}
+            places = places_R[rows].repeat_interleave(ids_RK.shape[1])[:, None]
+            tried["input_ids"].scatter_(1, places, ids_RK[rows].reshape(-1, 1))
             logits = detection.replaced_logits(self.discriminator, tried).gather(1, places)
-            z_RK[some] = logits.view(-1, ids_RK.shape[1])
+            z_RK[rows] = logits.view(-1, ids_RK.shape[1])
         scores_RK = token_log_probability(z_RK, log_p_RV.gather(1, ids_RK), _DRAWN)
         gains_RK = scores_RK[:, 1:] - scores_RK[:, :1]
         return best_RK, gains_RK.masked_fill(~allowed_RV.gather(1, best_RK), -math.inf)
@@ -207,10 +207,10 @@ class Corrector(detection.TextJudge):
         corrector.settings = {**settings, "top_k": corrector.top_k}
         return corrector
 
-    def tell(self, text: str, found: list[tuple[Any, ...]]) -> dict[str, Any]:
+    def tell(self, text: str, errors: list[tuple[Any, ...]]) -> dict[str, Any]:
         """`target`, the corrected text, and `errors`, as (wrong, right, first character of wrong in the source)."""
-        target = replace_parts(text, ((at, at + len(wrong), right) for at, wrong, right in found))
-        return {"target": target, "errors": [(wrong, right, at) for at, wrong, right in found]}
+        target = replace_parts(text, ((at, at + len(wrong), right) for at, wrong, right in errors))
+        return {"target": target, "errors": [(wrong, right, at) for at, wrong, right in errors]}
 
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
         errors = [list[tuple[Any, ...]]() for _ in pieces]
@@ -225,7 +225,8 @@ class Corrector(detection.TextJudge):
                 if best is None or best.gain <= self.margin:
                     continue
                 accepted.append(row)
-                (start, stop, *_) = best.unit
+                start = best.unit.start
+                stop = best.unit.stop
                 text = texts[row]
                 before = zip(errors[row], spans, strict=True)
                 moved = sum(len(span) - len(wrong) for (_, wrong, _), span in before if span.start < start)
@@ -241,7 +242,7 @@ class Corrector(detection.TextJudge):
     ) -> list[list[Change]]:
         """For each text (no longer than a piece) the words that are suspected with more than `threshold`, each with
         the best word for its place. `settled` are characters that stay."""
-        found: list[list[Change]] = [[] for _ in texts]
+        changes: list[list[Change]] = [[] for _ in texts]
         least = torch.tensor(threshold, dtype=torch.float64).logit().item()
         for places, encoding, inputs in self.batches(texts):
             suspicion = self.ranker.suspicion(inputs).tolist()
@@ -249,27 +250,29 @@ class Corrector(detection.TextJudge):
             for row, place in enumerate(places):
                 text = texts[place]
                 kept = [*(settled[place] if settled else ()), *self.confusions.protected_in(text)]
-                units = [(suspicion[row][unit.first], unit) for unit in find_units(text, encoding.encodings[row])]
-                units = [(logit, unit) for logit, unit in units if logit > least and self._may_change(
-                    text, unit, int(inputs["input_ids"][row, unit.first]), kept)]  # fmt: skip
-                suspects += [(row, unit, logit) for logit, unit in sorted(units, key=lambda one: -one[0])[:_SUSPECTS]]
+                units = []
+                for unit in find_units(text, encoding.encodings[row]):
+                    logit = suspicion[row][unit.first]
+                    if logit > least and self._may_change(text, unit, int(inputs["input_ids"][row, unit.first]), kept):
+                        units.append((row, unit, logit))
+                suspects += sorted(units, key=lambda suspect: -suspect[2])[:_SUSPECTS]
             for begin in range(0, len(suspects), self.batch_size):
-                some = suspects[begin : begin + self.batch_size]
-                rows = torch.tensor([row for row, _, _ in some], device=self.device)
-                at = torch.tensor([unit.first for _, unit, _ in some], device=self.device)
+                tried = suspects[begin : begin + self.batch_size]
+                rows = torch.tensor([row for row, _, _ in tried], device=self.device)
+                at = torch.tensor([unit.first for _, unit, _ in tried], device=self.device)
                 own = inputs["input_ids"][rows, at].tolist()
-                words = [texts[places[row]][unit.start : unit.stop] for row, unit, _ in some]
+                words = [texts[places[row]][unit.start : unit.stop] for row, unit, _ in tried]
                 allowed = np.stack([self._allowed(word, index) for word, index in zip(words, own, strict=True)])
-                given = {name: ids[rows] for name, ids in inputs.items()}
-                ids, gains = self.ranker.gains(given, at, torch.from_numpy(allowed).to(self.device), self.top_k)
+                of_suspects = {name: ids[rows] for name, ids in inputs.items()}
+                ids, gains = self.ranker.gains(of_suspects, at, torch.from_numpy(allowed).to(self.device), self.top_k)
                 best = gains.max(dim=1)
                 chosen = ids.gather(1, best.indices[:, None])[:, 0].tolist()
-                proposed = zip(some, words, chosen, best.values.tolist(), strict=True)
+                proposed = zip(tried, words, chosen, best.values.tolist(), strict=True)
                 for (row, unit, logit), word, index, gain in proposed:
                     if gain > -math.inf:
                         right = in_case_of(word, self._words.texts[index])
-                        found[places[row]].append(Change(unit, right, logit, gain))
-        return found
+                        changes[places[row]].append(Change(unit, right, logit, gain))
+        return changes
 
     def _may_change(self, text: str, unit: Unit, index: int, kept: Sequence[range]) -> bool:
         """Whether a unit is a word of one known token outside of what stays."""
@@ -280,7 +283,7 @@ class Corrector(detection.TextJudge):
     def _allowed(self, word: str, own: int) -> np.ndarray:
         """The tokens that may stand in a word's place, bool (V,)."""
         words = self._words
-        continues = bool(self._words.continues[own])
+        continues = bool(words.continues[own])
         rights = self.confusions.rights.get(word, self.confusions.rights.get(words.texts[own]))
         if rights is not None:
             allowed = np.zeros_like(words.is_word)
@@ -303,23 +306,27 @@ class Corrector(detection.TextJudge):
         pairs = draw.sample(pairs, min(len(pairs), _CALIBRATED_ON))
         wrong = []
         for (source, right), changes in zip(pairs, self.propose([source for source, _ in pairs]), strict=True):
-            wrong.append([(one, _is_right(one, source, right)) for one in changes])
+            wrong.append([(change, _is_right(change, source, right)) for change in changes])
         highest = [max(change.suspicion for change in changes) for changes in clean if changes] or [0.0]
         options: list[tuple[int, float, float, float]] = []
         for least in np.quantile(highest, np.linspace(0, 1, 21)).tolist():
-            tried = ([one.gain for one in changes if one.suspicion > least] for changes in clean)
+            tried = ([change.gain for change in changes if change.suspicion > least] for changes in clean)
             gains = sorted((max(of_text, default=-math.inf) for of_text in tried), reverse=True)
             margin = max(gains[min(int(rate * len(gains)), len(gains) - 1)], _ANY_GAIN)
             hits = 0
             for of_pair in wrong:
-                first = ((one.gain, is_right) for one, is_right in of_pair if one.suspicion > least)
+                first = ((change.gain, is_right) for change, is_right in of_pair if change.suspicion > least)
                 gain, is_right = max(first, default=(-math.inf, False))
                 hits += is_right and gain > margin
             options.append((hits, least, margin, sum(gain > margin for gain in gains) / len(gains)))
         hits, least, self.margin, made = max(options, key=lambda option: option[0])
         self.threshold = 1 / (1 + math.exp(-least))
-        found = {"wrong_sentences_corrected_first": hits / len(pairs) if pairs else 0.0}
-        return {"threshold": self.threshold, "margin": self.margin, "false_positive_rate": made, **found}
+        return {
+            "threshold": self.threshold,
+            "margin": self.margin,
+            "false_positive_rate": made,
+            "wrong_sentences_corrected_first": hits / len(pairs) if pairs else 0.0,
+        }
 
 
 def _is_right(change: Change, source: str, right: str) -> bool:

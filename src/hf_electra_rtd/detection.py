@@ -231,11 +231,11 @@ class TextJudge(ABC):
 
     @abstractmethod
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
-        """What is found in each piece, each behind the place of its first character."""
+        """What is wrong, or every word, in each piece: tuples that begin with the place of its first character."""
 
     @abstractmethod
-    def tell(self, text: str, found: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """The result for a text, of what was found in its pieces."""
+    def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
+        """The result for a text, of what `judge` says of its pieces."""
 
     @torch.no_grad()
     def __call__(self, texts: str | Sequence[str]) -> Any:
@@ -244,30 +244,34 @@ class TextJudge(ABC):
         if isinstance(texts, str):
             return self([texts])[0]
         cut = list(map(self.pieces, texts))
-        found = [list[tuple[Any, ...]]() for _ in texts]
-        pieces = [(row, *piece) for row, (of_text, _) in enumerate(cut) for piece in of_text]
+        pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
+        findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
         for (row, begin, _), of_piece in zip(pieces, self.judge([piece for *_, piece in pieces]), strict=True):
-            found[row] += [(begin + at, *rest) for at, *rest in of_piece]
-        return [
-            {"source": text, **self.tell(text, of_text), **({"skipped": why} if why else {})}
-            for text, of_text, (_, why) in zip(texts, found, cut, strict=True)
-        ]
+            findings[row] += [(begin + at, *rest) for at, *rest in of_piece]
+        results = []
+        for text, of_text, (_, why) in zip(texts, findings, cut, strict=True):
+            result = {"source": text, **self.tell(text, of_text)}
+            if why:
+                result["skipped"] = why
+            results.append(result)
+        return results
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
         """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
         if not text.strip():
             return [], "it is empty"
         encoding = self._encode([text]).encodings[0]
-        ids = encoding.ids  # `.ids` makes a list of all at each call
-        unknown = self.tokenizer.unk_token_id
-        if all(ids[unit.first] == unknown for unit in find_units(text, encoding)):
+        ids = encoding.ids  # which makes a list of all at each call
+        if all(ids[unit.first] == self.tokenizer.unk_token_id for unit in find_units(text, encoding)):
             return [], "the vocabulary has none of its words"
         if len(encoding) <= self.max_length:
             return [(0, text)], None
         spans = cut_text(text, self.tokenizer, self.max_length)
         pieces = [(first, text[first:last]) for first, last in spans]
-        is_cut = any(len(each) > self.max_length for each in self._encode([piece for _, piece in pieces]).encodings)
-        return pieces, f"a part without a place to cut has more than {self.max_length} tokens" if is_cut else None
+        encodings = self._encode([piece for _, piece in pieces]).encodings
+        if any(len(encoding) > self.max_length for encoding in encodings):
+            return pieces, f"a part without a place to cut has more than {self.max_length} tokens"
+        return pieces, None
 
     def _encode(self, texts: list[str], **options: Any) -> Any:
         return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
@@ -277,8 +281,8 @@ class TextJudge(ABC):
         order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
         for begin in range(0, len(order), self.batch_size):
             places = order[begin : begin + self.batch_size]
-            given = {"padding": True, "truncation": True, "max_length": self.max_length}
-            encoding = self._encode([texts[place] for place in places], **given)
+            options = {"padding": True, "truncation": True, "max_length": self.max_length}
+            encoding = self._encode([texts[place] for place in places], **options)
             yield places, encoding, {name: torch.tensor(ids, device=self.device) for name, ids in encoding.items()}
 
     def described(self) -> dict[str, Any]:
@@ -322,19 +326,18 @@ class Detector(TextJudge):
         return cls(tower, tokenizer, **options)
 
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
-        found = [list[tuple[Any, ...]]() for _ in pieces]
+        words: list[list[tuple[Any, ...]]] = [[] for _ in pieces]
         for places, encoding, inputs in self.batches(pieces):
             shares_BL = (replaced_logits(self.discriminator, inputs) + self._shift).sigmoid().tolist()
             for place, of_text, shares_L in zip(places, encoding.encodings, shares_BL, strict=True):
                 for unit in find_units(pieces[place], of_text):
                     word = pieces[place][unit.start : unit.stop]
-                    share = max(shares_L[unit.first : unit.last])
-                    found[place].append((unit.start, word, share))
-        return found
+                    words[place].append((unit.start, word, max(shares_L[unit.first : unit.last])))
+        return words
 
-    def tell(self, text: str, found: list[tuple[Any, ...]]) -> dict[str, Any]:
+    def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
         """`errors` and `tokens`: wrong words, and all, as (word, its first character, probability of being wrong)."""
-        words = [(word, at, share) for at, word, share in found]
+        words = [(word, at, share) for at, word, share in findings]
         return {"errors": [word for word in words if word[2] > self.threshold], "tokens": words}
 
     def calibrate(self, sources: Sequence[str], rights: Sequence[str], rate: float) -> dict[str, Any]:
@@ -344,9 +347,12 @@ class Detector(TextJudge):
         highest = sorted((max((word[2] for word in words), default=0.0) for words in clean), reverse=True)
         self.threshold = highest[min(int(rate * len(highest)), len(highest) - 1)]
         wrong = [source for source, right in zip(sources, rights, strict=True) if source != right]
-        found = sum(bool(result["errors"]) for result in self(wrong)) / max(1, len(wrong))
-        rate = sum(value > self.threshold for value in highest) / len(highest)
-        return {"threshold": self.threshold, "false_positive_rate": rate, "wrong_sentences_flagged": found}
+        flagged = sum(bool(result["errors"]) for result in self(wrong))
+        return {
+            "threshold": self.threshold,
+            "false_positive_rate": sum(value > self.threshold for value in highest) / len(highest),
+            "wrong_sentences_flagged": flagged / max(1, len(wrong)),
+        }
 
 
 # ---- What commands that judge texts do ----
@@ -383,7 +389,7 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
         print(json.dumps(kept))
         return
     total = 0
-    skipped = Counter[str]()
+    skipped: Counter[str] = Counter()
     is_text = (arguments.format or ("text" if arguments.texts else "json")) == "text"
     lines = iter(arguments.texts or read_lines(arguments.file))
     is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
@@ -480,10 +486,10 @@ def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) ->
     for word in words:
         matches = [match.span() for match in re.finditer(re.escape(word), sentence, re.IGNORECASE) if match[0]]
         whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)]
-        found = {place for first, last in whole for place, start, stop in tokens if start < last and first < stop}
-        if not found:
+        places = {place for first, last in whole for place, start, stop in tokens if start < last and first < stop}
+        if not places:
             raise ValueError(f"There is no word {word!r} in the sentence. Name whole words, as they stand there.")
-        positions |= found
+        positions |= places
     return sorted(positions)
 
 
@@ -509,15 +515,15 @@ def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenize
         table.add_row(*map(Text, row))  # tokens in brackets are no markup
     screen.print(table)
     words = tokens[1:-1]
-    average = console.average_probability(tokens[1:-1])
+    average = console.average_probability(words)
     columns = []
     screen.print(f"\n{console.describe_verdicts(words)}.\n", style="bold")
     names = [console.show(tokens, tokenizer, stage)[1:-1] for stage in ("original", "corrupted")]
     for token, original, corrupted in zip(words, *names, strict=True):
         verdict, style = token.verdict
         is_replaced = token.original != token.corrupted
-        is_same = token.masked and not is_replaced
-        read = Text(f"{corrupted}*" if is_same else corrupted, style if is_replaced else "")
+        mark = "*" if token.masked and not is_replaced else ""
+        read = Text(f"{corrupted}{mark}", style if is_replaced else "")
         suspicion = Text(f"x {token.probability / average:.1f}", style)
         columns.append([Text(original), read, suspicion, Text(verdict, style)])
     console.print_columns(["original", "corrupted", "suspicion", ""], columns, screen)
@@ -537,8 +543,10 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
         verdict, style = ("wrong?", "yellow") if share > threshold else ("", "")
         columns.append([Text(word), Text(f"x {share / average:.1f}", style), Text(verdict, style)])
     console.print_columns(["sentence", "suspicion", ""], columns, screen)
-    what = f"x 2 = twice the average probability of being wrong ({average:.2f} here)"
-    screen.print(f"{what}. A word above {threshold:.2g} counts as wrong.")
+    screen.print(
+        f"x 2 = twice the average probability of being wrong ({average:.2f} here). A word above {threshold:.2g} "
+        "counts as wrong."
+    )
 
 
 if __name__ == "__main__":

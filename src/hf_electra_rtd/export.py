@@ -42,8 +42,8 @@ from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save
 from hf_electra_rtd.detection import load_for_detection
 from hf_electra_rtd.families import inputs_of, max_length
 from hf_electra_rtd.files import hash_files, hash_model, read_lines, reading, write_text, writing
+from hf_electra_rtd.finetuning.arguments import OwnTaskArguments
 from hf_electra_rtd.finetuning.data import Split, load_split, own_task
-from hf_electra_rtd.finetuning.finetune import OwnTaskArguments
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared

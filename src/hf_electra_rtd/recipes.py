@@ -118,7 +118,8 @@ def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0
     generator as a fraction of its own."""
 
     def distance(name: str) -> tuple[float, ...]:
-        shape, share = SIZES[name].architecture, SIZES[name].generator_hidden_size
+        shape = SIZES[name].architecture
+        share = SIZES[name].generator_hidden_size
         lacks = (abs(hidden_size - shape["hidden_size"]), abs(num_layers - shape["num_hidden_layers"]))
         return (*lacks, abs(generator_share - share))
 

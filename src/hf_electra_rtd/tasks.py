@@ -78,8 +78,11 @@ class Task:
 # ---- The table. Names of files have spaces between them; each may lie in any of the task's directories ----
 
 _Names = tuple[str, ...]
-_TEXT, _PAIR, _HYPOTHESIS = ("sentence",), ("sentence1", "sentence2"), ("premise", "hypothesis")
-_BINARY, _SENTIMENT = ("0", "1"), ("negative", "positive")
+_TEXT = ("sentence",)
+_PAIR = ("sentence1", "sentence2")
+_HYPOTHESIS = ("premise", "hypothesis")
+_BINARY = ("0", "1")
+_SENTIMENT = ("negative", "positive")
 _NOT_ENTAILED = ("entailment", "not_entailment")
 _INFERENCE = ("entailment", "neutral", "contradiction")
 _CLUE_INFERENCE = ("neutral", "entailment", "contradiction")
@@ -162,20 +165,34 @@ def _squad(name: str, title: str, version: str, **facts: Any) -> Task:
 
 GLUE = (
     _glue(
-        *("cola", "CoLA", 1063, "index", ("unacceptable", "acceptable")),
+        "cola",
+        "CoLA",
+        1063,
+        "index",
+        ("unacceptable", "acceptable"),
         metrics=("matthews",),
         headers=dict.fromkeys(("train", "dev"), ("source", "label", "mark", "sentence")),
     ),
     _glue("sst2", "SST-2", 1821, "index", _SENTIMENT, majority=444 / 872),
     _glue(
-        *("mrpc", "MRPC", 1725, "index", ("not_equivalent", "equivalent"), _PAIR),
+        "mrpc",
+        "MRPC",
+        1725,
+        "index",
+        ("not_equivalent", "equivalent"),
+        _PAIR,
         metrics=("accuracy", "f1"),
         renamed={"#1 String": "sentence1", "#2 String": "sentence2", "Quality": "label"},
         double_unordered=True,
         majority=279 / 408,
     ),
     _glue(
-        *("stsb", "STS-B", 1379, "number", (), _PAIR),
+        "stsb",
+        "STS-B",
+        1379,
+        "number",
+        (),
+        _PAIR,
         kind="regression",
         metrics=("spearman", "pearson"),
         renamed={"score": "label"},
@@ -183,13 +200,23 @@ GLUE = (
         double_unordered=True,
     ),
     _glue(  # a line break inside a question cuts some lines of the official files in two
-        *("qqp", "QQP", 390_965, "index", ("not_duplicate", "duplicate"), ("question1", "question2")),
+        "qqp",
+        "QQP",
+        390_965,
+        "index",
+        ("not_duplicate", "duplicate"),
+        ("question1", "question2"),
         metrics=("accuracy", "f1"),
         renamed={"is_duplicate": "label"},
         skip_broken_lines=True,
     ),
     _glue(
-        *("mnli", "MNLI", 0, "label", _INFERENCE, _HYPOTHESIS),
+        "mnli",
+        "MNLI",
+        0,
+        "label",
+        _INFERENCE,
+        _HYPOTHESIS,
         files={"train": "train.tsv train_slice.tsv", "dev_matched": "dev_matched.tsv dev_slice.tsv"}
         | {split: f"{split}.tsv" for split in ("dev_mismatched", "test_matched", "test_mismatched")},
         renamed=_PREMISE,
@@ -199,7 +226,12 @@ GLUE = (
     _glue("rte", "RTE", 3000, "label", _NOT_ENTAILED, _PAIR, epochs=10.0, majority=146 / 277),
     _glue("wnli", "WNLI", 146, "index", _NOT_ENTAILED[::-1], _PAIR, majority=40 / 71),
     _glue(
-        *("ax", "AX", 1104, "label", _INFERENCE, _HYPOTHESIS),
+        "ax",
+        "AX",
+        1104,
+        "label",
+        _INFERENCE,
+        _HYPOTHESIS,
         metrics=("matthews",),
         files={"test": "diagnostic.tsv AX.tsv"},
         directories=("diagnostic", "AX"),
@@ -216,21 +248,30 @@ CLUE = (
     _clue("cmnli", "CMNLI", _CLUE_INFERENCE, _PAIR, submission=("cmnli_predict.json", 13_880)),
     _clue("ocnli", "OCNLI", _CLUE_INFERENCE, _PAIR, submission=("ocnli_50k_predict.json", 3000), majority=1103 / 3000),
     _clue(
-        *("cluewsc2020", "CLUEWSC2020", ("true", "false"), ("text",)),
+        "cluewsc2020",
+        "CLUEWSC2020",
+        ("true", "false"),
+        ("text",),
         format="wsc",
         epochs=10.0,  # the paper's of RTE, which has twice as many examples
         submission=("cluewsc11_predict.json", 2574),
         majority=193 / 304,
     ),
     _clue(
-        *("csl", "CSL", _BINARY, ("keyword", "abst")),
+        "csl",
+        "CSL",
+        _BINARY,
+        ("keyword", "abst"),
         max_seq_length=256,  # 128 would truncate nearly all abstracts
         submission=("csl_predict.json", 3000),
     ),
     _clue("cmrc2018", "CMRC 2018", (), (), "answers", submission=("cmrc2018_predict.json", 0), **_READING),
     _clue("drcd", "DRCD", (), (), **_READING),
     _clue(
-        *("c3", "C3", (), ()),
+        "c3",
+        "C3",
+        (),
+        (),
         kind="multiple_choice",
         label_column="answer",
         format="c3",
@@ -239,13 +280,21 @@ CLUE = (
         submission=("c311_predict.json", 0),
     ),
     _clue(
-        *("chid", "ChID", (), (), "choices"),
+        "chid",
+        "ChID",
+        (),
+        (),
+        "choices",
         kind="multiple_choice",
         format="chid",
         submission=("chid11_predict.json", 0),
     ),
     _clue(
-        *("cluener2020", "CLUENER", bio_tags(_ENTITIES), ("text",), "entities"),
+        "cluener2020",
+        "CLUENER",
+        bio_tags(_ENTITIES),
+        ("text",),
+        "entities",
         kind="tagging",
         metrics=("macro_f1", "f1"),  # the mean over the ten types, as published (CLUEbenchmark/CLUENER2020)
         format="cluener",
@@ -262,7 +311,11 @@ _BARE = dict.fromkeys(HUB_SPLITS, (*_PAIR, "label"))
 
 MORE = (
     _more(
-        *("chnsenticorp", "ChnSentiCorp", "zh", _SENTIMENT, ("text",)),
+        "chnsenticorp",
+        "ChnSentiCorp",
+        "zh",
+        _SENTIMENT,
+        ("text",),
         directories=("chnsenticorp",),
         headers=dict.fromkeys(("train", "dev"), ("text", "label")),
         renamed={"text_a": "text"},
@@ -271,7 +324,11 @@ MORE = (
     _more("lcqmc", "LCQMC", "zh", _BINARY, _PAIR, directories=("lcqmc", "LCQMC"), headers=_BARE),
     _more("bq", "BQ", "zh", _BINARY, _PAIR, directories=("bq", "bq_corpus"), headers=_BARE),
     _more(
-        *("xnli", "XNLI", "zh", _INFERENCE, _HYPOTHESIS),
+        "xnli",
+        "XNLI",
+        "zh",
+        _INFERENCE,
+        _HYPOTHESIS,
         files={"train": "multinli.train.zh.tsv", "dev": "xnli.dev.tsv", "test": "xnli.test.tsv"},
         directories=("XNLI-MT-1.0/multinli", "XNLI-1.0", "xnli"),
         format="xnli",
@@ -284,7 +341,11 @@ MORE = (
     _squad("squad1", "SQuAD 1.1", "v1.1", dataset="rajpurkar/squad"),
     _squad("squad2", "SQuAD 2.0", "v2.0", dataset="rajpurkar/squad_v2", unanswerable=True),
     _more(  # without a dev set; the original, too, evaluates on the test set, by which nothing is chosen
-        *("conll2000", "CoNLL-2000", "en", bio_tags(_CHUNKS), ("text",)),
+        "conll2000",
+        "CoNLL-2000",
+        "en",
+        bio_tags(_CHUNKS),
+        ("text",),
         kind="tagging",
         metrics=("f1",),
         files={split: f"{split}.txt {split}.txt.gz" for split in ("train", "test")},
@@ -316,7 +377,7 @@ def expand_task_names(benchmark: str, names: Sequence[str]) -> tuple[str, ...]:
             expanded += [task.name for task in BENCHMARKS[benchmark] if not task.trained_on]
             continue
         if owner := get_task(benchmark, name).trained_on:
-            raise ValueError(f"{name} has no training data: the model of {owner} predicts it (--predict).")
+            raise ValueError(f"{name} has no training data: the model of {owner} predicts it (predict).")
         expanded.append(name)
     return tuple(dict.fromkeys(expanded))
 

@@ -29,7 +29,8 @@ from datatrove.data import Document
 from hf_electra_rtd.data import distributed, preparation
 from hf_electra_rtd.data.distributed import PackShards, ReadTexts, index_shards
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.prepare import check_held_out, main
+from hf_electra_rtd.data.prepare import main
+from hf_electra_rtd.data.sequences import check_held_out
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import parse_sources
 

@@ -10,8 +10,9 @@ from unittest.mock import Mock
 import pytest
 import zstandard
 
-from hf_electra_rtd.data import prepare
-from hf_electra_rtd.data.prepare import DataArguments, PreparationArguments, get_sequences, get_tokenizer
+from hf_electra_rtd.data import prepare, sequences
+from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
+from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
@@ -31,7 +32,7 @@ def test_other_processes_open_what_the_first_prepared_without_reading_it_all(tmp
     with pytest.raises(ValueError, match=r"train\.blocks cannot be read: No such file.*all machines"):
         get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
     first = get_sequences(data, RUN, tmp_path, tokenizer)
-    monkeypatch.setattr(prepare, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
+    monkeypatch.setattr(sequences, "prepare_blocks", lambda *_, **__: pytest.fail("it was prepared again"))
     opened = get_sequences(data, OTHER_PROCESS, tmp_path, tokenizer)
     assert [file.header for file in opened] == [file.header for file in first]
 
@@ -87,7 +88,7 @@ def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, token
 def test_a_resumed_run_and_other_processes_find_the_tokenizer_that_was_trained(tmp_path, corpus, monkeypatch):
     data = DataArguments([str(corpus)], vocab_size=100)
     trained, again = (tokenizer_hash(get_tokenizer(data, RUN, tmp_path)) for _ in range(2))
-    monkeypatch.setattr(prepare, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
+    monkeypatch.setattr(sequences, "train_wordpiece", lambda *_: pytest.fail("it was trained"))
     resumed = get_tokenizer(data, RUN, tmp_path / "none", checkpoint=str(tmp_path / "tokenizer"))
     assert trained == again == tokenizer_hash(resumed)
     assert trained == tokenizer_hash(get_tokenizer(data, OTHER_PROCESS, tmp_path))

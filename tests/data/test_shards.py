@@ -17,10 +17,11 @@ from transformers import set_seed
 from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, SequenceStream
 from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data import shards
+from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.prepare import DataArguments, main
+from hf_electra_rtd.data.prepare import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.initialization import count_tokens
 from hf_electra_rtd.training import pretrain

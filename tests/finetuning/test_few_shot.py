@@ -94,7 +94,7 @@ def test_a_long_text_is_cut_and_the_template_stays(tokenizer, columns, template)
         ending = "{label}" + template.split("{label}")[1].replace("{text_pair}", "a horse")
         assert tokenizer.decode(ids[first:-1]) == ending.replace("{label}", word).replace(" .", ".").replace(" ,", ",")
     assert features_of(kind, [["", *texts[1:]]], ["b"]) == []  # nothing to learn
-    with pytest.raises(ValueError, match="no room for text"):
+    with pytest.raises(ValueError, match="max_seq_length"):
         features_of(make_kind(tokenizer, template, columns, length=6), [texts])
 
 
@@ -146,10 +146,8 @@ def test_without_an_example_the_words_already_tell_classes_that_pre_training_has
     rows = list(lines)
     again = Classifier(str(tmp_path / "run"), use_cpu=True).predict([row["texts"][0] for row in rows])
     assert [one["label"] for one in again] == [row["prediction"] for row in rows]
-    with pytest.raises(ValueError, match=r"other settings: .*label_words"):
+    with pytest.raises(ValueError, match="label_words"):
         run_finetune(**flags, few_shot=0, template=TEMPLATE, label_words=["yes=little", "no=great"])
-    with pytest.raises(ValueError, match="--seeds changes nothing"):
-        run_finetune(**{**flags, "seeds": 2}, **YES_NO, few_shot=0)
 
 
 def test_a_few_examples_teach_words_that_say_the_opposite_and_a_new_head(planted, tmp_path):
@@ -176,7 +174,7 @@ def test_each_seed_draws_its_own_examples_of_each_class_with_text():
     for examples in drawn.values():
         assert sorted(examples["label"]) == ["a"] * 4 + ["b"] * 4
         assert len({text for (text,) in examples["texts"]}) == 8
-    with pytest.raises(ValueError, match="the class 'a' has only 10 training examples"):
+    with pytest.raises(ValueError, match=r"'a' .* 10 "):
         draw_few(split, ("a", "b"), 11, 1)
 
 
@@ -185,15 +183,15 @@ def test_a_model_that_does_not_tell_original_words_is_refused(source, tokenizer,
     directory = tmp_path / "model"
     if source == "energies":
         ElectraForRTDPretraining(tiny_config(objective="electric", generator="two_tower")).save_pretrained(directory)
-        told = "gives energies"
+        named = "energies"
     elif source == "a generator":
         ElectraForMaskedLM(ElectraConfig(**SIZES)).save_pretrained(directory)
-        told = "lacks tensors: discriminator_predictions"
+        named = "discriminator_predictions"
     else:
         sizes = {name: value for name, value in SIZES.items() if name != "embedding_size"}
         BertModel(BertConfig(**sizes)).save_pretrained(directory)
-        told = "has no ElectraForPreTraining"
+        named = "ElectraForPreTraining"
     tokenizer.save_pretrained(directory)
     flags = {**review_flags(tmp_path), "model_name_or_path": directory, "output_dir": tmp_path / "run", **YES_NO}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=named):
         run_finetune(**flags)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
-from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import WORDS, flag_words, read_lines, run_finetune
@@ -87,7 +87,7 @@ BEST = {"select": "best", "eval_strategy": "steps", "eval_steps": 8}
 
 @pytest.mark.parametrize(
     ("more", "steps"),
-    [({}, 44), (BEST, 44), ({**BEST, "early_stopping_patience": 3, "learning_rate": 1e-6}, 32)],  # best at step 8
+    [({}, 44), ({**BEST, "early_stopping_patience": 3, "learning_rate": 1e-6}, 32)],  # best at step 8
     ids=str,
 )
 def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
@@ -109,11 +109,11 @@ def test_a_seed_that_was_broken_off_goes_on_and_ends_with_the_same_weights(
     assert not list(tmp_path.rglob("training_args.bin"))  # a pickle
     with (tmp_path / "broken/reviews/seed_42/checkpoint-24/optimizer.pt").open("r+b") as file:
         file.write(b"damaged")
-    with pytest.raises(ValueError, match=r"checkpoint-\d+ is of a run with other settings"):
+    with pytest.raises(ValueError, match=r"checkpoint-\d+ .*weight_decay"):
         run_finetune(**flags, weight_decay=0.3)
     assert run_finetune(**flags) == 0
     assert len(taken) == 30 + steps - 16
-    assert "checkpoint-24 cannot be read: optimizer.pt missing or altered" in caplog.text
+    assert "checkpoint-24" in caplog.text
     whole, broken = (tmp_path / name / "reviews/seed_42" for name in ("whole", "broken"))
     for name in ("model/model.safetensors", "predictions_dev.jsonl"):
         assert (whole / name).read_bytes() == (broken / name).read_bytes()
@@ -134,7 +134,7 @@ def test_a_model_that_cannot_be_written_leaves_its_training(more, steps, finishe
 
     flags["output_dir"] = tmp_path / "broken"
     with monkeypatch.context() as patch:
-        patch.setattr(finetune.FineTuning, "_save_model", is_full)
+        patch.setattr(results, "save_model", is_full)
         with pytest.raises(OSError, match="No space"):
             run_finetune(**flags)
     monkeypatch.setattr(FineTuner, "training_step", is_full)
@@ -187,7 +187,7 @@ def regress(directory: Path, encoder: str, factor: float, shift: float, **more) 
 
 @pytest.mark.parametrize("more", [{}, {"lora": True, "merge_adapter": True}, {"bf16": True}], ids=str)
 def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="all training labels are 3, so there is nothing to learn"):
+    with pytest.raises(ValueError, match="labels are 3"):
         regress(tmp_path / "same", encoder, 0.0, 3.0)
     found = []
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
@@ -227,7 +227,7 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
     changed = tmp_path / "dev.csv"
     changed.write_text((finished[0] / "dev.csv").read_text() + "another,no\n")
     for difference, message in (
-        ({"learning_rate": 1e-3}, r"learning_rate 0\.004 \(now 0\.001\).*--overwrite_output_dir"),
+        ({"learning_rate": 1e-3}, r"learning_rate .*0\.001.*--overwrite_output_dir"),
         ({"validation_file": changed}, "the data of dev"),
         ({"text_column_name": "verdict", "test_file": changed}, "the data of train"),
         ({"id_column_name": "review"}, "the data of train"),
@@ -237,10 +237,6 @@ def test_results_of_other_settings_data_or_weights_are_refused_by_name(copied, f
         with pytest.raises(ValueError, match=message):
             run_finetune(**flags | difference)
     assert record_of(run).finished == first
-    (run / "reviews/seed_42/evaluation_record.json").unlink()
-    (run / "reviews/seed_42/evaluation_record.json").symlink_to("nowhere")
-    with pytest.raises(ValueError, match=r"seed_42/evaluation_record\.json cannot be read"):
-        run_finetune(**flags)
 
 
 def test_a_split_that_is_wanted_now_makes_the_run_anew_if_it_may_be_overwritten(copied):
@@ -250,7 +246,7 @@ def test_a_split_that_is_wanted_now_makes_the_run_anew_if_it_may_be_overwritten(
         values["data"].pop("test")
         path.write_text(json.dumps(values))
     first = record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino
-    with pytest.raises(ValueError, match=r"seed_42 is of a run without the split test\. Pass --overwrite_output_dir"):
+    with pytest.raises(ValueError, match=r"seed_42 .*test.*--overwrite_output_dir"):
         run_finetune(**flags | {"seeds": 1})
     assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) == first
     assert run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True}) == 0
@@ -272,7 +268,6 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({"model_name_or_path": interrupted, "seed": 44, "seeds": 1, "overwrite_output_dir": False}, "would delete"),
         ({"train_file": run / "reviews/seed_42/mine.csv"}, "would delete .*mine.csv"),
         ({"label_column_name": "opinion"}, "opinion"),
-        ({"push_to_hub": True, "hub_model_id": "ORG/NAME", "keep_models": "none"}, "no model to publish"),
         ({"labels": ["no", "maybe"]}, "maybe"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -284,65 +279,51 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
     assert (run / "reviews/mine.csv").exists()
 
 
+NO_DEV = {"validation_file": None, "validation_share": 0}
+WORDS_OF = [
+    (["yes=great", "mo=little"], "'mo'"),
+    (["yes=great", "no="], "'no'"),
+    (["yes=好", "no=little"], "'好'"),
+    (["yes=great", "yes=old", "no=little"], "two words"),
+    (["yes=great", "no=Great"], "'Great'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flags", "named"),
     [
-        ({"layerwise_lr_decay": 0.9, "lora": True}, "one learning rate"),
         ({"optim": "adafactor"}, "--layerwise_lr_decay 1"),
-        ({"push_to_hub": True}, "needs --hub_model_id"),
-        ({"task_name": "../elsewhere"}, "plain word"),
-        ({"load_best_model_at_end": True}, "--load_best_model_at_end cannot be used .* --select best"),
-        (
-            {"metric_for_best_model": "macro_f1", "select": "best"},
-            "--metric_for_best_model cannot .* main metric chooses",
-        ),
-        ({"do_predict": True}, "--do_predict cannot be used here. Use --predict"),
-        ({"bf16_full_eval": True}, "--bf16_full_eval cannot be used here"),
-        ({"eval_do_concat_batches": False}, "--eval_do_concat_batches False cannot be used"),
-        ({"validation_file": None, "validation_share": 0, "eval_on_start": True, "seeds": 1}, "needs a dev split"),
-        ({"tokenizer": "other"}, "has other tokens than the tokenizer"),
-        ({**CORRECTION, "metrics": ["false_positive_rate"]}, "lower false_positive_rate is better"),
-        ({"early_stopping_patience": 2}, "needs --select best"),
-        ({"task_kind": "tagging", "labels": ["O", "B-X"], "class_weights": "balanced"}, "for classification, not"),
-        ({"task_name": ["reviews", "others"]}, "several --task_name are for benchmarks"),
-        ({"label_words": ["yes=great", "mo=little"], "template": TEMPLATE}, "no class 'mo'.*no"),
-        ({"label_words": ["yes=great", "no="], "template": TEMPLATE}, "no word for the class 'no'"),
-        ({**YES_NO, "label_words": ["yes=好", "no=little"]}, "has no word '好'"),
-        ({**YES_NO, "template": "{text} {label} {text_pair}"}, r"must have each of {label}, {text} once"),
-        ({"template": TEMPLATE}, "--label_words and --template go together"),
-        ({**YES_NO, "class_weights": "balanced"}, "--class_weights is not for --label_words"),
-        ({**YES_NO, "head": "paper"}, "no --head paper"),
-        ({**YES_NO, "lora": True}, "--lora is not for"),
-        ({**YES_NO, "push_to_hub": True, "hub_model_id": "me/it"}, "no stock class"),
-        ({**YES_NO, "task_kind": "multi_label"}, "--label_words is for classification, not multi_label"),
-        ({"task_kind": "multi_label", "few_shot": 4}, "--few_shot is for classification, not multi_label"),
-        ({"select": "best", "few_shot": 4}, "no examples to choose a step by"),
-        ({"few_shot": 4, "class_weights": "balanced"}, "--class_weights is not for --few_shot"),
-        ({"data_seed": 0}, "--data_seed cannot be used"),
-        ({**YES_NO, "label_words": ["yes=great", "yes=old", "no=little"]}, "one class two words"),
-        ({**YES_NO, "label_words": ["yes=great", "no=Great"]}, "the tokens of another class's word"),
-        ({"few_shot": 0}, "--few_shot 0 needs --label_words"),
-        ({"few_shot": 4000}, "has only .* training examples"),
-        ({"lora_r": 4}, "--lora_r needs --lora"),
-        ({"lora": True, "merge_adapter": True, "keep_models": "none"}, "--merge_adapter has no model to write"),
-        ({"layerwise_lr_decay": 1, "layerwise_lr_decay_off_by_one": True}, "off_by_one is for a --layerwise_lr_decay"),
-        ({"layerwise_lr_decay": 1, "optim": "adafactor", "bias_correction": True}, "--bias_correction is not for"),
-        ({"doc_stride": 8}, "--doc_stride is for question answering"),
-        ({"benchmark": "clue"}, "Name a --benchmark or a task of your own"),
-        (
-            {"train_file": None, "validation_file": None, "test_file": None, "benchmark": "glue", "task_name": "rte"},
-            "is for a task of your own",
-        ),
-        ({"license": "mit"}, "--license is for --push_to_hub True"),
+        ({"task_name": "../elsewhere"}, "--task_name"),
+        ({"task_name": ["reviews", "others"]}, "--task_name"),
+        ({**NO_DEV, "eval_on_start": True, "seeds": 1}, "--eval_on_start"),
+        ({**NO_DEV, "select": "best"}, "--select last"),
+        ({"tokenizer": "other"}, "other tokens"),
+        ({"max_seq_length": 65}, "--max_seq_length is 65.* 64"),
+        ({**CORRECTION, "metrics": ["false_positive_rate"]}, "false_positive_rate"),
+        ({"task_kind": "tagging", "labels": ["O", "B-X"], "class_weights": "balanced"}, "--class_weights"),
+        ({"task_kind": "multi_label", "few_shot": 4}, "--few_shot"),
+        ({"few_shot": 4000}, "few_shot is 4000"),
+        ({**YES_NO, "task_kind": "multi_label"}, "label_words .*multi_label"),
+        ({**YES_NO, "head": "paper"}, "'paper'"),
+        ({**YES_NO, "template": "{text} {label} {text_pair}"}, "template"),
+        *(({**YES_NO, "label_words": words}, named) for words, named in WORDS_OF),
     ],
     ids=str,
 )
-def test_flags_that_cannot_be_used_are_refused_before_training(flags, message, finished, tokenizer, tmp_path):
+def test_what_a_task_or_model_cannot_have_is_refused_before_training(flags, named, finished, tokenizer, tmp_path):
     if "tokenizer" in flags:
         flags = {**flags, "tokenizer": vocabulary_file(tmp_path / "vocab.txt", tokenizer)}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=named):
         run_finetune(**finished[1] | {"labels": ["no", "yes"], "output_dir": tmp_path, **flags})
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_command_checks_its_table_of_rules(finished, tmp_path):
+    flags = {**finished[1], "output_dir": tmp_path}
+    for difference in ({"lora": True, "from_scratch": True}, {"do_predict": True}, {"push_to_hub": True}):
+        with pytest.raises(ValueError, match=f"--{next(iter(difference))}"):
+            run_finetune(**flags | difference)
+    assert not list(tmp_path.iterdir())
 
 
 def vocabulary_file(path, tokenizer) -> Path:
@@ -394,61 +375,53 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
     assert "perhaps" in caplog.text
     assert record_of(tmp_path / "run", task="cola").predictions.keys() == {"dev"}
     assert record_of(tmp_path / "run", task="mnli").predictions.keys() == {"dev_matched", "test_matched", "ax"}
-    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == {
-        *("AX.tsv", "MNLI-m.tsv", "glue_submission.zip")
-    }
+    submitted = {"AX.tsv", "MNLI-m.tsv", "glue_submission.zip"}
+    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == submitted
 
     (tmp_path / "run/submission/mine.txt").touch()
     assert run_finetune(**flags, task_name="wnli") == 0
-    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == {
-        *("AX.tsv", "MNLI-m.tsv", "WNLI.tsv", "glue_submission.zip", "mine.txt")
-    }
+    submitted |= {"WNLI.tsv", "mine.txt"}
+    assert {path.name for path in (tmp_path / "run/submission").iterdir()} == submitted
     with zipfile.ZipFile(tmp_path / "run/submission/glue_submission.zip") as archive:
         assert set(archive.namelist()) == {"AX.tsv", "MNLI-m.tsv", "WNLI.tsv"}
 
-    run = finetune.FineTuning.run_task
-
-    def break_at_cola(self, job):
+    def break_at_cola(plan, job):
         if job.task.name == "cola":
             raise RuntimeError("out of memory")
-        return run(self, job)
+        return run.run_task(plan, job)
 
-    monkeypatch.setattr(finetune.FineTuning, "run_task", break_at_cola)
+    monkeypatch.setattr(finetune, "run_task", break_at_cola)
     assert run_finetune(**flags | {"task_name": ["cola", "mnli"], "output_dir": tmp_path / "broken"}) == 1
     assert "CoLA failed: out of memory" in caplog.text
     assert record_of(tmp_path / "broken", task="mnli").steps == 2
 
 
-def test_a_report_that_fails_leaves_the_record_and_the_model(copied, monkeypatch):
+@pytest.mark.parametrize("error", [RuntimeError("no font"), KeyboardInterrupt()], ids=repr)
+def test_a_report_that_fails_leaves_the_record_and_one_that_is_killed_makes_the_run_anew(copied, monkeypatch, error):
     directory, flags = copied
+    flags |= {"seeds": 1, "max_steps": 2}
 
     def fails(*arguments):
-        raise RuntimeError("no font")
-
-    monkeypatch.setattr("hf_electra_rtd.finetuning.run.write_report", fails)
-    with pytest.raises(RuntimeError, match="no font"):
-        run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True, "max_steps": 2})
-    assert record_of(directory).steps == 2
-    assert (directory / "reviews/seed_42/model").is_dir()
-
-
-def test_a_run_that_is_killed_before_its_reports_are_there_is_run_again(copied, monkeypatch):
-    directory, flags = copied
-
-    def dies(*arguments):
-        raise KeyboardInterrupt
+        raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr("hf_electra_rtd.finetuning.run.write_report", dies)
-        assert run_finetune(**flags | {"seeds": 1, "overwrite_output_dir": True, "max_steps": 2}) == 130
-    assert run_finetune(**flags | {"seeds": 1, "max_steps": 2}) == 0
-    assert (directory / "reviews/seed_42/report_dev.json").is_file()
+        patch.setattr(results, "write_report", fails)
+        if isinstance(error, KeyboardInterrupt):
+            assert run_finetune(**flags, overwrite_output_dir=True) == 130
+            assert not (directory / "reviews/seed_42/evaluation_record.json").exists()
+        else:
+            with pytest.raises(RuntimeError, match="no font"):
+                run_finetune(**flags, overwrite_output_dir=True)
+            assert record_of(directory).steps == 2
+        assert (directory / "reviews/seed_42/model").is_dir()
+    assert run_finetune(**flags) == 0
+    assert (directory / "reviews/seed_42/report_dev.json").is_file() == isinstance(error, KeyboardInterrupt)
 
 
 def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(encoder, tmp_path):
     flags = {"model_name_or_path": encoder, "benchmark": "more", "data_dir": tmp_path / "absent"}
     flags |= {"output_dir": tmp_path / "run", "task_name": ["chnsenticorp", "squad2"], "doc_stride": 60}
-    with pytest.raises(ValueError, match=r"SQuAD 2.0: .*--doc_stride"):
+    with pytest.raises(ValueError, match=r"SQuAD 2.0: .*doc_stride"):
         run_finetune(**flags, max_seq_length=64)
 
 
@@ -489,7 +462,7 @@ def test_adapters_are_trained_saved_merged_and_predict_what_they_did(finished, t
         after = Classifier(str(directory / name), use_cpu=True).predict([line["texts"][0] for line in before])
         for answer, wanted in zip(after, before, strict=True):
             assert answer["probabilities"] == pytest.approx(wanted["probabilities"], abs=1e-6)
-    with pytest.raises(ValueError, match="other settings: lora"):
+    with pytest.raises(ValueError, match="lora"):
         run_finetune(**flags | {"num_train_epochs": 8, "learning_rate": 1e-2, "merge_adapter": False})
     with pytest.raises(ValueError, match="--merge_adapter"):
         run_finetune(**finished[1] | {"model_name_or_path": directory / "model"})
@@ -501,7 +474,7 @@ def test_adapters_are_trained_saved_merged_and_predict_what_they_did(finished, t
 
 KILLED = """
 import os, sys
-from hf_electra_rtd.finetuning import finetune
+from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
 
 step, taken = FineTuner.training_step, []

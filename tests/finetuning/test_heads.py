@@ -1,5 +1,6 @@
 import json
 import math
+import re
 
 import pytest
 import safetensors.torch
@@ -145,7 +146,7 @@ def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_ref
     tuned = load_with_head(auto_class, discriminator, labels=LABELS)
     saved(tuned, tmp_path)
     for wrong in (other, ()) if auto_class is CLASSES else (other,):
-        with pytest.raises(ValueError, match="was not fine-tuned for this task"):
+        with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
             load_fine_tuned(auto_class, tmp_path, wrong)
     caplog.set_level("INFO")
     model = load_with_head(auto_class, tmp_path, labels=other)
@@ -157,9 +158,9 @@ def test_other_labels_than_those_of_a_fine_tuned_model_get_a_new_head_or_are_ref
 @pytest.mark.parametrize(
     ("source", "auto_class", "head", "message"),
     [
-        (ELECTRA, TAGS, "paper", "no --head paper for ElectraForTokenClassification"),
-        (T5Config(), CHOICE, "transformers", "no AutoModelForMultipleChoice for .*'t5'"),
-        (PreTrainedConfig(), CLASSES, "transformers", r"configuration of .* cannot be read"),
+        (ELECTRA, TAGS, "paper", "'paper' .*ElectraForTokenClassification"),
+        (T5Config(), CHOICE, "transformers", "AutoModelForMultipleChoice .*'t5'"),
+        (PreTrainedConfig(), CLASSES, "transformers", "configuration"),
     ],
 )
 def test_a_source_that_cannot_have_the_head_is_refused(tmp_path, source, auto_class, head, message):
@@ -173,9 +174,9 @@ ENCODER_TENSOR, HEAD_TENSOR = "electra.encoder.layer.1.output.dense.weight", "cl
 @pytest.mark.parametrize(
     ("tuned", "removed", "added", "message"),
     [
-        (True, HEAD_TENSOR, None, f"lacks tensors: {HEAD_TENSOR}"),
-        (False, ENCODER_TENSOR, None, f"lacks tensors: {ENCODER_TENSOR}"),
-        (False, None, "electra.encoder.layer.2.x", "ElectraForSequenceClassification: electra.encoder.layer.2.x"),
+        (True, HEAD_TENSOR, None, HEAD_TENSOR),
+        (False, ENCODER_TENSOR, None, ENCODER_TENSOR),
+        (False, None, "electra.encoder.layer.2.x", "electra.encoder.layer.2.x"),
     ],
 )
 def test_missing_and_foreign_tensors_are_refused(tuned, removed, added, message, tmp_path, discriminator):

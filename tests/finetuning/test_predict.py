@@ -20,8 +20,7 @@ from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
 from hf_electra_rtd.files import write_text
 from hf_electra_rtd.finetuning import predict
-from hf_electra_rtd.finetuning.data import refuse_columns
-from hf_electra_rtd.finetuning.run import best_seed
+from hf_electra_rtd.finetuning.results import best_seed
 from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import read_lines, run_finetune
 
@@ -74,7 +73,7 @@ def test_standard_input_and_other_formats_give_the_same(finished, tmp_path, monk
     assert outputs == [outputs[0]] * 6
     assert [line["text"] for line in outputs[0]] == TEXTS
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    with pytest.raises(ValueError, match="Standard input cannot be read: it has no row"):
+    with pytest.raises(ValueError, match="Standard input"):
         predicted(finished[0] / "run")
 
 
@@ -128,7 +127,7 @@ def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_not
     for split, best in (("dev", 43), ("test", 42)):  # a test split never chooses
         scores = ({split: {records[0].main_metric: score}} for score in (0.1, 0.9))
         assert best_seed([replace(each, metrics=score) for each, score in zip(records, scores, strict=True)]) == best
-    with pytest.raises(ValueError, match="leaves no model to return"):
+    with pytest.raises(ValueError, match="keep_models"):
         finetune_in_python(encoder, rows, output_dir=str(tmp_path), keep_models="none")
 
 
@@ -144,14 +143,14 @@ def test_a_model_of_pairs_takes_pairs_and_one_of_texts_takes_texts(finished, enc
         (pairs, [("x", "y"), {"text": "x"}]),
         (pairs, [("x", "y"), ("x", "y", "z")]),
     ):
-        with pytest.raises(ValueError, match=r"was fine-tuned on .*, but text 2 has"):
+        with pytest.raises(ValueError, match="text 2"):
             model.predict(given)
     assert pairs.predict([("x", "y")]) == pairs.predict([{"text": "x", "text_pair": "y"}])
     assert pairs.predict([("x", "y")]) != pairs.predict([("x", "the old river")])
     write_text(tmp_path / "a.jsonl", json.dumps(rows[0]) + "\n")
     command = ["--file", tmp_path / "a.jsonl", "--text_column_name", "a"]
     assert len(predicted(tmp_path / "run", *command, "--second_text_column_name", "b")) == 1
-    with pytest.raises(ValueError, match=r"pairs of texts .--second_text_column_name., but a row has 1"):
+    with pytest.raises(ValueError, match="second_text_column_name"):
         predicted(tmp_path / "run", *command)
 
 
@@ -161,9 +160,7 @@ def test_columns_of_any_type_are_written_and_no_column_replaces_another(finished
     (line,) = predicted(finished[0] / "run", "--file", tmp_path / "a.parquet")
     assert (line["when"][:10], line["raw"], line["input_label"]) == ("2020-01-02", "b'x'", "old")
     write_text(tmp_path / "b.jsonl", json.dumps(line) + "\n")
-    with pytest.raises(
-        ValueError, match=r"b\.jsonl, line 1: 'label' would become 'input_label', a column that is there"
-    ):
+    with pytest.raises(ValueError, match=r"b\.jsonl, line 1: .*'input_label'"):
         predicted(finished[0] / "run", "--file", tmp_path / "b.jsonl")
 
 
@@ -171,6 +168,3 @@ def test_what_cannot_be_predicted_is_refused(finished, tmp_path, predicted):
     (tmp_path / "a.csv").write_text("body\nthe river\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 2: .*'text'"):
         predicted(finished[0] / "run", "--file", tmp_path / "a.csv")
-    for kind, flag in (("tagging", "second_text_column_name"), ("multiple_choice", "text_column_name")):
-        with pytest.raises(ValueError, match=f"--{flag} has no place in {kind}"):
-            refuse_columns(kind, predict.PredictArguments("m", **{flag: "body"}))

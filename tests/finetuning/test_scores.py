@@ -263,11 +263,11 @@ def test_the_chinese_f1_is_of_the_longest_common_substring(prediction, answer):
 @pytest.mark.parametrize(
     ("score", "predictions", "references", "message"),
     [
-        (lambda *rows: score_labels(["pearson"], *rows), [1.0, math.nan], [1.0, 2.0], "pearson needs finite numbers"),
-        (tag_report, [["O", "S-x"]], [["O", "O"]], "Word 1: 'S-x' is not a BIO tag"),
-        (score_answers, ["x", ""], [["x"], []], r"no answer.*SQuAD 2\.0"),
-        (lambda *rows: squad_v2(*rows, [0.1]), ["x", ""], [["x"], []], "for each of the 2 questions"),
-        (lambda *rows: squad_v2(*rows, [0.1, math.nan]), ["x", ""], [["x"], []], "a finite no_answer_score"),
+        (lambda *rows: score_labels(["pearson"], *rows), [1.0, math.nan], [1.0, 2.0], "pearson"),
+        (tag_report, [["O", "S-x"]], [["O", "O"]], "'S-x'"),
+        (score_answers, ["x", ""], [["x"], []], r"SQuAD 2\.0"),
+        (lambda *rows: squad_v2(*rows, [0.1]), ["x", ""], [["x"], []], "no_answer_score .* 2 "),
+        (lambda *rows: squad_v2(*rows, [0.1, math.nan]), ["x", ""], [["x"], []], "finite no_answer_score"),
     ],
 )
 def test_what_cannot_be_scored_is_refused(score, predictions, references, message):

@@ -16,7 +16,7 @@ from transformers import ElectraForMaskedLM
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.cli import parse_arguments
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.prepare import DataArguments
+from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.files import lock_directory
 from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
@@ -127,7 +127,7 @@ def test_a_run_does_not_replace_the_model_that_it_starts_from(pretrain, copied_r
 
 # Where a signal comes, and a function that is called there.
 PHASES = {
-    "text": "data.prepare.train_wordpiece",
+    "text": "data.sequences.train_wordpiece",
     "model": "training.pretrain.build_model",
     "trainer": "training.pretrain.RTDTrainer",
     "loop": "training.meters.check_loss",

@@ -38,7 +38,7 @@ from hf_electra_rtd.cli import check_number
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
-from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, get_tokenizer, log_header
+from hf_electra_rtd.data.sequences import TOKENIZER_DIRECTORY, get_tokenizer, log_header
 from hf_electra_rtd.data.shards import INDEX_FILE, SHARD_SIZE, ShardWriter, write_index
 from hf_electra_rtd.data.text import Source, Text, document_lines
 from hf_electra_rtd.data.tokenization import check_tokenizer, keep_tokenizer, load_tokenizer, tokenizer_hash

@@ -174,11 +174,17 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     stripped, and hold no NUL, lone surrogate or line break. Raises ValueError for what cannot be read, with the line
     or row where there is one, and the remedy.
     """
+    records: Iterator[tuple[str, Any]]
     if source.is_dataset:
         records = ((f"{source}, row {number}", row) for number, row in enumerate(dataset, 1))
     else:
-        options = {"encoding": source.encoding, "encoding_errors": source.encoding_errors}
-        records = records_of(source.place, source.format, columns=[source.text_column], **options)
+        records = records_of(
+            source.place,
+            source.format,
+            encoding=source.encoding,
+            encoding_errors=source.encoding_errors,
+            columns=[source.text_column],
+        )
     is_plain = not source.is_dataset and source.format == "text"
     before = ""
     with reading(source, _REMEDIES[source.is_dataset]):

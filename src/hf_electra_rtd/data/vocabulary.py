@@ -11,7 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.data.prepare import TOKENIZER_DIRECTORY, DataArguments
+from hf_electra_rtd.data.arguments import DataArguments
+from hf_electra_rtd.data.sequences import TOKENIZER_DIRECTORY
 from hf_electra_rtd.data.text import open_texts
 from hf_electra_rtd.data.tokenization import get_backend, keep_tokenizer, load_tokenizer
 

@@ -39,7 +39,8 @@ def read_pairs(path: str) -> tuple[list[str], list[str]]:
     task = Task("pairs", path, kind="correction", columns=("text",), label_column="right")
     with reading(path):
         examples = list(make_examples(task, "train", read_rows(task, "train", path)))
-    sources, rights = [one["texts"][0] for one in examples], [one["label"] for one in examples]
+    sources = [example["texts"][0] for example in examples]
+    rights = [example["label"] for example in examples]
     if None in rights:
         raise ValueError(f"{path}: pair {rights.index(None) + 1} has no `right` sentence.")
     return sources, rights
@@ -64,13 +65,16 @@ def score_correction(
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
     for row, (source, prediction, reference) in enumerate(zip(sources, predictions, references, strict=True), 1):
         try:
-            right, made = _find_changes(source, reference), _find_changes(source, prediction)
+            right = _find_changes(source, reference)
+            made = _find_changes(source, prediction)
         except ValueError as error:
             raise ValueError(f"Sentence {row}: {error}") from error
         made = {place: new for place, new in made.items() if new not in ignored}
-        wrong, flagged = wrong + bool(right), flagged + bool(made)
+        wrong += bool(right)
+        flagged += bool(made)
         false_positives += bool(made) and not right
-        wrong_parts, changed_parts = wrong_parts + len(right), changed_parts + len(made)
+        wrong_parts += len(right)
+        changed_parts += len(made)
         hits["sentence"]["detection"] += bool(right) and made.keys() == right.keys()
         hits["sentence"]["correction"] += bool(right) and made == right
         hits["character"]["detection"] += len(made.keys() & right.keys())

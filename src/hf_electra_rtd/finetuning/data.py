@@ -19,7 +19,6 @@ import datasets
 import numpy as np
 
 from hf_electra_rtd import files
-from hf_electra_rtd.cli import refuse, refuse_given
 from hf_electra_rtd.data import reader
 from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
@@ -43,16 +42,24 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "correction": {"metrics": METRICS["correction"][:5], "label_column": "right"},
 }
 # The flags of fields of `Task`.
-_FLAGS = {name: name for name in ("dataset", "language", "labels", "metrics", "unanswerable")}
-_FLAGS |= {"label_column": "label_column_name", "id_column": "id_column_name"}
-_FLAGS |= {"config": "dataset_config", "revision": "dataset_revision"}
+_FLAGS = {
+    "dataset": "dataset",
+    "config": "dataset_config",
+    "revision": "dataset_revision",
+    "language": "language",
+    "labels": "labels",
+    "label_column": "label_column_name",
+    "id_column": "id_column_name",
+    "metrics": "metrics",
+    "unanswerable": "unanswerable",
+}
 # What decides the examples of one's own task, beside its files.
 _FACTS = ("kind", "columns", "id_column", "label_column", "validation_share", "language", "unanswerable")
 # Of labels: numbers; words that stand for no value; more whole numbers than this may be measured rather than classes.
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.IGNORECASE)
 _ABSENT = ("nan", "na", "n/a", "<na>", "none", "null")
 _MANY_NUMBERS = 20
-_NO_HUB = "Check its name and the connection, or give files instead (--data_dir, or your own)."
+_NO_HUB = "Check its name and the connection, or give files instead (data_dir, or your own)."
 
 
 @dataclass
@@ -88,8 +95,9 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     A split that is not there or cannot be read, or has a row that cannot be used, or none, is a ValueError."""
     if data_dir or not task.dataset:
         paths = reading.find_files(task, split, data_dir)
-        name, there = paths[0], filter(os.path.isfile, [*paths, *map(reading.answer_file, paths)])
-        source: dict[str, Any] = {"files": {Path(file).name: hash_files([file]) for file in sorted(there)}}
+        name = paths[0]
+        read = filter(os.path.isfile, [*paths, *map(reading.answer_file, paths)])
+        source: dict[str, Any] = {"files": {Path(file).name: hash_files([file]) for file in sorted(read)}}
         rows: Any = (row for path in paths for row in reading.read_rows(task, split, path))
     else:
         on_hub = task.splits.get(split, split)
@@ -117,7 +125,7 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     if task.validation_share and split in ("train", "dev"):
         examples = _hold_out(task, examples, dev=split == "dev")
     if not len(examples):
-        share = f" with --validation_share {task.validation_share:g}" * bool(task.validation_share)
+        share = f" with validation_share={task.validation_share:g}" if task.validation_share else ""
         raise ValueError(f"{name} has no row for the split {split!r} of {task.title}{share} ({skipped:,} skipped).")
     if split not in task.test_splits and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
@@ -157,10 +165,10 @@ def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
         if not len(split.features) and name == "train":
             raise ValueError(f"{kind.task.title}: no example of the training split can be learned.")
         described = split.describe()
-        for what, why in (("skipped", ""), ("truncated", f" (--max_seq_length {kind.max_seq_length})")):
-            if count := described[what]:
-                of_all = f"{count:,} of {len(split.examples):,} examples"
-                logger.warning(f"{kind.task.title}, {name}: {of_all} {what}{why}.")
+        for fate, why in (("skipped", ""), ("truncated", f" (max_seq_length={kind.max_seq_length})")):
+            if described[fate]:
+                of_all = f"{described[fate]:,} of {len(split.examples):,} examples"
+                logger.warning(f"{kind.task.title}, {name}: {of_all} {fate}{why}.")
 
 
 def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dataset:
@@ -169,12 +177,16 @@ def _hold_out(task: Task, examples: datasets.Dataset, dev: bool) -> datasets.Dat
     from each class, of two or more texts one at least, and never all; a text with several labels counts for the
     rarest. Other kinds draw from all texts. What has no label is kept for training."""
     if "question" in examples.column_names:
-        texts = [one or other for one, other in zip(examples["context"], examples["question"], strict=True)]
+        pairs = zip(examples["context"], examples["question"], strict=True)
+        texts = [context or question for context, question in pairs]
     else:
-        texts = ["\n".join(of_one) for of_one in examples["texts"]]
+        texts = ["\n".join(parts) for parts in examples["texts"]]
     hashes = [hashlib.sha256(text.encode()).digest() for text in texts]
-    labels = zip(hashes, examples["label"], strict=True)
-    labeled = [(text, label if task.kind == "classification" else "") for text, label in labels if label is not None]
+    labeled = [
+        (text, label if task.kind == "classification" else "")
+        for text, label in zip(hashes, examples["label"], strict=True)
+        if label is not None
+    ]
     counts = Counter(label for _, label in labeled)
     rarest = dict(sorted(labeled, key=lambda pair: (-counts[pair[1]], pair[1])))  # the last one stays
     strata: dict[str, list[bytes]] = {}
@@ -191,13 +203,15 @@ def draw_few(split: Split, labels: Sequence[str], number: int, seed: int) -> Spl
     """A number of examples of each class with text, drawn by a seed from those of a split, which are in any order. A
     class with fewer is a ValueError."""
     rows: dict[str, list[int]] = {label: [] for label in labels}
-    columns = (split.examples[name] for name in ("texts", "label"))
-    for place, (texts, label) in enumerate(zip(*columns, strict=True)):
+    examples = zip(split.examples["texts"], split.examples["label"], strict=True)
+    for place, (texts, label) in enumerate(examples):
         if label is not None and all(text.strip() for text in texts):
             rows[label].append(place)
-    if scarce := [label for label, of_class in rows.items() if len(of_class) < number]:
-        what = f"the class {scarce[0]!r} has only {len(rows[scarce[0]])} training examples"
-        raise ValueError(f"--few_shot {number}: {what}. Lower the number.")
+    for label, of_class in rows.items():
+        if len(of_class) < number:
+            raise ValueError(
+                f"few_shot is {number}, but the class {label!r} has only {len(of_class)} training examples. Lower it."
+            )
     random_ = random.Random(seed)
     chosen = [place for of_class in rows.values() for place in random_.sample(of_class, number)]
     return dataclasses.replace(split, examples=split.examples.select(sorted(chosen)), features=None)
@@ -206,51 +220,48 @@ def draw_few(split: Split, labels: Sequence[str], number: int, seed: int) -> Spl
 # ---- The user's own task ----
 
 
-def refuse_columns(kind: str, args: Any) -> None:
-    """Raises ValueError for a flag that names a column that rows of a kind do not have."""
-    of_texts = kind in ("classification", "multi_label", "regression")
-    useless = "" if of_texts else "second_text_column_name"
-    useless += " text_column_name" if kind in ("multiple_choice", "question_answering") else ""
-    refuse_given(args, useless, f"has no place in {kind}, whose columns have fixed names. Leave it out.")
-
-
 def own_task(name: str, args: Any) -> Task:
     """The user's task, from `OwnTaskArguments`. Reads the data where labels have to be collected. Flags that do not
     fit together, data that cannot be read, and labels that are not clear are a ValueError."""
-    kind, labels, share = args.task_kind, args.labels, args.validation_share
-    given = {field: getattr(args, flag) for field, flag in _FLAGS.items() if getattr(args, flag) is not None}
-    facts = _DEFAULTS[kind] | {field: tuple(one) if isinstance(one, list) else one for field, one in given.items()}
+    kind = args.task_kind
+    labels = args.labels
+    share = args.validation_share
+    facts = {**_DEFAULTS[kind]}
+    for fact, flag in _FLAGS.items():
+        value = getattr(args, flag)
+        if value is not None:
+            facts[fact] = tuple(value) if isinstance(value, list) else value
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
-    unknown = next((metric for metric in facts["metrics"] if metric not in METRICS[kind]), None)
-    lower = facts["metrics"][0] == "false_positive_rate"
-    no_classes = labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1)
-    refuse(
-        (Path(name).name != name or name == "..", f"--task_name is {name!r}, but it must be a plain word."),
-        (name == "submission", "--task_name submission is the directory of files for servers. Choose another name."),
-        (bool(splits) == bool(args.dataset), "Give either files (--train_file, ...) or a --dataset of the Hub."),
-        (no_classes, f"--labels must name two or more different classes or tags; there are none in {kind}."),
-        (lower, "--metrics: a lower false_positive_rate is better, so it cannot be the first."),
-        (unknown, f"--metrics: {known_names(str(unknown), METRICS[kind], f'metrics of {kind}')}"),
-    )
-    if not args.dataset:
-        refuse_given(args, "dataset_config dataset_revision dataset_splits", "is for --dataset. Leave it out.")
-    refuse_columns(kind, args)
-    if kind != "question_answering":
-        refuse_given(args, "unanswerable", f"has no place in {kind}. Leave it out.")
+    if Path(name).name != name or name == "..":
+        raise ValueError(f"--task_name is {name!r}, but it must be a plain word.")
+    if name == "submission":
+        raise ValueError("--task_name submission is the directory of files for servers. Choose another name.")
+    if not splits and not args.dataset:
+        raise ValueError("Give either files (--train_file, ...) or a --dataset of the Hub.")
+    if labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1):
+        raise ValueError(f"--labels must name two or more different classes or tags; there are none in {kind}.")
+    if facts["metrics"][0] == "false_positive_rate":
+        raise ValueError("--metrics: a lower false_positive_rate is better, so it cannot be the first.")
+    for metric in facts["metrics"]:
+        if metric not in METRICS[kind]:
+            raise ValueError(f"--metrics: {known_names(metric, METRICS[kind], f'metrics of {kind}')}")
     place = "splits" if args.dataset else "files"
     splits = splits or _hub_splits(args)
     if share and "dev" in splits:
         raise ValueError("--validation_share holds out training examples, but there is a dev split. Leave it out.")
     if "train" in splits and "dev" not in splits and share != 0:
-        facts["validation_share"], splits["dev"] = share or 0.1, splits["train"]
-    columns = (args.text_column_name, *filter(None, [args.second_text_column_name]))
+        facts["validation_share"] = share or 0.1
+        splits["dev"] = splits["train"]
+    columns = [args.text_column_name]
+    if args.second_text_column_name:
+        columns.append(args.second_text_column_name)
     facts |= {f"{split}_splits": tuple({split} & splits.keys()) for split in ("dev", "test")}
-    task = Task(name, name, kind=kind, columns=columns, **{**facts, place: splits})
+    task = Task(name, name, kind=kind, columns=tuple(columns), **{**facts, place: splits})
     if kind == "question_answering" and args.unanswerable is None:
         whole = dataclasses.replace(task, validation_share=0.0)
-        known = [load_split(whole, split).examples["label"] for split in splits if split != "test"]
-        return dataclasses.replace(task, unanswerable=any(answers == [] for column in known for answers in column))
+        labeled = [load_split(whole, split).examples["label"] for split in splits if split != "test"]
+        return dataclasses.replace(task, unanswerable=any(answers == [] for column in labeled for answers in column))
     if kind in LABELED and not labels:
         task = dataclasses.replace(task, labels=_collect_labels(task))
     if kind == "tagging":
@@ -286,13 +297,16 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
         tags = {tag for tags in examples["label"] for tag in tags or ()}
         # Other splits may have a rare type inside of which no training sentence goes on (`I-LST` of CoNLL-2000).
         return tuple(sorted(tags | {position + tag[1:] for tag in tags if tag[1:2] == "-" for position in "BI"}))
-    unlabeled, counts = 0, Counter[str]()
+    unlabeled = 0
+    counts: Counter[str] = Counter()
     for label, texts in zip(examples["label"], examples["texts"], strict=True):
-        unlabeled += label is None and any(texts)
+        if label is None and any(texts):
+            unlabeled += 1
         counts.update([label] if isinstance(label, str) else label or ())
     unlabeled += sum(count for label, count in counts.items() if label.lower() in _ABSENT)
     numbers = sorted(filter(_NUMBER.fullmatch, counts))
-    words, values = sorted(counts.keys() - set(numbers)), set(map(float, numbers))
+    words = sorted(counts.keys() - set(numbers))
+    values = set(map(float, numbers))
     if len(counts) < 2:
         doubt = f"all examples have the same label, {next(iter(counts), 'none')!r}"
     elif unlabeled:

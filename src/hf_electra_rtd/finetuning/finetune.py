@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import datasets
 from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import INTERRUPTED, check_ranges, flag, parse_arguments, refuse, refuse_given, run
+from hf_electra_rtd.cli import INTERRUPTED, check_arguments, parse_arguments, run
 from hf_electra_rtd.files import write_text
+from hf_electra_rtd.finetuning.arguments import RULES, FineTuningArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.predict import Classifier
-from hf_electra_rtd.finetuning.run import SUBMISSION_DIRECTORY, FineTuning, Job, best_seed
-from hf_electra_rtd.finetuning.submission import zip_submission
-from hf_electra_rtd.finetuning.trainer import FineTuningArguments
+from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
+from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
 from hf_electra_rtd.publishing.publish import (
@@ -38,92 +38,11 @@ from hf_electra_rtd.publishing.publish import (
     report,
 )
 from hf_electra_rtd.publishing.tables import print_results
-from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.records import EvaluationRecord, public_command
 from hf_electra_rtd.training.arguments import check_publishing
 
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class TaskArguments:
-    """Which model, which tasks, how often."""
-
-    model_name_or_path: str = field(metadata={"help": "Directory or Hub id of an encoder, or a pre-training run."})
-    benchmark: str = flag("glue", "glue, clue, more, or own (--train_file, ...).")
-    task_name: list[str] = flag(["all"], "One or more tasks, or all.")
-    data_dir: str | None = flag(None, "The benchmark in its official layout; by default it comes from the Hub.")
-    seeds: int = flag(1, "Runs of each task, with the seeds seed, seed + 1, ...")
-    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
-    from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
-    head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
-    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}; by default guessed from the model.")
-    layerwise_lr_decay: float | None = flag(None, "Of the learning rate from a layer to the one below; 1: none.")
-    layerwise_lr_decay_off_by_one: bool = flag(False, "Decay the top layer twice, as the original's code does.")
-    max_seq_length: int | None = flag(None, "Tokens of an example; by default the task's number.")
-    doc_stride: int = flag(128, "Tokens that two windows of a context share.")
-    max_query_length: int = flag(64, "Tokens of a question; the rest is cut off.")
-    dropout: float | None = flag(None, "In the encoder and before its head; by default 0.1, or the model's own.")
-    select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
-    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: all count equally.")
-    max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.")
-    few_shot: int | None = flag(None, "Train on so many examples of each class, drawn by each seed; 0: on none.")
-    label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
-    template: str | None = flag(
-        None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
-    )
-    max_eval_samples: int | None = flag(None, "Evaluate on so many of a dev split; test splits stay whole.")
-    predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
-    keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
-    overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
-    lora: bool = flag(False, "Train low-rank adapters and the head only.")
-    lora_r: int = flag(8, "Rank of the adapters.")
-    lora_alpha: int = flag(16, "Alpha of LoRA: adapters are multiplied by alpha / rank.")
-    lora_dropout: float = flag(0.1, "Before the adapters.")
-    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if not self.lora:
-            refuse_given(self, "lora_r lora_alpha lora_dropout merge_adapter", "needs --lora.")
-        if self.keep_models == "none":
-            refuse_given(self, "merge_adapter", "has no model to write with --keep_models none.")
-
-
-@dataclass
-class OwnTaskArguments:
-    """Your own task, in place of a benchmark's."""
-
-    train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet, .conll or SQuAD's .json.")
-    validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
-    test_file: str | None = flag(None, "Examples to predict, labeled or not.")
-    validation_share: float | None = flag(None, "Share of the training examples to hold out; 0.1 without a dev split.")
-    dataset: str | None = flag(None, "A dataset of the Hub, in place of files.")
-    dataset_config: str | None = flag(None, "Its configuration.")
-    dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
-    dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
-    task_kind: Literal[
-        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging", "correction"
-    ] = flag("classification", "What a label is.")
-    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
-    second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
-    label_column_name: str | None = flag(
-        None, "Column of label, number or tags (label), answers (answers), right sentence (right)."
-    )
-    id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
-    labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
-    unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
-    metrics: list[str] | None = flag(None, "The first one is the main metric; by default those usual for the kind.")
-    language: str = flag("", "en, zh, ko, ...: for the record, and the rules that answers are scored by.")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def is_given(self) -> bool:
-        """Whether there is such a task."""
-        return any((self.train_file, self.validation_file, self.test_file, self.dataset))
 
 
 # ---- From Python ----
@@ -137,27 +56,33 @@ def finetune(
     """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
     best seed. `model` is a directory or Hub id of an encoder; examples are a file, rows (`[{"text": ...}]`)
     or columns (`{"text": [...], "label": [...]}`). What the command refuses is a ValueError."""
-    refuse((flags.get("keep_models") == "none", "keep_models='none' leaves no model to return. Take 'best' or 'all'."))
-    given = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
-    for name, examples in (("train", train), ("validation", validation)):
-        if isinstance(examples, Mapping):
-            columns = examples
-            examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-        if examples is not None and not isinstance(examples, (str, Path)):
-            rows, examples = examples, Path(output_dir, f"{name}.jsonl")
-            lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows]
-            write_text(examples, "".join(lines))
-        if examples is not None:
-            given[f"{name}_file"] = examples
+    if flags.get("keep_models") == "none":
+        raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
+    values = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
+    values["train_file"] = _file(train, Path(output_dir, "train.jsonl"))
+    if validation is not None:
+        values["validation_file"] = _file(validation, Path(output_dir, "validation.jsonl"))
     words: list[str] = []
-    for name, value in given.items():
+    for name, value in values.items():
         if value is not None:
             words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    status, records = _fine_tune(words, "hf-electra-rtd finetune")
-    if status:
+    call = _Call(words, "hf-electra-rtd finetune")
+    if call.run():
         raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
-    best = Path(output_dir, records[0].task, f"seed_{best_seed(records)}")
+    best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
+
+
+def _file(examples: Examples, path: Path) -> str | Path:
+    """The file of some examples, which is written where they are rows or columns."""
+    if isinstance(examples, (str, Path)):
+        return examples
+    if isinstance(examples, Mapping):
+        columns = examples
+        examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in examples]
+    write_text(path, "".join(lines))
+    return path
 
 
 def _plain(value: Any) -> Any:
@@ -169,109 +94,115 @@ def _plain(value: Any) -> Any:
 
 
 def main(argv: list[str]) -> int:
-    """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_fine_tune`."""
-    return _fine_tune(argv, sys.argv[0])[0]
+    """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_Call.run`."""
+    return _Call(argv, sys.argv[0]).run()
 
 
-def _fine_tune(argv: list[str], program: str) -> tuple[int, list[EvaluationRecord]]:
-    """Runs all tasks with all seeds, and shows the results. A task that fails leaves the others their results; with
-    several processes, which must all do the same, it ends them. Returns the exit status (0; 1 if a task or publishing
-    failed; 130 after Ctrl-C) and the records. Raises a ValueError if nothing can be run, or the only task fails."""
-    task_args, own_args, card_args, publication_args, args = parse_arguments(
-        (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments),
-        argv,
-        description=__doc__,
-        defaults={"output_dir": "runs/finetune"},
-    )
-    is_main, push_to_hub = args.process_index == 0, args.push_to_hub
+class _Call:
+    """One call of the command. Raises a ValueError if nothing can be run."""
+
+    def __init__(self, argv: list[str], program: str) -> None:
+        flags, own, self.card, self.publication, args = parse_arguments(
+            (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments),
+            argv,
+            description=__doc__,
+            defaults={"output_dir": "runs/finetune"},
+        )
+        check_arguments(flags, own, args, rules=RULES)
+        check_publishing(args, self.card, self.publication)
+        self.pushes = args.push_to_hub
+        args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
+        self.args = args
+        _set_up_logging(args)
+        self.plan = Plan(flags, own, args, public_command([program, *argv]))
+        self.records: list[EvaluationRecord] = []
+        self._failed: list[str] = []
+        # A task that fails leaves the others their results; several processes must all do the same.
+        self._ends_at_an_error = len(self.plan.jobs) == 1 or args.world_size > 1
+        name = self.plan.model.name
+        if self.pushes and flags.lora and not self.publication.base_model and Path(name).is_dir():
+            raise ValueError(f"--push_to_hub with --lora needs the Hub id of {name}, which is adapted (--base_model).")
+
+    def run(self) -> int:
+        """Runs all tasks with all seeds, and shows the results. Returns the exit status: 0; 1 if a task or publishing
+        failed; 130 after Ctrl-C. Raises what the only task fails by, and with several processes any."""
+        plan = self.plan
+        jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job), job)]
+        publishes = self.pushes and plan.is_main and bool(jobs)
+        if publishes:
+            self._check_publication(jobs)
+        PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
+        status = 0
+        try:
+            for job in jobs:
+                self._succeeds(lambda job: self.records.extend(run_task(plan, job)), job)
+        except KeyboardInterrupt:
+            logger.warning("Interrupted. The same command goes on with what is missing.")
+            status = INTERRUPTED
+        if plan.is_main and self.records:
+            print_results(self.records)
+            logger.info(f"Records and predictions: {plan.directory}")
+            if plan.predicts:
+                collect_submissions([job.task for job in jobs], self.records, plan.directory)
+        for message in self._failed:  # again, where it is seen
+            logger.error(message)
+        if publishes and self.records and status == 0:
+            status = self._publish()
+        return status or int(bool(self._failed))
+
+    def _succeeds(self, action: Callable[[Job], None], job: Job) -> bool:
+        try:
+            action(job)
+        except Exception as error:
+            if self._ends_at_an_error:
+                raise
+            self._failed.append(f"{job.task.title} failed: {error}")
+            logger.error(self._failed[-1], exc_info=not isinstance(error, ValueError))
+            return False
+        return True
+
+    @property
+    def _is_private(self) -> bool:
+        return self.args.hub_private_repo is not False
+
+    def _check_publication(self, jobs: Sequence[Job]) -> None:
+        """Raises a ValueError for repositories that cannot be written, before anything is trained."""
+        repositories = []
+        for job in jobs:
+            known = None
+            if not self.plan.flags.overwrite_output_dir:
+                known = first_start(EvaluationRecord, self.plan.directory / job.task.name, 1)
+            repositories.append(Repository(f"{self.args.hub_model_id}-{job.task.name}", {}, known))
+        check(repositories, self._is_private, self.publication.force)
+
+    def _publish(self) -> int:
+        directory = self.plan.directory
+        name = str(self.args.hub_model_id)
+        base_model = self.publication.base_model
+        command = publish_command(
+            run=str(directory),
+            hub_model_id=name,
+            private=self._is_private,
+            force=self.publication.force,
+            base_model=base_model,
+            **asdict(self.card),
+        )
+        try:
+            repositories = fine_tuned_repositories(directory, name, self.card, base_model)
+            published = publish(repositories, self._is_private, self.publication.force, collection=name)
+        except (OSError, ValueError) as error:
+            published = [Published(name, error=str(error))]
+        return report(published, command)
+
+
+def _set_up_logging(args: FineTuningArguments) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if is_main else logging.ERROR)
+    logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # Its table of new and unused tensors: `load_with_head` checks them.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
     if args.disable_tqdm:
         datasets.disable_progress_bars()
-    check_publishing(args, card_args, publication_args)
-    args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
-    fine_tuning = FineTuning(task_args, own_args, args, public_command([program, *argv]))
-    directory, name = Path(str(args.output_dir)), fine_tuning.name
-    has_own_classes = any(job.task.kind == "correction" or job.task.label_words for job in fine_tuning.jobs)
-    is_nameless = task_args.lora and not publication_args.base_model and Path(name).is_dir()
-    if push_to_hub:
-        refuse(
-            (task_args.keep_models == "none", "--push_to_hub has no model to publish with --keep_models none."),
-            (has_own_classes, "--push_to_hub: no stock class does what models of correction and --label_words do."),
-            (is_nameless, f"--push_to_hub with --lora needs the Hub id of {name}, which was adapted (--base_model)."),
-        )
-    records: list[EvaluationRecord] = []
-    failed: list[str] = []
-    status, is_alone = 0, len(fine_tuning.jobs) == 1 or args.world_size > 1
-
-    def succeeds(action: Callable[[Job], None], job: Job) -> bool:
-        try:
-            action(job)
-        except Exception as error:
-            if is_alone:
-                raise
-            failed.append(f"{job.task.title} failed: {error}")
-            logger.error(failed[-1], exc_info=not isinstance(error, ValueError))
-            return False
-        return True
-
-    jobs = [job for job in fine_tuning.jobs if succeeds(fine_tuning.prepare, job)]
-    private, force = args.hub_private_repo is not False, publication_args.force
-    publishes = push_to_hub and is_main and bool(jobs)
-    if publishes:
-        repositories = []
-        for job in jobs:
-            task = directory / job.task.name
-            known = None if task_args.overwrite_output_dir else first_start(EvaluationRecord, task, 1)
-            repositories.append(Repository(f"{args.hub_model_id}-{job.task.name}", {}, known))
-        check(repositories, private, force)
-    PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
-    try:
-        for job in jobs:
-            succeeds(lambda job: records.extend(fine_tuning.run_task(job)), job)
-    except KeyboardInterrupt:
-        logger.warning("Interrupted. The same command goes on with what is missing.")
-        status = INTERRUPTED
-    if is_main and records:
-        print_results(records)
-        logger.info(f"Records and predictions: {directory}")
-        if fine_tuning.predicts:
-            _collect_submissions(jobs, records, directory)
-    for message in failed:  # again, where it is seen
-        logger.error(message)
-    if publishes and records and status == 0:
-        base_model = publication_args.base_model
-        command = publish_command(
-            run=str(directory),
-            hub_model_id=args.hub_model_id,
-            private=private,
-            force=force,
-            base_model=base_model,
-            **asdict(card_args),
-        )
-        try:
-            repositories = fine_tuned_repositories(directory, str(args.hub_model_id), card_args, base_model)
-            published = publish(repositories, private, force, collection=args.hub_model_id)
-        except (OSError, ValueError) as error:
-            published = [Published(str(args.hub_model_id), error=str(error))]
-        status = report(published, command)
-    return status or int(bool(failed)), records
-
-
-def _collect_submissions(jobs: list[Job], records: list[EvaluationRecord], directory: Path) -> None:
-    """The files of the best seed of each task, beside those of earlier calls, and the zip of all."""
-    target, sources = directory / SUBMISSION_DIRECTORY, []
-    for job in jobs:
-        if runs := [record for record in records if record.task == job.task.name]:
-            source = directory / job.task.name / f"seed_{best_seed(runs)}" / SUBMISSION_DIRECTORY
-            sources += [source] if source.is_dir() else []
-    for source in sources:
-        shutil.copytree(source, target, dirs_exist_ok=True)
-    if sources:
-        logger.info(f"For the benchmark's server: {zip_submission(jobs[0].task.benchmark, target)}")
 
 
 if __name__ == "__main__":

@@ -189,7 +189,7 @@ def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable:
     if head != PAPER_HEAD:
         return stock
     if stock not in _PAPER_CLASSES:
-        raise ValueError(f"There is no --head paper for {stock.__name__} ({name}). Use --head {STOCK_HEAD}.")
+        raise ValueError(f"There is no head 'paper' for {stock.__name__} ({name}). Use head {STOCK_HEAD!r}.")
     # Without answerability, the stock class for questions has the same two dense layers.
     return stock if stock is ElectraForQuestionAnswering and not unanswerable else _PAPER_CLASSES[stock]
 

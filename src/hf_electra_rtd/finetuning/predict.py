@@ -18,21 +18,22 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import datasets
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import check_ranges, flag, parse_arguments, run
+from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.files import check_output, read_lines, reading, write_text
-from hf_electra_rtd.finetuning.data import LABELED, Split, refuse_columns
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments
+from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
-from hf_electra_rtd.finetuning.trainer import FineTuner, FineTuningArguments
+from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.places import identify
 from hf_electra_rtd.runtime import TORCH, load_onnx
 from hf_electra_rtd.tasks import Task
@@ -79,11 +80,17 @@ class Classifier:
         writes: `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`; `tags`; `answer` and
         `nbest`; or `choice`."""
         rows: list[tuple[str, Any]] = []
-        for number, given in enumerate(texts, 1):
-            pair = given if isinstance(given, (tuple, list)) else (given,)
-            row = given if isinstance(given, Mapping) else dict(zip(_TEXT_COLUMNS, pair, strict=False))
-            self.check_number(f"text {number}", max(len(pair), 1 + ("text_pair" in row)))
-            rows.append((f"text {number}", row))
+        for number, text in enumerate(texts, 1):
+            place = f"text {number}"
+            if isinstance(text, Mapping):
+                row = dict(text)
+                count = 2 if "text_pair" in row else 1
+            else:
+                pair = text if isinstance(text, (tuple, list)) else (text,)
+                row = dict(zip(_TEXT_COLUMNS, pair, strict=False))
+                count = len(pair)
+            self.check_number(place, count)
+            rows.append((place, row))
         return self.answer(rows, _TEXT_COLUMNS[: self.number]) if rows else []
 
     def answer(
@@ -92,33 +99,34 @@ class Classifier:
         """As `predict`, for rows, each after its place, whose texts are in `columns`."""
         self.check_number("a row", len(columns))
         task = dataclasses.replace(self.task, columns=tuple(columns))
-        kind = self.kind
-        column = columns[0]
         with reading(source):
             if self._characters:
-                texts = [row.get(column) if isinstance(row, Mapping) else None for _, row in rows]
-                rows = [
-                    (place, {**row, column: _characters(text)} if isinstance(text, str) else row)
-                    for (place, row), text in zip(rows, texts, strict=True)
-                ]
-            found = list(make_examples(task, "test", iter(rows)))
-        examples = datasets.Dataset.from_list(found, features=example_features(task.kind))
-        split = Split(examples, 0, {}, kind.encode(examples, training=False))
-        predictions, _ = answer_split(self.model, kind, split, self.batch_size, self.use_cpu)
+                rows = [(place, _in_characters(row, columns[0])) for place, row in rows]
+            examples = list(make_examples(task, "test", iter(rows)))
+        dataset = datasets.Dataset.from_list(examples, features=example_features(task.kind))
+        split = Split(dataset, 0, {}, self.kind.encode(dataset, training=False))
+        predictions, _ = answer_split(self.model, self.kind, split, self.batch_size, self.use_cpu)
         if task.kind == "question_answering":
-            return [{"answer": found["text"], "nbest": found["nbest"]} for found in predictions]
+            return [{"answer": prediction["text"], "nbest": prediction["nbest"]} for prediction in predictions]
         answers = [{_NAMES[task.kind][0]: prediction} for prediction in predictions]
         if split.probabilities is not None:
             for answer, shares in zip(answers, split.probabilities.tolist(), strict=True):
-                answer |= {"score": max(shares)} if task.kind == "classification" else {}
-                answer |= {"probabilities": dict(zip(self.labels, shares, strict=True))}
+                if task.kind == "classification":
+                    answer["score"] = max(shares)
+                answer["probabilities"] = dict(zip(self.labels, shares, strict=True))
         return answers
 
-    def check_number(self, what: str, given: int) -> None:
+    def check_number(self, place: str, count: int) -> None:
         """Raises ValueError for another number of texts than the model was fine-tuned on."""
-        if given != self.number:
-            wanted = "one text" if self.number == 1 else "pairs of texts (--second_text_column_name)"
-            raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {what} has {given}.")
+        if count != self.number:
+            wanted = "one text" if self.number == 1 else "pairs of texts (second_text_column_name)"
+            raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {place} has {count}.")
+
+
+def _in_characters(row: Any, column: str) -> Any:
+    """A row with the characters of a text to tag in place of the text."""
+    text = row.get(column) if isinstance(row, Mapping) else None
+    return {**row, column: _characters(text)} if isinstance(text, str) else row
 
 
 def _characters(text: str) -> list[str]:
@@ -144,19 +152,19 @@ def answer_split(
 class PredictArguments:
     """What to predict, and with which model."""
 
-    model_name_or_path: str = field(metadata={"help": "A fine-tuning run, or directory or Hub id of its model."})
+    model_name_or_path: str = required("A fine-tuning run, or directory or Hub id of its model.")
     file: str | None = flag(
         None, "A table, .jsonl, .conll, SQuAD's .json, or .txt with a text a line; by default standard input, as .txt."
     )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
-    batch_size: int = flag(64, "Batch size.")
+    batch_size: int = flag(64, "Batch size.", "[1, inf)")
     use_cpu: bool = flag(False, "Do not use a GPU.")
     runtime: Literal["torch", "onnx", "onnx-int8"] = flag(TORCH, "onnx: the model is a directory of an export.")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        check_arguments(self)
 
 
 def main(argv: list[str]) -> int:
@@ -169,13 +177,14 @@ def main(argv: list[str]) -> int:
     if args.output_file is not None:
         check_output(args.output_file, args.file, identify(args.model_name_or_path).model)
     classifier = Classifier(args.model_name_or_path, args.batch_size, args.use_cpu, args.runtime)
-    refuse_columns(classifier.task.kind, args)
     rows: list[tuple[str, Any]]
     if args.file is not None and not re.search(r"\.txt(\.gz|\.zst)?$", args.file, re.IGNORECASE):
         rows = list(read_rows(classifier.task, "test", args.file))
     else:
         rows = [(f"line {number}", {"text": line}) for number, line in enumerate(read_lines(args.file), 1)]
-    columns = [args.text_column_name, *filter(None, [args.second_text_column_name])]
+    columns = [args.text_column_name]
+    if args.second_text_column_name:
+        columns.append(args.second_text_column_name)
     for place, row in rows:
         for name in _NAMES[classifier.task.kind] if isinstance(row, Mapping) else ():
             if row.keys() >= {name, f"input_{name}"}:
@@ -183,8 +192,8 @@ def main(argv: list[str]) -> int:
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
     for (_, row), answer in zip(rows, answers, strict=True):
-        given = {f"input_{name}" if name in answer else name: value for name, value in row.items()}
-        lines.append(json.dumps({**given, **answer}, ensure_ascii=False, default=str) + "\n")
+        cells = {f"input_{name}" if name in answer else name: value for name, value in row.items()}
+        lines.append(json.dumps({**cells, **answer}, ensure_ascii=False, default=str) + "\n")
     if args.output_file is None:
         sys.stdout.write("".join(lines))
     else:

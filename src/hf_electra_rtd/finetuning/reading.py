@@ -54,7 +54,8 @@ def example_features(kind: str) -> Any:
     """
     from datasets import Features, List, Value
 
-    text, number = Value("string"), Value("int64")
+    text = Value("string")
+    number = Value("int64")
     texts: dict[str, Any] = {"texts": List(text)}
     columns: dict[str, Any] = {
         "classification": texts | {"label": text},
@@ -74,11 +75,8 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
     number = 0
     for place, row in rows:
         try:
-            if (
-                task.benchmark == "own"
-                and row
-                and any(isinstance(cell, str) and "\0" in cell for cell in row.values())
-            ):
+            texts = [cell for cell in (row or {}).values() if isinstance(cell, str)]
+            if task.benchmark == "own" and any("\0" in text for text in texts):
                 raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
             examples = None if row is None else _convert(task, split, row, number)
         except KeyError as error:
@@ -124,13 +122,10 @@ def find_files(task: Task, split: str, data_dir: str | None) -> list[str]:
             paths = [name] if os.path.isabs(name) else [f"{data_dir}/{part}" for part in name.split("+")]
             if all(map(os.path.isfile, paths)):
                 return paths
-    if data_dir:
-        where = f" in {data_dir}"
-    else:
-        where = "" if task.benchmark == "own" else " (data_dir)"
     looked = [*names[:3], "..."] if len(names) > 3 else [*names]
     raise ValueError(
-        f"{task.title} has no file for its split {split!r}{where}. Looked for {', '.join(looked) or 'none'}."
+        f"{task.title} has no file for its split {split!r} (data_dir={data_dir}). "
+        f"Looked for {', '.join(looked) or 'none'}."
     )
 
 
@@ -308,11 +303,10 @@ def _class(task: Task, value: Any) -> str:
 
 def _known(task: Task, label: str) -> str:
     if task.labels and label not in task.labels:
-        own = " They are those of the training examples, unless `labels` names them."
-        raise ValueError(
-            f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
-            f"{own if task.benchmark == 'own' else ''}"
-        )
+        message = f"there is no label {label!r}. {known_names(label, task.labels, 'labels')}"
+        if task.benchmark == "own":
+            message += " They are those of the training examples, unless `labels` names them."
+        raise ValueError(message)
     return label
 
 

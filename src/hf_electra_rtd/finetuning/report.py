@@ -21,10 +21,13 @@ from hf_electra_rtd.finetuning.kinds import Kind
 
 logger = logging.getLogger(__name__)
 
-RESAMPLES, SLOW_RESAMPLES = 1000, 300  # of scores that are means over examples; of others, computed for each sample
+RESAMPLES = 1000  # of scores that are means over examples
+SLOW_RESAMPLES = 300  # of others, which are computed for each sample
 INTERVAL = (0.025, 0.975)
 _SEED = 0  # one for all, so that models are compared on the same samples
-_WORST, _MOST_DRAWN, _LONGEST = 10, 20, 300  # errors; classes in the picture; characters of a text to read
+_WORST = 10  # errors
+_MOST_DRAWN = 20  # classes in the picture
+_LONGEST = 300  # characters of a text to read
 
 
 def write_report(
@@ -35,13 +38,19 @@ def write_report(
     if not scores:
         return
     known = [row for row, reference in enumerate(kind.references(split.examples)) if reference is not None]
-    examples, predicted = split.examples.select(known), [predictions[row] for row in known]
-    right, metric, title = list(kind.references(examples)), kind.task.main_metric, f"{kind.task.title}, {name}"
+    examples = split.examples.select(known)
+    predicted = [predictions[row] for row in known]
+    right = list(kind.references(examples))
+    metric = kind.task.main_metric
+    title = f"{kind.task.title}, {name}"
     samples = resampled_scores(kind, predicted, right)
     shares = split.probabilities if kind.task.kind == "classification" else None
     sure = None if shares is None else shares[known].max(axis=-1)
     report = {
-        **{"title": title, "metric": metric, "score": scores[metric], "examples": len(right)},
+        "title": title,
+        "metric": metric,
+        "score": scores[metric],
+        "examples": len(right),
         "interval": np.quantile(samples, INTERVAL).tolist(),
         **compared(kind, predicted, right),
         "errors": list(_worst_errors(kind, predicted, right, examples, sure)),
@@ -55,15 +64,22 @@ def write_report(
     if 0 < len(report.get("labels", ())) <= _MOST_DRAWN:
         _draw_confusion(report, directory / f"confusion_{name}.png")
     logger.info(paragraphs[0])
-    ours, theirs, is_regression = _flat(kind, predicted), _flat(kind, right), kind.task.kind == "regression"
-    if np.ptp(ours) < np.ptp(theirs) / 100 if is_regression else ours != theirs and ours == ours[:1] * len(ours):
+    ours = _flat(kind, predicted)
+    theirs = _flat(kind, right)
+    if kind.task.kind == "regression":
+        is_constant = np.ptp(ours) < np.ptp(theirs) / 100
+    else:
+        is_constant = ours != theirs and all(value == ours[0] for value in ours)
+    if is_constant:
         logger.warning(f"{title}: the model predicts nothing but {ours[0]!r}.")
 
 
 def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
     """The main score on samples of the examples, drawn with replacement (the bootstrap). The samples depend on the
     number of examples only, so that the differences of two models' scores are paired."""
-    generator, number, metric = np.random.default_rng(_SEED), len(right), kind.task.main_metric
+    generator = np.random.default_rng(_SEED)
+    number = len(right)
+    metric = kind.task.main_metric
     is_mean = kind.task.kind == "question_answering" or (metric == "accuracy" and kind.task.kind != "tagging")
     samples = (generator.integers(number, size=number) for _ in range(RESAMPLES if is_mean else SLOW_RESAMPLES))
     if is_mean:
@@ -79,11 +95,12 @@ def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.nd
         return np.abs(np.subtract(predicted, right))
     pairs = zip(predicted, right, strict=True)
     if kind.task.kind == "tagging":
-        return np.array([float(np.not_equal(one, other).sum()) for one, other in pairs])
+        return np.array([float(np.not_equal(tags, right_tags).sum()) for tags, right_tags in pairs])
     if kind.task.kind == "question_answering":
-        return np.array([1 - kind.score_labeled([one], [other])[kind.task.main_metric] for one, other in pairs])
+        metric = kind.task.main_metric
+        return np.array([1 - kind.score_labeled([answer], [answers])[metric] for answer, answers in pairs])
     pairs = zip(_flat(kind, predicted), _flat(kind, right), strict=True)
-    return np.array([float(one != other) for one, other in pairs])
+    return np.array([float(value != right_value) for value, right_value in pairs])
 
 
 def _flat(kind: Kind, values: Sequence[Any]) -> list[Any]:
@@ -100,11 +117,12 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
     of chunks) precision, recall, F1 and number, and which label (row) was taken for which (column)."""
     from sklearn.metrics import classification_report, confusion_matrix, mean_absolute_error, root_mean_squared_error
 
-    task, flat, is_tagging = kind.task, _flat(kind, right), kind.task.kind == "tagging"
+    task = kind.task
+    flat = _flat(kind, right)
     if task.kind in ("question_answering", "correction"):
         return {}
     constant = fmean(right) if task.kind == "regression" else Counter(flat).most_common(1)[0][0]
-    always: list[Any] = [[constant] * len(tags) if is_tagging else constant for tags in right]
+    always: list[Any] = [[constant] * len(value) if task.kind == "tagging" else constant for value in right]
     baseline = {"prediction": constant, "score": kind.score_labeled(always, right)[task.main_metric]}
     if task.kind == "regression":
         errors: dict[str, Any] = {"mae": mean_absolute_error, "rmse": root_mean_squared_error}
@@ -117,8 +135,8 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
     else:
         places = range(len(task.labels))  # not names: one of them may be that of an average
         options: dict[str, Any] = {"labels": task.labels, "target_names": places, "zero_division": 0.0}
-        found = classification_report(right, predicted, output_dict=True, **options)
-        classes = {label: found[place] for place, label in enumerate(task.labels)}
+        by_place = classification_report(right, predicted, output_dict=True, **options)
+        classes = {label: by_place[place] for place, label in enumerate(task.labels)}
     if task.kind == "multi_label":
         return {"baseline": baseline, "classes": classes}
     confusion = confusion_matrix(flat, _flat(kind, predicted), labels=task.labels).tolist()
@@ -132,14 +150,17 @@ def _worst_errors(
     sizes = _errors(kind, predicted, right) * (1 if sure is None else sure)
     between = " " if kind.task.kind == "tagging" else " | "
     for row in np.argsort(-sizes, kind="stable")[: min(_WORST, np.count_nonzero(sizes))].tolist():
-        example, shown = examples[row], predicted[row]
+        example = examples[row]
+        prediction = predicted[row]
         texts = example.get("texts") or [example["question"], example["context"], *example.get("choices", ())]
-        yield {
-            **{"id": example["id"], "label": right[row]},
-            "prediction": shown["text"] if isinstance(shown, dict) else shown,
-            **({} if sure is None else {"probability": float(sure[row])}),
-            "text": between.join(texts),
+        error = {
+            "id": example["id"],
+            "label": right[row],
+            "prediction": prediction["text"] if isinstance(prediction, dict) else prediction,
         }
+        if sure is not None:
+            error["probability"] = float(sure[row])
+        yield error | {"text": between.join(texts)}
 
 
 def _to_read(report: Mapping[str, Any]) -> Iterator[str]:

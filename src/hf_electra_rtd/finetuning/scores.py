@@ -24,9 +24,16 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "question_answering": ("exact_match", "f1"),
     "tagging": ("f1", "precision", "recall", "macro_f1", "accuracy"),
     "correction": (
-        *("sentence_correction_f1", "bakeoff_correction_f1", "character_correction_f1", "false_positive_rate"),
-        *("sentence_detection_f1", "bakeoff_detection_f1", "character_detection_f1"),
-        *("sentence_correction_precision", "sentence_correction_recall", "bakeoff_correction_accuracy"),
+        "sentence_correction_f1",
+        "bakeoff_correction_f1",
+        "character_correction_f1",
+        "false_positive_rate",
+        "sentence_detection_f1",
+        "bakeoff_detection_f1",
+        "character_detection_f1",
+        "sentence_correction_precision",
+        "sentence_correction_recall",
+        "bakeoff_correction_accuracy",
     ),
 }
 
@@ -80,8 +87,9 @@ def label_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequ
     label that is right or predicted somewhere; and those of all labels of all examples together, with `micro_f1` (the
     same `f1`), `macro_f1`, the mean over the labels, and `accuracy`, the share of examples whose labels are exactly
     those. What has nothing to divide by is 0."""
-    pairs = [(set(found), set(wanted)) for found, wanted in zip(predictions, references, strict=True)]
-    return _report([({(x,) for x in one}, {(x,) for x in two}) for one, two in pairs], [a == b for a, b in pairs])
+    pairs = [(set(predicted), set(right)) for predicted, right in zip(predictions, references, strict=True)]
+    items = [({(label,) for label in predicted}, {(label,) for label in right}) for predicted, right in pairs]
+    return _report(items, [predicted == right for predicted, right in pairs])
 
 
 def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Report:
@@ -90,14 +98,15 @@ def tag_report(predictions: Sequence[Sequence[str]], references: Sequence[Sequen
     types (CLUENER 2020 is scored so), `accuracy` is of words. A tag that is not BIO is a ValueError."""
     sentences = list(zip(predictions, references, strict=True))
     hits = [tag == other for sentence in sentences for tag, other in zip(*sentence, strict=True)]
-    return _report([(find_chunks(found), find_chunks(wanted)) for found, wanted in sentences], hits)
+    return _report([(find_chunks(predicted), find_chunks(right)) for predicted, right in sentences], hits)
 
 
 def _report(pairs: Sequence[tuple[set[Any], set[Any]]], hits: Sequence[bool]) -> Report:
     """Of what was predicted and what is right in each example: tuples whose last entry is the type."""
     counts = [Counter[str](), Counter[str](), Counter[str]()]  # by type: predicted, right, both
-    for found, wanted in pairs:
-        for counter, items in zip(counts, (found, wanted, found & wanted), strict=True):
+    for predicted_items, right_items in pairs:
+        both_items = predicted_items & right_items
+        for counter, items in zip(counts, (predicted_items, right_items, both_items), strict=True):
             counter.update(item[-1] for item in items)
 
     def values(predicted: int, right: int, both: int) -> dict[str, float]:
@@ -115,7 +124,8 @@ def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     also at an `I-` that follows `O`, the beginning of the sentence or another type; it goes on as long as `I-` of its
     type follows. A tag that is not `O`, `B-TYPE` or `I-TYPE` is a ValueError."""
     chunks: set[tuple[int, int, str]] = set()
-    start, inside = 0, None  # the chunk that is open, and its type
+    start = 0  # of the chunk that is open
+    inside = None  # its type
     for place, tag in enumerate([*tags, "O"]):
         prefix, hyphen, kind = tag.partition("-")
         if tag != "O" and not (prefix in ("B", "I") and hyphen):
@@ -124,7 +134,8 @@ def find_chunks(tags: Sequence[str]) -> set[tuple[int, int, str]]:
             continue
         if inside is not None:
             chunks.add((start, place, inside))
-        start, inside = place, None if tag == "O" else kind
+        start = place
+        inside = None if tag == "O" else kind
     return chunks
 
 
@@ -194,9 +205,11 @@ def score_squad_v2(
     """
     if len(no_answer_scores) != len(answers) or not all(map(math.isfinite, no_answer_scores)):
         raise ValueError(f"There must be a finite no_answer_score for each of the {len(answers)} questions.")
-    golds = [list(filter(_NORMALIZED.get(language, _squad_normalized), given)) or [""] for given in answers]
+    normalized = _NORMALIZED.get(language, _squad_normalized)
+    golds = [list(filter(normalized, texts)) or [""] for texts in answers]
     raw = _score_each(predictions, golds, language, f1_of_nothing=1.0)
-    scores, has_answer = np.asarray(no_answer_scores, dtype=np.float64), np.array(list(map(bool, answers)))
+    scores = np.asarray(no_answer_scores, dtype=np.float64)
+    has_answer = np.array(list(map(bool, answers)))
     surest = np.argsort(scores, kind="stable")
     result: dict[str, float] = {}
     for name, values in raw.items():
@@ -225,18 +238,22 @@ def _score_each(
         return list("".join(words)) if language == "ko" else words
 
     def score(prediction: str, answer: str) -> tuple[float, float]:
-        one, other = normalized(prediction), normalized(answer)
-        predicted, right = parts(one), parts(other)
+        predicted = parts(normalized(prediction))
+        right = parts(normalized(answer))
         if language == "zh":
             shared = SequenceMatcher(None, predicted, right, autojunk=False).find_longest_match().size
         else:
             shared = (Counter(predicted) & Counter(right)).total()
         f1 = ratio(2 * shared, len(predicted) + len(right))
-        return float(one == other), f1 if normalized(f"{prediction} {answer}") else f1_of_nothing
+        is_same = normalized(prediction) == normalized(answer)
+        return float(is_same), f1 if normalized(f"{prediction} {answer}") else f1_of_nothing
 
-    pairs = zip(predictions, answers, strict=True)
-    scores = [list(zip(*(score(one, answer) for answer in given), strict=True)) for one, given in pairs]
-    return {name: [max(each[place]) for each in scores] for place, name in enumerate(("exact_match", "f1"))}
+    best: dict[str, list[float]] = {"exact_match": [], "f1": []}
+    for prediction, texts in zip(predictions, answers, strict=True):
+        scores = [score(prediction, text) for text in texts]
+        best["exact_match"].append(max(exact_match for exact_match, _ in scores))
+        best["f1"].append(max(f1 for _, f1 in scores))
+    return best
 
 
 def _squad_normalized(text: str) -> str:

@@ -58,7 +58,8 @@ def write_submission(
 def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str:
     """The text of a server's file. GLUE: https://gluebenchmark.com/faq. CLUE: its description of submissions, as of 4
     September 2021."""
-    form, ids = task.submission_format, examples["id"]
+    form = task.submission_format
+    ids = examples["id"]
     if task.benchmark == "glue":
         cells: dict[str, Callable[[Any], Any]] = {
             "index": task.labels.index,
@@ -68,8 +69,8 @@ def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str
         lines = (f"{index}\t{cells[form](prediction)}\n" for index, prediction in enumerate(predictions))
         return "index\tprediction\n" + "".join(lines)
     if form in ("answers", "choices"):
-        found = [prediction["text"] if form == "answers" else prediction for prediction in predictions]
-        return json.dumps(dict(zip(ids, found, strict=True)), ensure_ascii=False, indent=2)
+        values = [prediction["text"] if form == "answers" else prediction for prediction in predictions]
+        return json.dumps(dict(zip(ids, values, strict=True)), ensure_ascii=False, indent=2)
     if form == "entities":
         sentences = zip(examples["texts"], predictions, strict=True)
         rows = [{"text": "".join(words), "label": _entities(words, tags)} for words, tags in sentences]
@@ -81,10 +82,10 @@ def _format(task: Task, predictions: Sequence[Prediction], examples: Any) -> str
 
 def _entities(words: Sequence[str], tags: Sequence[str]) -> dict[str, dict[str, list[list[int]]]]:
     """CLUENER: from type to entity to spans, the last character included."""
-    found: dict[str, dict[str, list[list[int]]]] = {}
+    entities: dict[str, dict[str, list[list[int]]]] = {}
     for start, end, kind in sorted(find_chunks(tags)):
-        found.setdefault(kind, {}).setdefault("".join(words[start:end]), []).append([start, end - 1])
-    return found
+        entities.setdefault(kind, {}).setdefault("".join(words[start:end]), []).append([start, end - 1])
+    return entities
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -105,7 +106,8 @@ def zip_submission(benchmark: str, directory: str | os.PathLike[str]) -> Path:
         for name in sorted(expected.keys() - missing):
             lines = (directory / name).read_bytes().count(b"\n") - name.endswith(".tsv")
             if expected[name] and lines != expected[name]:
-                wrong = f"{name} has {lines:,} examples, but the test set has {expected[name]:,}"
-                logger.warning(f"{wrong}: the server will refuse it.")
+                logger.warning(
+                    f"{name} has {lines:,} examples, and the test set {expected[name]:,}: the server will refuse it."
+                )
             archive.write(directory / name, name, zipfile.ZIP_DEFLATED)
     return target

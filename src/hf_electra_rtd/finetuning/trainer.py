@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,73 +12,14 @@ import torch
 from scipy.special import expit, softmax
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from hf_electra_rtd.cli import check_ranges, flag, refuse
+from hf_electra_rtd.finetuning.arguments import ONE_GPU_EACH, FineTuningArguments
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Kind, Prediction
-from hf_electra_rtd.recipes import FINETUNING
-from hf_electra_rtd.training.arguments import check_hub_options, settle_by_device
 from hf_electra_rtd.training.optimization import get_parameter_groups
 from hf_electra_rtd.training.trainer import OriginalTrainer
-
-
-_ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
-# Flags of the Trainer that fine-tuning would ignore, undo or break on, and what to do instead.
-_REFUSED = {
-    "load_best_model_at_end": "Use --select best.",
-    "metric_for_best_model": "The task's main metric chooses.",
-    "do_predict": "Use --predict.",
-    "auto_find_batch_size": "The recipe needs its batch size.",
-    "ignore_data_skip": "A run goes on where it stopped.",
-    "bf16_full_eval": "Models stay in float32.",
-    "fp16_full_eval": "Models stay in float32.",
-    "resume_from_checkpoint": "The same command goes on with what is missing.",
-    "data_seed": "The order of the examples follows --seed.",
-    "label_smoothing_factor": "The task decides the loss.",
-    "prediction_loss_only": "Scores need predictions.",
-    "dataloader_drop_last": "Every example is trained on and evaluated.",
-    "fsdp": _ONE_GPU_EACH,
-    "deepspeed": _ONE_GPU_EACH,
-}
-
-
-@dataclass
-class FineTuningArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the paper's recipe; None for what depends on the size (learning rate) or
-    the task (epochs). By default, nothing is evaluated or saved before the end."""
-
-    learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
-    num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
-    per_device_train_batch_size: int = flag(FINETUNING["per_device_train_batch_size"], "Batch size of one process.")
-    per_device_eval_batch_size: int = flag(64, "Batch size of one process in evaluation.")
-    warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
-    weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
-    adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
-    early_stopping_patience: int | None = flag(None, "With --select best: evaluations without a better score.")
-    bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
-    train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
-    save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
-    save_total_limit: int | None = flag(2, "Checkpoints to keep.")
-    hub_strategy: str = flag("end", "Leave it: models are published at the end.")
-    logging_steps: float = flag(50, "Steps between two lines of the log.")
-    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
-    dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
-    remove_unused_columns: bool = flag(False, "Leave off: there are none.")
-    logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
-    ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        refuse(*((getattr(self, name), f"--{name} cannot be used here. {why}") for name, why in _REFUSED.items()))
-        refuse(
-            (self.data_seed is not None, f"--data_seed cannot be used here. {_REFUSED['data_seed']}"),
-            (not self.eval_do_concat_batches, "--eval_do_concat_batches False cannot be used here. Leave it out."),
-        )
-        check_hub_options(self)
-        settle_by_device(self)
-        super().__post_init__()
 
 
 class _LengthGroupedSampler(LengthGroupedSampler):
@@ -88,7 +28,8 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
     def __init__(self, batch_size: int, lengths: list[int], seed: int) -> None:
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
-        self.seed, self.epoch = seed, 0
+        self.seed = seed
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -134,8 +75,11 @@ class FineTuner(OriginalTrainer):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         args.label_names = ["labels"]
-        self.kind, self.dev, self.settings = kind, dev, dict(settings or {})
-        self.layerwise_lr_decay, self.off_by_one = layerwise_lr_decay, off_by_one
+        self.kind = kind
+        self.dev = dev
+        self.settings = dict(settings or {})
+        self.layerwise_lr_decay = layerwise_lr_decay
+        self.off_by_one = off_by_one
         self.evaluation_seconds = 0.0
         super().__init__(
             model=model,
@@ -146,7 +90,7 @@ class FineTuner(OriginalTrainer):
             processing_class=kind.tokenizer,
         )
         if args.n_gpu > 1 or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError(f"Fine-tuning needs the whole model in each process. {_ONE_GPU_EACH}")
+            raise ValueError(f"Fine-tuning needs the whole model in each process. {ONE_GPU_EACH}")
         self.add_callback(_FineTuningCallback)
         if args.early_stopping_patience:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience))
@@ -185,15 +129,19 @@ class FineTuner(OriginalTrainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Nothing where a run goes on from its last step, or from where it stopped early: the Trainer would take one
         step more."""
-        stops = [each for each in self.callback_handler.callbacks if isinstance(each, EarlyStoppingCallback)]
-        is_stopped = any(each.early_stopping_patience_counter >= each.early_stopping_patience for each in stops)
+        is_stopped = any(
+            isinstance(callback, EarlyStoppingCallback)
+            and callback.early_stopping_patience_counter >= callback.early_stopping_patience
+            for callback in self.callback_handler.callbacks
+        )
         if self.state.global_step < self.state.max_steps and not is_stopped:
             super()._run_epoch(*args, **kwargs)
 
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
         """Predictions for the examples of a split with features, and the scores of the labeled ones (none: empty).
         Outputs that are not finite are a ValueError."""
-        kind, features = self.kind, split.features
+        kind = self.kind
+        features = split.features
         assert features is not None
         outputs: Any = ()
         if len(features):
@@ -201,8 +149,7 @@ class FineTuner(OriginalTrainer):
             outputs = self.predict(features.select(order)).predictions
             arrays = outputs if isinstance(outputs, tuple) else (outputs,)
             if not all(np.isfinite(array).all() for array in arrays):
-                title = kind.task.title
-                raise ValueError(f"{title}: outputs are not finite: training diverged. Lower --learning_rate.")
+                raise ValueError(f"{kind.task.title}: outputs are not finite: training diverged. Lower learning_rate.")
             arrays = tuple(array[np.argsort(order, kind="stable")] for array in arrays)
             outputs = arrays if isinstance(outputs, tuple) else arrays[0]
             if kind.task.kind in ("classification", "multi_label"):
@@ -260,7 +207,7 @@ def layer_heights(model: PreTrainedModel) -> dict[int, int]:
     encoder: Any = model.base_model
     lists = {name: module for name, module in encoder.named_modules() if isinstance(module, nn.ModuleList)}
     if not lists:
-        raise ValueError(f"A {type(model).__name__} has no list of layers. Pass --layerwise_lr_decay 1.")
+        raise ValueError(f"A {type(model).__name__} has no list of layers. Set layerwise_lr_decay to 1.")
     name = max(lists, key=lambda name: sum(parameter.numel() for parameter in lists[name].parameters()))
     num_layers = len(lists[name])
     children = [child for child, _ in encoder.named_children()]

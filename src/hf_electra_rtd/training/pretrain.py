@@ -38,9 +38,10 @@ from hf_electra_rtd.accounting import count_parameters, format_duration
 from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
-from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.arguments import DataArguments
+from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.prepare import BLOCKS_DIRECTORY, DataArguments, check_held_out, get_sequences, get_tokenizer
+from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_partial
 from hf_electra_rtd.initialization import begin_on_neighbours, check_room

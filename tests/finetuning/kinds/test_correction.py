@@ -159,7 +159,3 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     assert answer == {"corrected": {"text": "night horse mill", "source": "night garden mill"}}
     with pytest.raises(ValueError, match="error_rate"):
         Corrector.from_pretrained(str(run), error_rate=0.1)
-    for flag, message in (({"lora": True}, "--lora is not for correction"), ({"push_to_hub": True}, "no stock class")):
-        options = {**flags, **flag, "hub_model_id": "ORG/NAME"}
-        with pytest.raises(ValueError, match=message):
-            run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "refused", **options)

@@ -51,11 +51,14 @@ class Kind(ABC):
         doc_stride: int = 128,
         max_query_length: int = 64,
     ) -> None:
-        self.task, self.tokenizer = task, tokenizer
-        self.max_seq_length, self.doc_stride, self.max_query_length = max_seq_length, doc_stride, max_query_length
+        self.task = task
+        self.tokenizer = tokenizer
+        self.max_seq_length = max_seq_length
+        self.doc_stride = doc_stride
+        self.max_query_length = max_query_length
         self.num_special = tokenizer.num_special_tokens_to_add(pair=True)
         if max_seq_length <= self.num_special:
-            raise ValueError(f"--max_seq_length {max_seq_length} leaves no room for text. Raise it.")
+            raise ValueError(f"max_seq_length is {max_seq_length}, which leaves no room for text. Raise it.")
         tokenizer.padding_side = "right"  # a token's place in its feature is then its place in the outputs
         self.input_names = ["input_ids", *({"token_type_ids"} & set(tokenizer.model_input_names))]
 

@@ -106,8 +106,8 @@ class CorrectionKind(Kind):
         return features
 
     def _tokenize(self, texts: list[str], **options: Any) -> Any:
-        given = {"truncation": True, "max_length": self.max_seq_length, **options}
-        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **given)
+        options = {"truncation": True, "max_length": self.max_seq_length, **options}
+        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
 
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
         """The right token for each word of a text, by the word's characters; None for texts of different words."""
@@ -115,9 +115,12 @@ class CorrectionKind(Kind):
         words, others = map(find_units, (text, right), encodings)
         if len(words) != len(others):
             return None
-        pairs = zip(words, others, strict=True)
         ids = encodings[1].ids
-        return {(one.start, one.stop): ids[other.first] for one, other in pairs if other.last - other.first == 1}
+        targets = {}
+        for word, other in zip(words, others, strict=True):
+            if other.last - other.first == 1:
+                targets[word.start, word.stop] = ids[other.first]
+        return targets
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """As of other tasks; in training, a share of the right tokens is masked."""
@@ -157,6 +160,7 @@ class CorrectionKind(Kind):
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         """The metrics of the task, named by family, level and measure."""
-        sources, texts = ([one[name] for one in predictions] for name in ("source", "text"))
+        sources = [prediction["source"] for prediction in predictions]
+        texts = [prediction["text"] for prediction in predictions]
         scores = flat_scores(score_correction(sources, texts, references))
         return {name: scores[name] for name in self.task.metrics}

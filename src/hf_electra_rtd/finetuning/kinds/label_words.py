@@ -23,7 +23,6 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import DataCollatorForMultipleChoice, ElectraConfig, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from hf_electra_rtd.cli import refuse
 from hf_electra_rtd.files import known_names
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind
 from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind
@@ -39,34 +38,38 @@ def with_label_words(task: Task, words: Sequence[str] | None, template: str | No
     Words of other classes or not of all, and a template without their places, are a ValueError."""
     if not (words or template):
         return task
-    given, template = dict(word.partition("=")[::2] for word in words or ()), template or ""
-    unknown = next((name for name in given if name not in task.labels), None)
-    missing = next((name for name in task.labels if not given.get(name, "").strip()), None)
-    wanted = ["label", "text", *(["text_pair"] if len(task.columns) == 2 else [])]
-    places = ", ".join(f"{{{name}}}" for name in wanted)
-    is_other = sorted(_PLACES.findall(template)) != wanted
-    refuse(
-        (not (words and template), "--label_words and --template go together: yes=great, '{text} It was {label}.'"),
-        (len(given) < len(words or ()), "--label_words gives one class two words. Give each class one."),
-        (task.kind != "classification", f"--label_words is for classification, not {task.kind}."),
-        (unknown, f"--label_words: no class {unknown!r}. {known_names(str(unknown), task.labels, 'classes')}"),
-        (missing, f"--label_words has no word for the class {missing!r}. Add {missing}=WORD."),
-        (is_other, f"--template {template!r} must have each of {places} once, and no other braces."),
-    )
-    return dataclasses.replace(task, label_words=given, template=template)
+    if task.kind != "classification":
+        raise ValueError(f"label_words is for classification, not {task.kind}.")
+    of_class = dict(word.partition("=")[::2] for word in words or ())
+    template = template or ""
+    if len(of_class) < len(words or ()):
+        raise ValueError("label_words gives one class two words. Give each class one.")
+    for name in of_class:
+        if name not in task.labels:
+            raise ValueError(f"label_words: no class {name!r}. {known_names(name, task.labels, 'classes')}")
+    for name in task.labels:
+        if not of_class.get(name, "").strip():
+            raise ValueError(f"label_words has no word for the class {name!r}. Add {name}=WORD.")
+    wanted = ["label", "text", "text_pair"] if len(task.columns) == 2 else ["label", "text"]
+    if sorted(_PLACES.findall(template)) != wanted:
+        places = ", ".join(f"{{{name}}}" for name in wanted)
+        raise ValueError(f"template {template!r} must have each of {places} once, and no other braces.")
+    return dataclasses.replace(task, label_words=of_class, template=template)
 
 
 class ElectraForLabelWords(ElectraForPreTraining):
     """A discriminator that scores the words at `places` in texts."""
 
-    takes_head = is_whole = True  # it adds nothing to what pre-training leaves
+    takes_head = True
+    is_whole = True  # it adds nothing to what pre-training leaves
 
     def forward(self, input_ids: Tensor, places: Tensor, **inputs: Tensor) -> SequenceClassifierOutput:
         """Logits (B, C), float32, of a word's being original: the mean over its tokens. `input_ids` and other inputs
         are (B, C, L), `places` (B, C, 2): the word's first token, and the one after its last."""
         flat = {name: tensor.flatten(0, 1) for name, tensor in {"input_ids": input_ids, **inputs}.items()}
         replaced_BCL = super().forward(**flat).logits.view(input_ids.shape).float()
-        index_L, (first_BC1, after_BC1) = torch.arange(input_ids.shape[-1], device=places.device), places.split(1, -1)
+        index_L = torch.arange(input_ids.shape[-1], device=places.device)
+        first_BC1, after_BC1 = places.split(1, -1)
         inside_BCL = (index_L >= first_BC1) & (index_L < after_BC1)
         return SequenceClassifierOutput(logits=-(replaced_BCL * inside_BCL).sum(-1) / inside_BCL.sum(-1))
 
@@ -88,9 +91,9 @@ class LabelWordsKind(ClassificationKind):
         for word in task.label_words.values():
             ids = self._tokenize([word], add_special_tokens=False)["input_ids"][0]
             if not ids or tokenizer.unk_token_id in ids:
-                raise ValueError(f"--label_words: the vocabulary has no word {word!r}. Choose another.")
+                raise ValueError(f"label_words: the vocabulary has no word {word!r}. Choose another.")
             if tuple(ids) in seen:
-                raise ValueError(f"--label_words: {word!r} has the tokens of another class's word. Choose another.")
+                raise ValueError(f"label_words: {word!r} has the tokens of another class's word. Choose another.")
             seen.add(tuple(ids))
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
@@ -110,9 +113,9 @@ class LabelWordsKind(ClassificationKind):
     def _fill(self, texts: list[str]) -> tuple[Any, list[list[int]], bool]:
         """The tokens of a text with each word, the places of the words among them, and whether the text was cut."""
         words = [self.task.label_words[label] for label in self.task.labels]
-        given = dict(zip(("text", "text_pair"), texts, strict=False))
+        named = dict(zip(("text", "text_pair"), texts, strict=False))
         parts = self.task.template.split("{label}")
-        before, after = (_PLACES.sub(lambda place: given[place[1]], part) for part in parts)
+        before, after = (_PLACES.sub(lambda place: named[place[1]], part) for part in parts)
         tokens = self._tokenize([before + word + after for word in words])
         surplus = max(map(len, tokens["input_ids"])) - self.max_seq_length
         if surplus > 0:
@@ -120,13 +123,15 @@ class LabelWordsKind(ClassificationKind):
             longer = max(range(len(texts)), key=lambda part: (len(alone[part]), part))
             keep = len(alone[longer]) - -(-surplus // len(texts))
             if keep < 1:
-                raise ValueError(f"--max_seq_length {self.max_seq_length}: the template leaves no room for text.")
+                raise ValueError(f"max_seq_length is {self.max_seq_length}: the template leaves no room for text.")
             shorter = texts[longer][: alone[longer].offsets[keep][0]]
-            return *self._fill([*texts[:longer], shorter, *texts[longer + 1 :]])[:2], True
+            tokens, places, _ = self._fill([*texts[:longer], shorter, *texts[longer + 1 :]])
+            return tokens, places, True
         places = []
         for word, encoding in zip(words, tokens.encodings, strict=True):
-            start, stop = len(before), len(before) + len(word)
-            of_word = [place for place, (one, other) in enumerate(encoding.offsets) if one < stop and start < other]
+            start = len(before)
+            stop = start + len(word)
+            of_word = [place for place, (begin, end) in enumerate(encoding.offsets) if begin < stop and start < end]
             places.append([of_word[0], of_word[-1] + 1])
         return tokens, places, False
 
@@ -135,8 +140,10 @@ class LabelWordsKind(ClassificationKind):
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Inputs (B, C, L), `places` (B, C, 2) and `labels` (B,), -100 where there are none."""
-        names = (*self.input_names, "places")
-        rows = [{name: one[name] for name in names} | {"labels": one.get("labels", IGNORED)} for one in features]
+        rows = []
+        for feature in features:
+            inputs = {name: feature[name] for name in (*self.input_names, "places")}
+            rows.append(inputs | {"labels": feature.get("labels", IGNORED)})
         return dict(DataCollatorForMultipleChoice(self.tokenizer)(rows))
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:

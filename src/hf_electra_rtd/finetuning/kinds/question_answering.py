@@ -23,7 +23,10 @@ from hf_electra_rtd.tasks import Task
 # google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`, `answerable_weight` (beside the
 # mean of start and end). In Chinese a token is a character: of the answers that CMRC 2018 trains on, 21 % have more
 # than 30, 0.4 % more than 100.
-N_BEST, MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS_ZH, ANSWERABLE_WEIGHT = 20, 30, 100, 0.5
+N_BEST = 20
+MAX_ANSWER_TOKENS = 30
+MAX_ANSWER_TOKENS_ZH = 100
+ANSWERABLE_WEIGHT = 0.5
 NO_ANSWER_THRESHOLD = 0.0  # as the evaluation of SQuAD 2.0 has it before a better one is sought on dev
 _SURELY_NONE = 1000.0  # a no-answer score above all that models give: there was nothing to read
 
@@ -52,8 +55,10 @@ class QuestionAnsweringKind(Kind):
         super().__init__(task, tokenizer, *args, **kwargs)
         room = self.max_seq_length - self.max_query_length - self.num_special
         if not 0 <= self.doc_stride < room:
-            left = f"--max_seq_length {self.max_seq_length} leaves {max(room, 0)} tokens for the context"
-            raise ValueError(f"{left}. Raise it, or lower --max_query_length or --doc_stride {self.doc_stride}.")
+            raise ValueError(
+                f"max_seq_length is {self.max_seq_length}, which leaves {max(room, 0)} tokens for the context. Raise "
+                f"it, or lower max_query_length or doc_stride ({self.doc_stride})."
+            )
         self.max_answer_tokens = MAX_ANSWER_TOKENS_ZH if task.language == "zh" else MAX_ANSWER_TOKENS
 
     # ---- Features ----
@@ -101,8 +106,10 @@ class QuestionAnsweringKind(Kind):
     def _shorten(self, questions: list[str]) -> list[str]:
         limit = self.max_query_length
         encodings = self.tokenizer(questions, add_special_tokens=False, split_special_tokens=True).encodings
-        pairs = zip(questions, encodings, strict=True)
-        return [text[: one.offsets[limit - 1][1]] if len(one) > limit else text for text, one in pairs]
+        return [
+            text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text
+            for text, encoding in zip(questions, encodings, strict=True)
+        ]
 
     def _labels(self, windows: list[Feature], answers: list[str] | None, starts: Any) -> list[Any]:
         """Of each window; None where the answer is not known, -100 where the context does not have it."""
@@ -143,7 +150,8 @@ class QuestionAnsweringKind(Kind):
             nll = F.cross_entropy(logits, labels[:, column], ignore_index=IGNORED, reduction="none")
             losses[:, column] = 0.5 * nll
         if self.task.unanswerable and "answerable_logits" in outputs:
-            logits, wanted = outputs["answerable_logits"].float(), labels[:, 2].clamp(min=0).float()
+            logits = outputs["answerable_logits"].float()
+            wanted = labels[:, 2].clamp(min=0).float()
             losses[:, 2] = ANSWERABLE_WEIGHT * F.binary_cross_entropy_with_logits(logits, wanted, reduction="none")
         losses = losses.where(real, 0.0) * labels.shape[1]
         return LossSum(losses.sum(), losses, real.sum())
@@ -190,10 +198,10 @@ class QuestionAnsweringKind(Kind):
 
     def score_labeled(self, predictions: Sequence[Prediction], references: Sequence[Any]) -> dict[str, float]:
         if not self.task.unanswerable:
-            return score_answers([one["text"] for one in predictions], references, self.task.language)
+            return score_answers([prediction["text"] for prediction in predictions], references, self.task.language)
         # What would be answered if there must be an answer: the threshold is applied there.
-        texts = [one["nbest"][0]["text"] if one["nbest"] else "" for one in predictions]
-        sureness = [one["no_answer_score"] for one in predictions]
+        texts = [prediction["nbest"][0]["text"] if prediction["nbest"] else "" for prediction in predictions]
+        sureness = [prediction["no_answer_score"] for prediction in predictions]
         return score_squad_v2(texts, references, sureness, NO_ANSWER_THRESHOLD, self.task.language)
 
 

@@ -1,0 +1,117 @@
+"""The flags that name text and say how it becomes sequences, and the tables of those that do not go together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_size
+from hf_electra_rtd.data.text import Source, parse_sources
+from hf_electra_rtd.data.words import get_segmenter
+
+
+@dataclass
+class DataArguments:
+    """Which text, and how it becomes sequences."""
+
+    train_files: list[str] = flag(
+        [],
+        "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs, each with options behind it "
+        "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file, "
+        "directory of shards, or its address (hf://datasets/ORG/NAME/path, s3://...).",
+    )
+    train_datasets: list[str] = flag(
+        [],
+        "Datasets of the Hub with options (config, split, streaming, revision, text_column, weight): "
+        "'wikimedia/wikipedia,config=20231101.en,streaming=true'.",
+    )
+    text_column: str = flag("text", "Key or column that holds the text.")
+    encoding: str = flag("utf-8", "Of .txt and .jsonl, by its name in Python.")
+    encoding_errors: Literal["strict", "replace", "ignore"] = flag("strict", "For bytes that do not fit.")
+    held_out_files: list[str] | None = flag(
+        None, "Held-out text, as for --train_files, or a block file; by default a share."
+    )
+    held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.", "[0, 1)")
+    drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
+    num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.", "[1, inf)")
+    word_segmenter: Literal["jieba"] | None = flag(
+        None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
+    )
+    shard_size: str | None = flag(
+        None, "Writes directories of files of at most this size (512MB, or bytes), with an index; by default one file."
+    )
+    packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
+    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
+    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.", "[1, inf)")
+    lowercase: bool | None = flag(None, "For a vocab.txt (by default as it is) or a trained tokenizer (true).")
+    data_license: str | None = flag(None, "License of the text, for the run's record.")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+        get_segmenter(self.word_segmenter)
+        self.shard_bytes = None if self.shard_size is None else parse_size("shard_size", self.shard_size)
+
+    def set_default_text(self, files: Sequence[str]) -> None:
+        """Takes `files` where no text is named."""
+        if not self.train_files and not self.train_datasets:
+            self.train_files = list(files)
+
+    def sources(self) -> list[Source]:
+        """What to train on. Raises ValueError if there is nothing, or not what was named."""
+        if not self.train_files and not self.train_datasets:
+            raise ValueError("There is nothing to train on. Name text (--train_files) or datasets (--train_datasets).")
+        return self.parse(self.train_files) + self.parse(self.train_datasets, is_dataset=True)
+
+    def warn_of_unused(self, more: Sequence[str] = ()) -> None:
+        """Warns of flags that say how text is read, where all of it is prepared already; also `more`."""
+        if all(source.is_prepared for source in [*self.sources(), *self.parse([*(self.held_out_files or ()), *more])]):
+            check_arguments(self, rules=PREPARED_RULES)
+
+    def parse(self, texts: Sequence[str], is_dataset: bool = False) -> list[Source]:
+        """What `texts` name, read as the flags say."""
+        defaults = {key: getattr(self, key) for key in ("text_column", "encoding", "encoding_errors")}
+        return [source for text in texts for source in parse_sources(text, is_dataset, **defaults)]
+
+
+# Where all text is prepared already.
+PREPARED_RULES = tuple(
+    Rule(name, "The sequences are prepared already.", changes_nothing=True)
+    for name in ("text_column", "encoding", "encoding_errors", "drop_duplicates", "shard_size", "packing")
+)
+
+
+@dataclass
+class PreparationArguments:
+    """Where the blocks go, and their shape."""
+
+    output_dir: str = flag("runs/corpus", "For block files and tokenizer.")
+    max_seq_length: int = flag(128, "Tokens a sequence (paper: 128 for small, else 512).", "[3, inf)")
+    seed: int = flag(42, "Of split, weights and packing.", "[0, 4294967295]")
+    disable_tqdm: bool = flag(False, "Show no progress bars. (Tasks of an --executor show none.)")
+    executor: Literal["local", "slurm", "ray"] | None = flag(
+        None, "Prepares in several tasks, on one machine or many, into shards (the extra scale; for ray also ray)."
+    )
+    tasks: int | None = flag(None, "Tasks of the --executor. Their number changes no sequence.", "[1, inf)")
+    workers: int | None = flag(
+        None, "Tasks at a time; by default one a core (local), else all there is room for.", "[1, inf)"
+    )
+    slurm: list[str] = flag([], "Options of sbatch for --executor slurm: partition=NAME time=24:00:00 account=ME ...")
+    process_index: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        check_arguments(self, rules=RULES)
+        self.sbatch: dict[str, Any] = dict(option.partition("=")[::2] for option in self.slurm)
+        if self.executor == "slurm" and not (self.sbatch.get("partition") and self.sbatch.get("time")):
+            raise ValueError("--executor slurm needs at least --slurm partition=NAME time=24:00:00.")
+
+
+RULES = (
+    Rule("executor", "It needs to know how many there are.", needs=("tasks",)),
+    Rule("executor=slurm", "It must know the partition and the time of a task.", needs=("slurm",)),
+    Rule("tasks", "", needs=("executor",)),
+    Rule("workers", "", needs=("executor",), changes_nothing=True),
+    Rule("slurm", "", needs=("executor=slurm",), changes_nothing=True),
+)
+# Of `DataArguments`, in this command.
+DATA_RULES = (Rule("data_license", "It is for the record of a run: give it to `pretrain`.", changes_nothing=True),)

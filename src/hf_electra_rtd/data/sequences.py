@@ -1,0 +1,150 @@
+"""The tokenizer and the sequences of a run: made of its text, or of files that were prepared.
+
+`arguments` are `PreparationArguments` or `RTDTrainingArguments`, and `directory` is that of the blocks. The first
+process calls each function before the others do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.arguments import DataArguments
+from hf_electra_rtd.data.blocks import BlockHeader, Blocks
+from hf_electra_rtd.data.preparation import part_path, prepare_blocks
+from hf_electra_rtd.data.shards import open_blocks
+from hf_electra_rtd.data.text import Source, open_texts
+from hf_electra_rtd.data.tokenization import (
+    TOKENIZER_FILE,
+    TOKENIZER_FILES,
+    keep_tokenizer,
+    load_tokenizer,
+    tokenizer_hash,
+    train_wordpiece,
+)
+from hf_electra_rtd.data.words import get_segmenter
+from hf_electra_rtd.files import check_output
+
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_DIRECTORY = "tokenizer"  # beside the blocks
+BLOCKS_DIRECTORY = "blocks"  # of a run
+
+
+def get_tokenizer(
+    data: DataArguments,
+    arguments: Any,
+    directory: Path,
+    of_towers: str | None = None,
+    checkpoint: str | None = None,
+    keeps: bool = True,
+) -> PreTrainedTokenizerBase:
+    """The tokenizer of `--tokenizer`, of the pre-trained towers (a directory), of the checkpoint that a run resumes
+    from, or one trained on the text, which goes to `directory/tokenizer` if this function `keeps` it. Raises
+    ValueError if there is neither a tokenizer nor text to train one on, or the text cannot be read."""
+    named = data.tokenizer or of_towers
+    trained = directory / TOKENIZER_DIRECTORY
+    if named or checkpoint or arguments.process_index:
+        return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
+    sources = data.sources()
+    if any(source.is_prepared for source in sources):
+        raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
+    check_output(trained, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
+    with open_texts(sources, directory, arguments.disable_tqdm) as texts:
+        logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
+
+        def lines() -> Iterator[str]:
+            return chain.from_iterable(text.read("Reading") for text in texts)
+
+        tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
+        if keeps:
+            keep_tokenizer(tokenizer, trained)
+    return tokenizer
+
+
+def get_sequences(
+    data: DataArguments,
+    arguments: Any,
+    directory: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    trained_on: str | None = None,
+    called: str = "Training",
+    cache_dir: str | None = None,
+) -> tuple[Blocks, Blocks | None]:
+    """The training and the held-out sequences, prepared from text, or of block files. The main process prepares, and
+    verifies what is there. `trained_on` is the hash of the training sequences of a run that is resumed; the log says
+    what they are `called`; copies of remote shards go to `cache_dir`. Raises ValueError for files that cannot be
+    used."""
+    is_main = arguments.process_index == 0
+    share = 0.0 if data.held_out_files else data.held_out_share
+
+    def get(sources: list[Source], name: str, share: float) -> tuple[Blocks, Blocks | None]:
+        length = arguments.max_seq_length
+        if any(source.is_prepared for source in sources):
+            if len(sources) > 1:
+                raise ValueError(f"Name one block file alone, not {len(sources)} sources.")
+            if share:
+                logger.warning("Prepared blocks are not split, so nothing is held out. Name --held_out_files.")
+            file = open_blocks(sources[0].place, verify=is_main, cache_dir=cache_dir)
+            found = file.header.max_seq_length
+            if file.header.tokenizer_hash != tokenizer_hash(tokenizer):
+                raise ValueError(f"{file.path} was made with another tokenizer. Name that one (--tokenizer).")
+            if data.word_segmenter and (by := file.header.word_segmenter) != get_segmenter(data.word_segmenter)[1]:
+                raise ValueError(f"The words of {file.path} were found by {by}. Leave --word_segmenter out.")
+            if found != length:
+                raise ValueError(
+                    f"{file.path} has sequences of {found} tokens, not {length}. Use --max_seq_length {found}, or "
+                    "prepare the text again."
+                )
+            return file, None
+        if is_main:
+            options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
+            options |= {"seed": arguments.seed, "disable_progress": arguments.disable_tqdm, "held_out_share": share}
+            options |= {"sha256": trained_on if name == "train" else None, "shard_size": data.shard_bytes}
+            return prepare_blocks(sources, tokenizer, directory, length, name=name, **options)
+        files = (open_blocks(part_path(directory, part, data.shard_bytes)) for part in (name, "held_out"))
+        return next(files), next(files) if share else None
+
+    train, held_out = get(data.sources(), "train", share)
+    if data.held_out_files:
+        held_out, _ = get(data.parse(data.held_out_files), "held_out", 0.0)
+        check_held_out(train, held_out)
+    for what, file in ((called, train), ("Held out", held_out)):
+        if file is not None:
+            log_header(what, file.header)
+    return train, held_out
+
+
+def log_header(what: str, header: BlockHeader) -> None:
+    """Tells how much was prepared."""
+    length = header.max_seq_length
+    filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
+    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
+    logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+
+
+def check_held_out(train: Blocks, held_out: Blocks) -> None:
+    """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
+    first = train.header
+    second = held_out.header
+    if first.sha256 == second.sha256:
+        raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
+    is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]
+    names = {source["sha256"]: source["name"] for source in first.sources}
+    for source in second.sources:
+        if source["sha256"] in names and not is_split:
+            raise ValueError(
+                f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
+                "trained on. Take it out of the one or the other."
+            )
+    if first.word_segmenter != second.word_segmenter:
+        raise ValueError(
+            f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by "
+            f"{second.word_segmenter}. Prepare both with the same --word_segmenter."
+        )

@@ -1,0 +1,199 @@
+"""The flags of `finetune`, and the table of those that do not go together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from transformers import TrainingArguments
+
+from hf_electra_rtd.cli import Rule, check_arguments, flag, required
+from hf_electra_rtd.recipes import FINETUNING, SIZES
+from hf_electra_rtd.training.arguments import TRAINER_INTERVALS, check_hub_options, settle_by_device
+
+
+@dataclass
+class TaskArguments:
+    """Which model, which tasks, how often."""
+
+    model_name_or_path: str = required("Directory or Hub id of an encoder, or a pre-training run.")
+    benchmark: str = flag("glue", "glue, clue, more, or own (--train_file, ...).")
+    task_name: list[str] = flag(["all"], "One or more tasks, or all.")
+    data_dir: str | None = flag(None, "The benchmark in its official layout; by default it comes from the Hub.")
+    seeds: int = flag(1, "Runs of each task, with the seeds seed, seed + 1, ...", "[1, inf)")
+    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
+    from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
+    head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
+    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}; by default guessed from the model.")
+    layerwise_lr_decay: float | None = flag(
+        None, "Of the learning rate from a layer to the one below; 1: none.", "(0, 1]"
+    )
+    layerwise_lr_decay_off_by_one: bool = flag(False, "Decay the top layer twice, as the original's code does.")
+    max_seq_length: int | None = flag(None, "Tokens of an example; by default the task's number.", "[3, inf)")
+    doc_stride: int = flag(128, "In question answering: tokens that two windows of a context share.", "[0, inf)")
+    max_query_length: int = flag(64, "In question answering: tokens of a question; the rest is cut off.", "[1, inf)")
+    dropout: float | None = flag(
+        None, "In the encoder and before its head; by default 0.1, or the model's own.", "[0, 1)"
+    )
+    select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
+    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: all count equally.")
+    max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.", "[1, inf)")
+    few_shot: int | None = flag(
+        None, "Train on so many examples of each class, drawn by each seed; 0: on none.", "[0, inf)"
+    )
+    label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
+    template: str | None = flag(
+        None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
+    )
+    max_eval_samples: int | None = flag(
+        None, "Evaluate on so many of a dev split; test splits stay whole.", "[1, inf)"
+    )
+    predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
+    keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
+    overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
+    lora: bool = flag(False, "Train low-rank adapters and the head only.")
+    lora_r: int = flag(8, "Rank of the adapters.", "[1, inf)")
+    lora_alpha: int = flag(16, "Alpha of LoRA: adapters are multiplied by alpha / rank.", "(0, inf)")
+    lora_dropout: float = flag(0.1, "Before the adapters.", "[0, 1)")
+    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+
+@dataclass
+class OwnTaskArguments:
+    """Your own task, in place of a benchmark's."""
+
+    train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet, .conll or SQuAD's .json.")
+    validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
+    test_file: str | None = flag(None, "Examples to predict, labeled or not.")
+    validation_share: float | None = flag(
+        None, "Share of the training examples to hold out; 0.1 without a dev split.", "[0, 1)"
+    )
+    dataset: str | None = flag(None, "A dataset of the Hub, in place of files.")
+    dataset_config: str | None = flag(None, "Its configuration.")
+    dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
+    dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
+    task_kind: Literal[
+        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging", "correction"
+    ] = flag("classification", "What a label is.")
+    text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
+    second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
+    label_column_name: str | None = flag(
+        None, "Column of label, number or tags (label), answers (answers), right sentence (right)."
+    )
+    id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
+    labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
+    unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
+    metrics: list[str] | None = flag(None, "The first one is the main metric; by default those usual for the kind.")
+    language: str = flag("", "en, zh, ko, ...: for the record, and the rules that answers are scored by.")
+
+    def __post_init__(self) -> None:
+        check_arguments(self)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is such a task."""
+        return any(getattr(self, name) for name in _SOURCES)
+
+
+# What `FineTuningArguments` cannot have.
+ONE_GPU_EACH = "Launch one process for each GPU: `accelerate launch --multi_gpu`."
+TRAINER_RULES = (
+    Rule("load_best_model_at_end", "Use --select best."),
+    Rule("metric_for_best_model", "The task's main metric chooses."),
+    Rule("do_predict", "Use --predict."),
+    Rule("auto_find_batch_size", "The recipe needs its batch size."),
+    Rule("ignore_data_skip", "A run goes on where it stopped."),
+    Rule("bf16_full_eval", "Models stay in float32."),
+    Rule("fp16_full_eval", "Models stay in float32."),
+    Rule("resume_from_checkpoint", "The same command goes on with what is missing."),
+    Rule("data_seed", "The order of the examples follows --seed."),
+    Rule("label_smoothing_factor", "The task decides the loss."),
+    Rule("prediction_loss_only", "Scores need predictions."),
+    Rule("dataloader_drop_last", "Every example is trained on and evaluated."),
+    Rule("eval_do_concat_batches", "Predictions go back to their examples."),
+    Rule("fsdp", ONE_GPU_EACH),
+    Rule("deepspeed", ONE_GPU_EACH),
+)
+
+
+@dataclass
+class FineTuningArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the paper's recipe; None for what depends on the size (learning rate) or
+    the task (epochs). By default, nothing is evaluated or saved before the end."""
+
+    learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
+    num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
+    per_device_train_batch_size: int = flag(FINETUNING["per_device_train_batch_size"], "Batch size of one process.")
+    per_device_eval_batch_size: int = flag(64, "Batch size of one process in evaluation.")
+    warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
+    weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
+    adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
+    early_stopping_patience: int | None = flag(
+        None, "With --select best: evaluations without a better score.", "[1, inf)"
+    )
+    bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
+    train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
+    save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
+    save_total_limit: int | None = flag(2, "Checkpoints to keep.")
+    hub_strategy: str = flag("end", "Leave it: models are published at the end.")
+    logging_steps: float = flag(50, "Steps between two lines of the log.")
+    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
+    dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
+    remove_unused_columns: bool = flag(False, "Leave off: there are none.")
+    logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
+    ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
+
+    def __post_init__(self) -> None:
+        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
+        check_hub_options(self)
+        settle_by_device(self)
+        super().__post_init__()
+
+
+_SOURCES = ("train_file", "validation_file", "test_file", "dataset")
+_TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression")
+_KEEPS_HEAD = ("label_words", "task_kind=correction")
+RULES = (
+    Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
+    Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
+    Rule("lora", "The head of pre-training goes on.", excludes=_KEEPS_HEAD),
+    Rule("lora_r", "", needs=("lora",), changes_nothing=True),
+    Rule("lora_alpha", "", needs=("lora",), changes_nothing=True),
+    Rule("lora_dropout", "", needs=("lora",), changes_nothing=True),
+    Rule("merge_adapter", "", needs=("lora",), excludes=("keep_models=none",), changes_nothing=True),
+    Rule("push_to_hub", "There would be no model to publish.", excludes=("keep_models=none",)),
+    Rule("push_to_hub", "No stock class does what this model does.", excludes=_KEEPS_HEAD),
+    Rule("layerwise_lr_decay_off_by_one", "", excludes=("layerwise_lr_decay=1.0", "lora"), changes_nothing=True),
+    Rule("early_stopping_patience", "", needs=("select=best",)),
+    Rule("few_shot", "The dev split is for scores alone.", excludes=("select=best",)),
+    Rule("few_shot", "It draws as many of each class.", excludes=("class_weights=balanced",)),
+    Rule("few_shot=0", "A new head must learn.", needs=("label_words",)),
+    Rule("seeds", "Nothing is drawn or learned.", excludes=("few_shot=0",), changes_nothing=True),
+    Rule("label_words", "yes=great no=dull, '{text} It was {label}.'", needs=("template",)),
+    Rule("template", "yes=great no=dull, '{text} It was {label}.'", needs=("label_words",)),
+    Rule("class_weights", "The loss is that of pre-training.", excludes=("label_words",), changes_nothing=True),
+    # Which task.
+    Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),
+    Rule("benchmark=clue", "Name a benchmark or a task of your own.", excludes=_SOURCES),
+    Rule("benchmark=more", "Name a benchmark or a task of your own.", excludes=_SOURCES),
+    *(
+        Rule(entry.name, "It is of a task of your own.", needs=(*_SOURCES, "benchmark=own"))
+        for entry in fields(OwnTaskArguments)
+        if entry.name not in _SOURCES
+    ),
+    Rule("dataset", "Each says where the examples are.", excludes=("train_file", "validation_file", "test_file")),
+    Rule("dataset_config", "", needs=("dataset",), changes_nothing=True),
+    Rule("dataset_revision", "", needs=("dataset",), changes_nothing=True),
+    Rule("dataset_splits", "", needs=("dataset",), changes_nothing=True),
+    Rule("second_text_column_name", "Other kinds have no pairs of texts.", needs=_TEXT_KINDS),
+    Rule(
+        "text_column_name",
+        "Columns of this kind have fixed names.",
+        excludes=("task_kind=multiple_choice", "task_kind=question_answering"),
+        changes_nothing=True,
+    ),
+    Rule("unanswerable", "", needs=("task_kind=question_answering",), changes_nothing=True),
+)

@@ -1,0 +1,268 @@
+"""What a call of `finetune` runs: a model, tasks with their settings, and seeds; all checked before data are read."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
+from hf_electra_rtd.families import max_length
+from hf_electra_rtd.files import hash_files, hash_model
+from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.data import Split, own_task
+from hf_electra_rtd.finetuning.kinds import Kind, make_kind
+from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
+from hf_electra_rtd.places import identify
+from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
+from hf_electra_rtd.records import public
+from hf_electra_rtd.tasks import Task, expand_task_names, get_task
+from hf_electra_rtd.towers import fit_vocabulary
+from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS
+
+
+logger = logging.getLogger(__name__)
+
+LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
+LORA = ("lora_r", "lora_alpha", "lora_dropout")
+# Flags that decide the result of a run as they are; `_settings` adds what it derives.
+_FLAGS = (
+    "learning_rate",
+    "num_train_epochs",
+    "max_steps",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "weight_decay",
+    "optim",
+    "optim_args",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "bias_correction",
+    "max_grad_norm",
+    "train_sampling_strategy",
+    "neftune_noise_alpha",
+    "early_stopping_patience",
+    "select",
+    "layerwise_lr_decay_off_by_one",
+    "doc_stride",
+    "max_query_length",
+    "class_weights",
+    "max_train_samples",
+    "max_eval_samples",
+    "few_shot",
+)
+_FEW_STEPS = 100  # of a run with --few_shot: few examples make few steps in the epochs of a whole task
+
+
+@dataclass
+class StartingModel:
+    """The model that every run begins with. A name that is no encoder, and a tokenizer of other tokens, are a
+    ValueError."""
+
+    flags: TaskArguments
+    name: str = field(init=False)  # as it was given
+    encoder: str = field(init=False)  # directory or Hub id of its encoder
+    config: Any = field(init=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False)
+    identity: dict[str, Any] = field(init=False)  # what decides a run's result of all this
+
+    def __post_init__(self) -> None:
+        self.name = self.flags.model_name_or_path
+        if identify(self.name).adapter_base:
+            raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
+        self.encoder, self.config, _ = heads.open_encoder(self.name, weights=False)
+        if self.flags.label_words:
+            identify(self.encoder).refuse_energies()
+        self.tokenizer = load_tokenizer(self.flags.tokenizer or self.encoder)
+        if self.flags.tokenizer and self.flags.from_scratch:
+            fit_vocabulary(self.config, self.tokenizer)
+        elif self.flags.tokenizer:
+            refuse_other_tokens(self.encoder, self.tokenizer, f"The model {self.name}")
+        fit_tokenizer(self.tokenizer, self.config)
+        self.identity = {
+            "name_or_path": public(self.name, "model_name_or_path"),
+            "sha256": self._sha256(),
+            "revision": getattr(self.config, "_commit_hash", None),
+            "tokenizer": tokenizer_hash(self.tokenizer),
+            "from_scratch": self.flags.from_scratch,
+            "head": self.flags.head,
+        }
+
+    def _sha256(self) -> str | None:
+        path = Path(self.encoder)
+        if not path.is_dir():
+            return None
+        return hash_files([path / "config.json"]) if self.flags.from_scratch else hash_model(path)
+
+    @property
+    def has_token_types(self) -> bool:
+        return 1 in self.tokenizer("a", "b").get("token_type_ids", ())
+
+    @property
+    def positions(self) -> int:
+        """Tokens that it reads at most."""
+        return min(max_length(self.config), self.tokenizer.model_max_length)
+
+
+@dataclass
+class Job:
+    """A task, ready to be run with any seed."""
+
+    task: Task
+    kind: Kind
+    settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
+    args: FineTuningArguments  # with everything filled in but seed and output_dir
+    splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
+    drawn: dict[int, Split] = field(default_factory=dict)  # by seed: the examples of --few_shot; encoded
+    unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
+
+    @property
+    def dev(self) -> str | None:
+        """The split that models are chosen by."""
+        return next((name for name in self.task.dev_splits if name in self.splits), None)
+
+    def splits_of(self, seed: int) -> dict[str, Split]:
+        return {**self.splits, "train": self.drawn[seed]} if self.drawn else self.splits
+
+
+class Plan:
+    """The tasks and seeds of a call. Raises a ValueError for settings that a model or task cannot have, and for a
+    model or task that does not exist."""
+
+    def __init__(
+        self, flags: TaskArguments, own: OwnTaskArguments, args: FineTuningArguments, command: str = ""
+    ) -> None:
+        self.flags = flags
+        self.own = own
+        self.args = args
+        self.command = command
+        self.directory = Path(str(args.output_dir))
+        self.is_main = args.process_index == 0
+        self.model = StartingModel(flags)
+        self.size = flags.size or guess_size(self.model.config)
+        self.seeds = [args.seed + offset for offset in range(flags.seeds)]
+        tasks = self._tasks()
+        # What one's own task has to predict was given for that.
+        self.predicts = flags.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
+        self.jobs = []  # without data: all are checked before any are read
+        for task in tasks:
+            try:
+                self.jobs.append(self._job(task))
+            except ValueError as error:
+                raise ValueError(f"{task.title}: {error}") from error
+
+    def _tasks(self) -> list[Task]:
+        names = self.flags.task_name
+        if self.own.is_given or self.flags.benchmark == "own":
+            if names[1:]:
+                raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
+            tasks = [own_task("own" if names == ["all"] else names[0], self.own)]
+        else:
+            benchmark = self.flags.benchmark
+            tasks = [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
+        return [with_label_words(task, self.flags.label_words, self.flags.template) for task in tasks]
+
+    def _job(self, task: Task) -> Job:
+        self._check(task)
+        args = self._arguments(task)
+        settings = self._settings(task, args)
+        kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
+        heads.find_class(kind.auto_class, self.model.name, self.model.config, self.flags.head, task.unanswerable)
+        return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
+
+    def _check(self, task: Task) -> None:
+        """What the table of rules does not know: it depends on the task, not on flags."""
+        flags = self.flags
+        is_chosen = flags.select == "best" or (flags.keep_models == "best" and len(self.seeds) > 1)
+        if is_chosen and not any(name.startswith("dev") for name in task.dev_splits):
+            raise ValueError(  # CoNLL-2000 is evaluated on its test split
+                "there is no dev split to choose the best model by. Pass --select last, and --keep_models all or none."
+            )
+        if self.args.eval_on_start and not task.dev_splits:
+            raise ValueError("--eval_on_start needs a dev split. Leave it out.")
+        for name in ("few_shot", "class_weights"):
+            if getattr(flags, name) not in (None, "none") and task.kind != "classification":
+                raise ValueError(f"--{name} is for classification, not {task.kind}.")
+        if flags.head == heads.PAPER_HEAD and task.unanswerable and not self.model.has_token_types:
+            raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
+
+    def _arguments(self, task: Task) -> FineTuningArguments:
+        """Those of the call, filled in by the task and the recipe."""
+        args = copy.copy(self.args)
+        if args.learning_rate is None:
+            args.learning_rate = LORA_LEARNING_RATE if self.flags.lora else get_size(self.size).learning_rate
+        if self.flags.few_shot and args.num_train_epochs is None and args.max_steps < 1:
+            args.max_steps = _FEW_STEPS
+        args.num_train_epochs = args.num_train_epochs or task.epochs
+        if self.flags.select == "best":
+            args.eval_strategy = "epoch" if args.eval_strategy == "no" else args.eval_strategy
+            args.save_only_model = args.save_strategy == "no"  # the flag asks for checkpoints to go on from
+            args.save_strategy = args.eval_strategy
+            args.save_steps = args.eval_steps or args.save_steps
+            args.metric_for_best_model = f"eval_{task.main_metric}"
+            args.greater_is_better = True
+            args.load_best_model_at_end = True
+        return args
+
+    def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
+        known = {**args.to_dict(), **vars(self.flags)}
+        names = [*_FLAGS]
+        if self.flags.select == "best":
+            names += ["eval_strategy", "eval_steps"]
+        lora = {name: known[name] for name in (*LORA, "merge_adapter")}
+        return {
+            "labels": task.labels,
+            "label_words": task.label_words,
+            "template": task.template,
+            "metrics": task.metrics,
+            **{name: known[name] for name in names},
+            "layerwise_lr_decay": self._layerwise_lr_decay(),
+            "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+            "dropout": self._dropout(),
+            "max_seq_length": self._max_seq_length(task),
+            "lora": lora if self.flags.lora else None,
+        }
+
+    def _layerwise_lr_decay(self) -> float:
+        by_default = 1.0 if self.flags.lora else get_size(self.size).layerwise_lr_decay
+        decay = self.flags.layerwise_lr_decay or by_default
+        if decay != 1 and self.args.optim not in OWN_OPTIMIZERS:
+            raise ValueError(f"--optim {self.args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
+        return decay
+
+    def _dropout(self) -> float | None:
+        """None leaves that of the encoder."""
+        names = heads.dropouts_of(self.model.config)
+        if self.flags.dropout is None:
+            return FINETUNING["dropout"] if heads.HIDDEN_DROPOUT in names else None
+        if not names:
+            family = self.model.config.model_type
+            raise ValueError(f"--dropout: it is not known what sets that of a {family}. Leave it out.")
+        return self.flags.dropout
+
+    def _max_seq_length(self, task: Task) -> int:
+        length = self.flags.max_seq_length or task.max_seq_length
+        if self.flags.max_seq_length is not None and length > self.model.positions:
+            raise ValueError(
+                f"--max_seq_length is {length}, but {self.model.name} reads {self.model.positions} tokens at most."
+            )
+        return int(min(length, self.model.positions))
+
+
+def guess_size(config: Any) -> str:
+    """The named size whose recipe fits an encoder: the one of the nearest width."""
+    widths = {name: size.architecture["hidden_size"] for name, size in SIZES.items()}
+    nearest = min(widths, key=lambda name: abs(math.log(config.hidden_size / widths[name])))
+    if config.hidden_size != widths[nearest]:
+        logger.info(f"By the width of its layers, the model gets the recipe of {nearest} (--size chooses another).")
+    return nearest

@@ -1,0 +1,188 @@
+"""What is kept of runs: `output_dir/TASK/seed_N` with record, model, predictions, reports and files for servers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from hf_electra_rtd.data.tokenization import save_tokenizer
+from hf_electra_rtd.files import remove_partial
+from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.plan import Job, Plan
+from hf_electra_rtd.finetuning.report import write_report
+from hf_electra_rtd.finetuning.seed import SeedResult
+from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
+from hf_electra_rtd.records import EvaluationRecord
+from hf_electra_rtd.tasks import Task, guests
+from hf_electra_rtd.training.checkpoints import latest_checkpoint, list_checkpoints, read_checkpoint
+
+
+logger = logging.getLogger(__name__)
+
+MODEL_DIRECTORY = "model"
+MERGED_DIRECTORY = "merged"
+SUBMISSION_DIRECTORY = "submission"
+
+
+def seed_directory(directory: Path, task: Task, seed: int) -> Path:
+    """Where a run leaves all that it makes."""
+    return directory / task.name / f"seed_{seed}"
+
+
+def seed_directories(directory: Path, task: Task) -> list[Path]:
+    """Those of a task's runs, by any call. What else lies beside them is the user's."""
+    return [path for path in (directory / task.name).glob("seed_*") if path.name[5:].isdecimal()]
+
+
+def check_directories(plan: Plan, job: Job) -> None:
+    """Raises a ValueError for results of other settings, and for what this call reads and would delete."""
+    if plan.flags.overwrite_output_dir:
+        deleted = seed_directories(plan.directory, job.task)
+    else:
+        deleted = [
+            seed_directory(plan.directory, job.task, seed)
+            for seed in plan.seeds
+            if finished_record(plan, job, seed) is None
+        ]
+    own = plan.own
+    sources = (
+        plan.model.name,
+        plan.flags.tokenizer,
+        plan.flags.data_dir,
+        own.train_file,
+        own.validation_file,
+        own.test_file,
+    )
+    for path in deleted:
+        for source in filter(None, sources):
+            if Path(source).resolve().is_relative_to(path.resolve()):
+                raise ValueError(f"This call would delete {source}. Choose another --output_dir.")
+
+
+def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
+    """The record of a run that is done; None if there is none. Raises a ValueError if it, or a checkpoint of a run
+    that was broken off, has other settings, data or another model, or it lacks a split that is wanted now."""
+    path = seed_directory(plan.directory, job.task, seed)
+    record = None
+    if os.path.lexists(path / EvaluationRecord.FILE):  # a broken link, too
+        record = EvaluationRecord.load(path)
+        settings = {**record.arguments, **record.model}
+        data = record.data
+    elif checkpoint := latest_checkpoint(path):
+        path = checkpoint
+        settings = read_checkpoint(checkpoint)[0]["run"]
+        data = settings.get("data", {})
+    else:
+        return None
+    different = [
+        f"{name} {settings.get(name)!r} (now {value!r})"
+        for name, value in job.settings.items()
+        if settings.get(name) != value
+    ]
+    different += [f"the model's {name}" for name, value in plan.model.identity.items() if settings.get(name) != value]
+    different += [
+        f"the data of {name}"
+        for name, split in job.splits.items()
+        if name in data and not split.source.items() <= data[name].items()
+    ]
+    if different:
+        raise ValueError(
+            f"{path} is of a run with other settings: {', '.join(different)}. Choose another --output_dir, or delete "
+            "the results with --overwrite_output_dir."
+        )
+    lacking = sorted(job.splits.keys() - data.keys())
+    if record is not None and lacking:
+        raise ValueError(
+            f"{path} is of a run without the split {', '.join(lacking)}. Pass --overwrite_output_dir to train it "
+            "again, or choose another --output_dir."
+        )
+    return record
+
+
+def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> None:
+    """Writes all of a run. The record comes when all else is there, or when a report fails: that is no reason to train
+    again."""
+    remove_partial(directory)
+    owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(job.task)}
+    for name, (predictions, _) in result.answers.items():
+        split = result.splits[name]
+        write_predictions(directory / result.record.predictions[name], predictions, split, job.task.labels)
+        owner, of_server = owners.get(name, (job.task, name))
+        write_submission(owner, of_server, predictions, split, directory / SUBMISSION_DIRECTORY)
+    if plan.flags.keep_models != "none":
+        save_model(plan, result.model, directory)
+    failure = None
+    try:
+        for name, (predictions, scores) in result.answers.items():
+            write_report(directory, name, job.kind, predictions, scores, result.splits[name])
+    except Exception as error:
+        failure = error
+    result.record.save(directory)
+    remove_checkpoints(directory)  # until now they were all that was kept of the training
+    if failure is not None:
+        raise failure
+
+
+def save_model(plan: Plan, model: Any, directory: Path) -> None:
+    """Writes the model or its adapters, and with `--merge_adapter` the model that has them merged."""
+    target = directory / MODEL_DIRECTORY
+    if plan.flags.lora:
+        heads.save_adapters(model, target)
+    else:
+        model.save_pretrained(target)
+    save_tokenizer(plan.model.tokenizer, target)
+    if plan.flags.lora and plan.flags.merge_adapter:
+        merged = directory / MERGED_DIRECTORY
+        model.merge_and_unload().save_pretrained(merged)
+        save_tokenizer(plan.model.tokenizer, merged)
+
+
+def remove_checkpoints(directory: Path) -> None:
+    for path in list_checkpoints(directory):
+        shutil.rmtree(path)
+
+
+def kept_seeds(records: Sequence[EvaluationRecord], keep_models: str) -> list[int]:
+    """The seeds whose models stay."""
+    if keep_models == "best":
+        return [best_seed(records)]
+    return [record.seed for record in records] if keep_models == "all" else []
+
+
+def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
+    """Deletes the models of runs that are not kept."""
+    for seed in seeds:
+        for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
+            path = seed_directory(plan.directory, task, seed) / name
+            if path.exists():
+                logger.info(f"{task.title}: deletes {path} (--keep_models {plan.flags.keep_models}).")
+                shutil.rmtree(path)
+
+
+def best_seed(records: Sequence[EvaluationRecord]) -> int:
+    """The seed with the best `dev_score`; the first of several."""
+    return max(records, key=lambda record: record.dev_score).seed
+
+
+def describe_score(record: EvaluationRecord) -> str:
+    return "no score" if record.score is None else f"{record.main_metric} {100 * record.score:.1f}"
+
+
+def collect_submissions(tasks: Sequence[Task], records: Sequence[EvaluationRecord], directory: Path) -> None:
+    """The files of the best seed of each task, beside those of earlier calls, and the zip of all."""
+    target = directory / SUBMISSION_DIRECTORY
+    has_any = False
+    for task in tasks:
+        runs = [record for record in records if record.task == task.name]
+        if not runs:
+            continue
+        source = seed_directory(directory, task, best_seed(runs)) / SUBMISSION_DIRECTORY
+        if source.is_dir():
+            shutil.copytree(source, target, dirs_exist_ok=True)
+            has_any = True
+    if has_any:
+        logger.info(f"For the benchmark's server: {zip_submission(tasks[0].benchmark, target)}")

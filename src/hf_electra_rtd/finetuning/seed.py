@@ -1,0 +1,202 @@
+"""One seed of a task: trains, predicts and scores."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import set_seed
+
+from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.kinds.base import Prediction
+from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
+from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.ops import products
+from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
+from hf_electra_rtd.training.arguments import keep_freed_memory
+from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, read_checkpoint
+
+
+logger = logging.getLogger(__name__)
+
+_OF_TASK = ("kind", "columns", "language", "unanswerable", "label_words", "template")  # what `predict` has to know
+
+
+@dataclass
+class SeedResult:
+    """What a seed gave: its model, its record, and of each split but `train` the predictions with their scores."""
+
+    model: Any
+    record: EvaluationRecord
+    splits: Mapping[str, Split]
+    answers: dict[str, tuple[list[Prediction], dict[str, float]]]
+
+
+@dataclass
+class _Training:
+    """How a model was trained."""
+
+    selection: str
+    epochs: float = 0.0
+    seconds: float = 0.0
+    examples: float = 0.0  # in these seconds
+
+
+def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
+    """Runs a task with one seed. It goes on from the newest whole checkpoint in `directory`; without one that training
+    can go on from, what lies there is deleted."""
+    started = utc_now()
+    checkpoint = _checkpoint(plan, job, seed, directory)
+    args = copy.copy(job.args)
+    args.seed = seed
+    args.data_seed = seed
+    args.output_dir = str(directory)
+    args.eval_on_start = args.eval_on_start and checkpoint is None
+    splits = job.splits_of(seed)
+    job.kind.unit = job.unit
+    model = make_model(plan, job, seed)
+    described = {**job.settings, **plan.model.identity, "data": {name: split.source for name, split in splits.items()}}
+    trainer = FineTuner(
+        model,
+        args,
+        job.kind,
+        job.settings["layerwise_lr_decay"],
+        job.settings["layerwise_lr_decay_off_by_one"],
+        train=splits.get("train"),
+        dev=splits.get(job.dev or ""),
+        settings=described,  # kept in checkpoints
+    )
+    training = _train(trainer, job, checkpoint) if "train" in splits else _Training("as it was given")
+    answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
+    task = job.task
+    record = EvaluationRecord(
+        command=plan.command,
+        started=started,
+        finished=utc_now(),
+        task=task.name,
+        benchmark=task.benchmark,
+        language=task.language,
+        kind=task.kind,
+        main_metric=task.main_metric,
+        dataset={**task.describe(), "id": hub_id(task.dataset)},
+        model={**plan.model.identity, **_describe_model(model), "size": plan.size},
+        arguments=job.settings,
+        seed=seed,
+        data={name: split.describe() for name, split in splits.items()},
+        metrics={name: dict(scores) for name, (_, scores) in answers.items() if scores},
+        selection=training.selection,
+        steps=trainer.state.global_step,
+        epochs=training.epochs,
+        train_seconds=training.seconds,
+        examples_per_second=training.examples / training.seconds if training.seconds else 0.0,
+        hardware=collect_hardware(),
+        versions=collect_versions(),
+        predictions={name: f"predictions_{name}.jsonl" for name in answers},
+        curves=trainer.state.log_history,
+    )
+    return SeedResult(model, record, splits, answers)
+
+
+def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
+    """The newest whole checkpoint of a run that was broken off, if a run can go on from it. Else the main process
+    clears the directory."""
+    checkpoint = latest_checkpoint(directory)
+    manifest = read_checkpoint(checkpoint)[0] if checkpoint else {"files": {}}
+    if "optimizer.pt" not in manifest["files"]:
+        checkpoint = None
+    PartialState().wait_for_everyone()  # all have read what the main one may delete
+    keep_freed_memory()
+    if checkpoint is not None:
+        products.use_library(manifest["products"])
+        logger.info(f"{job.task.title}, seed {seed}: goes on from {checkpoint}.")
+    elif plan.is_main:
+        shutil.rmtree(directory, ignore_errors=True)
+    return checkpoint
+
+
+def _train(trainer: FineTuner, job: Job, checkpoint: Path | None) -> _Training:
+    result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    state: Any = trainer.state
+    epochs = float(state.epoch or 0.0)
+    before = checkpoint_step(checkpoint) if checkpoint else 0  # seconds are of what came after it
+    selection = "last step"
+    if job.settings["select"] == "best":
+        metric = job.task.main_metric
+        count = sum(f"eval_{metric}" in entry for entry in state.log_history)
+        selection = f"best of {count} evaluations by {metric} on {job.dev}"
+    if job.task.kind == "regression":  # from here on the outputs are the numbers, as those of the saved model
+        mean, deviation = job.unit
+        model: Any = trainer.model
+        heads.rescale(model, deviation, mean)
+        job.kind.unit = (0.0, 1.0)
+    dataset: Any = trainer.train_dataset
+    return _Training(
+        selection,
+        epochs,
+        seconds=result.metrics["train_runtime"] - trainer.evaluation_seconds,
+        examples=epochs * len(dataset) * (1 - before / max(state.global_step, 1)),
+    )
+
+
+def make_model(plan: Plan, job: Job, seed: int) -> Any:
+    """The model that a run begins with. Raises a ValueError if it does not fit the task."""
+    set_seed(seed)
+    task = job.task
+    config = plan.model.config
+    options: dict[str, Any] = {}  # of the encoder's configuration
+    if plan.flags.from_scratch:
+        fitted = vars(config).items()  # to the tokenizer
+        options |= {name: value for name, value in fitted if name == "vocab_size" or name.endswith("_token_id")}
+    if job.settings["dropout"] is not None:
+        options |= dict.fromkeys(heads.dropouts_of(config), job.settings["dropout"])
+    model = heads.load_with_head(
+        job.kind.auto_class,
+        plan.model.name,
+        plan.flags.head,
+        task.labels,
+        unanswerable=task.unanswerable,
+        from_scratch=plan.flags.from_scratch,
+        unit=job.unit,
+        **options,
+    )
+    exchange_layers(model)
+    model.config.problem_type = job.kind.problem_type
+    model.config.fine_tuned_for = {  # for `predict`
+        "task": {name: getattr(task, name) for name in _OF_TASK},
+        "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
+        "lengths": {name: job.settings[name] for name in LENGTHS},
+    }
+    if not plan.flags.lora:
+        return model
+    numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}
+    return heads.add_adapters(model, plan.model.encoder, **numbers)
+
+
+def _has_characters(train: Split) -> bool:
+    """Whether the words to tag are single characters."""
+    return all(len(word) == 1 for words in train.examples["texts"] for word in words)
+
+
+def _describe_model(model: Any) -> dict[str, Any]:
+    is_adapted = hasattr(model, "peft_config")
+    core = model.get_base_model() if is_adapted else model
+    own = (
+        parameter
+        for name, parameter in core.named_parameters()
+        if "lora_" not in name and ".original_module." not in name
+    )
+    return {
+        "architecture": type(core).__name__,
+        "module": type(core).__module__,
+        "parameters": sum(parameter.numel() for parameter in own),
+        "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "peft": "lora" if is_adapted else None,
+    }

@@ -53,7 +53,10 @@ _LOADED_WHEN_ASKED_FOR = {
     "prepare_blocks": "data.preparation",
 }
 __all__ = [
-    *("ElectraForRTDPretraining", "ElectraRTDConfig", "ElectraRTDOutput", "__version__"),
+    "ElectraForRTDPretraining",
+    "ElectraRTDConfig",
+    "ElectraRTDOutput",
+    "__version__",
     *_LOADED_WHEN_ASKED_FOR,
 ]
 

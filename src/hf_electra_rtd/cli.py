@@ -29,25 +29,6 @@ from hf_electra_rtd_command import COMMANDS, INTERRUPTED
 
 logger = logging.getLogger(__name__)
 
-# The numbers that can ruin a run, ours and those of `TrainingArguments`, by their interval. `inf` excludes NaN, too.
-_INTERVALS = {
-    "(0, inf)": "num_train_epochs adam_epsilon lora_alpha generator_hidden_size logging_steps eval_steps save_steps "
-    "ddp_timeout temperature_start temperature_decay initializer_range",
-    "[0, inf)": "learning_rate generator_learning_rate weight_decay max_grad_norm warmup_steps generator_weight "
-    "discriminator_weight temperature generator_layers dataloader_num_workers doc_stride shuffle_window few_shot",
-    "[0, 4294967295]": "seed data_seed",  # what NumPy takes
-    "[1, inf)": "per_device_train_batch_size per_device_eval_batch_size batch_size gradient_accumulation_steps "
-    "save_total_limit num_proc top_k early_stopping_patience max_train_samples max_eval_samples seeds lora_r "
-    "vocab_size max_query_length extend_vocabulary max_length max_pairs tasks workers",
-    "[3, inf)": "max_seq_length",  # [CLS], a token, [SEP]
-    "[0, 1)": "held_out_share validation_share dropout lora_dropout label_smoothing_factor adam_beta1 adam_beta2",
-    "(0, 1]": "checkpoint_fractions layerwise_lr_decay confusion_share",
-    "(0, 1)": "mask_probability error_rate",
-    "[0, 1]": "threshold false_positive_rate clean_share keep_probability",
-    "[1, 65535]": "port",
-    "(0, 1000]": "weight",
-}
-RANGES = {name: interval for interval, names in _INTERVALS.items() for name in names.split()}
 # What `--help` shows: the flags under each title, with a text of their own or None for that of the field.
 HelpGroups = Mapping[str, Mapping[str, str | None]]
 FAILED = 2  # exit status after a mistake, with a message
@@ -152,49 +133,6 @@ def parse_arguments(
         names = known_names(unknown[0], parser._option_string_actions, "flags")
         parser.error(f"there is no flag {unknown[0]}. {names}")
     return tuple(filled[: len(dataclass_types)])
-
-
-def make_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser that shows the description as it is written, and knows whole names of flags alone."""
-    formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=formatter, allow_abbrev=False)
-
-
-def check_ranges(arguments: Any) -> None:
-    """Raises ValueError for a number among flags outside its interval in `RANGES`; None means "not given"."""
-    for name, interval in RANGES.items():
-        value = getattr(arguments, name, None)
-        low, high = map(float, interval[1:-1].split(", "))
-        for number in value if isinstance(value, list) else [value]:
-            if number is None:
-                continue
-            above = number >= low if interval[0] == "[" else number > low
-            below = number <= high if interval[-1] == "]" else number < high
-            if not (above and below):
-                ends = [f"{'at least' if interval[0] == '[' else 'above'} {low:g}"]
-                ends += ["finite"] if high == inf else [f"{'at most' if interval[-1] == ']' else 'below'} {high:g}"]
-                raise ValueError(f"--{name} is {number:g}: it must be {' and '.join(ends)}.")
-    steps = getattr(arguments, "max_steps", -1)
-    if steps < 1 and steps != -1:
-        raise ValueError(f"--max_steps is {steps}: it must be at least 1 (or -1: the length is in epochs).")
-
-
-def refuse(*reasons: tuple[Any, str]) -> None:
-    """Raises ValueError with the first message that stands beside something true."""
-    for is_so, message in reasons:
-        if is_so:
-            raise ValueError(message)
-
-
-def refuse_given(arguments: Any, names: str, why: str, parser: argparse.ArgumentParser | None = None) -> None:
-    """Raises ValueError, `--NAME WHY`, for the first of some flags that does not have its default: that of a field of
-    a dataclass, or of the `parser`. For what would change nothing."""
-    if parser is None:
-        known = {each.name: each for each in fields(arguments)}
-        defaults = {n: e.default if e.default_factory is MISSING else e.default_factory() for n, e in known.items()}
-    for name in names.split():
-        if getattr(arguments, name) != (defaults[name] if parser is None else parser.get_default(name)):
-            raise ValueError(f"--{name} {why}")
 
 
 def parse_size(flag: str, text: str) -> int:

@@ -131,8 +131,8 @@ def reading(path: object, remedy: str = "") -> Iterator[None]:
         if isinstance(error, ValueError) and str(error).startswith(str(path)):
             raise
         what = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())
-        message = f"{path} cannot be read: {(what or type(error).__name__)[:_LONGEST_REASON].rstrip('. ')}. {remedy}"
-        raise ValueError(message.rstrip()) from error
+        reason = (what or type(error).__name__)[:_LONGEST_REASON].rstrip(". ")
+        raise ValueError(f"{path} cannot be read: {reason}. {remedy}".rstrip()) from error
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -182,8 +182,9 @@ def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        remedy = "Wait for it, stop it, or choose another --output_dir."
-        raise ValueError(f"Another process is using {os.fspath(directory)}. {remedy}") from None
+        raise ValueError(
+            f"Another process is using {os.fspath(directory)}. Wait for it, stop it, or choose another output_dir."
+        ) from None
     return lock
 
 

@@ -90,8 +90,10 @@ def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, thread
     directory = Path(directory)
     graph = GRAPHS["onnx-int8" if quantized else "onnx"]
     if not (directory / ExportRecord.FILE).is_file():
-        remedy = "Make one by `hf-electra-rtd export`, and name its directory."
-        raise ValueError(f"{directory} holds no export: there is no {ExportRecord.FILE}. {remedy}")
+        raise ValueError(
+            f"{directory} holds no export: there is no {ExportRecord.FILE}. Make one by `hf-electra-rtd export`, and "
+            "name its directory."
+        )
     record = ExportRecord.load(directory)
     record.check_files(directory, graph)
     if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:

@@ -50,7 +50,14 @@ def show(model, blocks, tokenizer, tmp_path):
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
         stream, args = SequenceStream(blocks[0], 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
         facts = {"arguments": {"model": {"size": "tiny"}}}
-        run = SimpleNamespace(model=pair, stream=stream, collator=collator, args=args, record_facts=facts)
+        run = SimpleNamespace(
+            model=pair,
+            stream=stream,
+            collator=collator,
+            args=args,
+            record_facts=facts,
+            directory=tmp_path / "run",
+        )
         dry_run(run, screen)
         return screen.file.getvalue()
 

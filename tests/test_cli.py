@@ -35,6 +35,7 @@ from hf_electra_rtd.cli import (
 from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
+from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.training import arguments, model, pretrain
 
 

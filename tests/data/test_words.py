@@ -16,7 +16,6 @@ from hf_electra_rtd.data import words
 from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import WORD_START
-from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.sequences import get_sequences
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import IGNORED

@@ -39,7 +39,7 @@ from hf_electra_rtd.bigram import count_text
 from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.cli import run as run_command
 from hf_electra_rtd.data.arguments import DataArguments
-from hf_electra_rtd.data.blocks import SequenceStream
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces

@@ -32,10 +32,10 @@ from hf_electra_rtd import (
     RTDTrainingArguments,
     get_parameter_groups,
 )
+from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
-from hf_electra_rtd.families import inputs_of
+from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.recipes import get_size
 from hf_electra_rtd.training.console import RTDPrinterCallback
 
 

@@ -52,10 +52,10 @@ from hf_electra_rtd import (
     get_electra_schedule,
     get_parameter_groups,
 )
+from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
 from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
-from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.records import count_cores
 from hf_electra_rtd.training.meters import held_out_metrics, held_out_tensors
 from hf_electra_rtd.training.trainer import held_out_stream
 

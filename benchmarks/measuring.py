@@ -17,8 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from hf_electra_rtd.base.records import collect_hardware, collect_versions, utc_now
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.records import collect_hardware, collect_versions, utc_now
 
 
 def say(line: str) -> None:

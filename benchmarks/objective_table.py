@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.base.records import PretrainingRecord
 
 
 ROOT = Path(__file__).resolve().parents[1]

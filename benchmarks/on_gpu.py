@@ -36,7 +36,7 @@ from pretraining_step import NUM_BATCHES, check_agreement, make_competitor, meas
 from torch import Tensor
 from workload import Batch, Rows, Workload
 
-from hf_electra_rtd.records import collect_hardware, collect_versions
+from hf_electra_rtd.base.records import collect_hardware, collect_versions
 
 
 ROOT = Path(__file__).resolve().parents[1]

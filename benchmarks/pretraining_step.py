@@ -52,8 +52,8 @@ from torch import nn
 from workload import Batch, Rows, Workload
 
 from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.records import count_cores
 
 
 NUM_BATCHES = 4

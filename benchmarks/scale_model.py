@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from workload import Rows, Workload
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, get_parameter_groups
-from hf_electra_rtd.accounting import count_parameters
-from hf_electra_rtd.recipes import SIZES
+from hf_electra_rtd.base.accounting import count_parameters
+from hf_electra_rtd.base.recipes import SIZES
 
 
 GPUS = (1, 8, 64, 512)

@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import AutoConfig, BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
-from hf_electra_rtd.accounting import model_flops
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
-from hf_electra_rtd.families import DROPOUTS
+from hf_electra_rtd.encoders.families import DROPOUTS
 from hf_electra_rtd.ops import IGNORED, num_masked
 
 

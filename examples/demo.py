@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.correction import Corrector
-from hf_electra_rtd.detection import FILL_COLUMNS, Detector, detect, fill_rows, load_for_detection
-from hf_electra_rtd.runtime import RUNTIMES, TORCH
+from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.inference.correction import Corrector
+from hf_electra_rtd.inference.detection import FILL_COLUMNS, Detector, detect, fill_rows, load_for_detection
+from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH
 from hf_electra_rtd.training.console import SCORES, ScoredToken, average_probability, describe_verdicts, show
 
 

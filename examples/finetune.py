@@ -13,7 +13,7 @@ and the names of their columns:
 Expect records, predictions and the best seed's model in `output_dir`, and a table of scores at the end.
 """
 
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.base.cli import run
 from hf_electra_rtd.finetuning.finetune import main
 
 

@@ -11,7 +11,7 @@ prepares 759,000 tokens of English novels in some seconds, and leaves `train.blo
 
 from pathlib import Path
 
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.base.cli import run
 from hf_electra_rtd.data import prepare
 
 

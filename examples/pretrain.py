@@ -13,7 +13,7 @@ Every flag can stand in a YAML file instead (--config examples/recipes/small_one
 
 from pathlib import Path
 
-from hf_electra_rtd.cli import run
+from hf_electra_rtd.base.cli import run
 from hf_electra_rtd.training import pretrain
 
 

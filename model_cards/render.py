@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.publishing.tables import read_evaluations
-from hf_electra_rtd.records import PretrainingRecord
 
 
 MODELS = sorted(path.parent for path in Path(__file__).parent.glob("*/card.json"))

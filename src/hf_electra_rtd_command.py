@@ -21,12 +21,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
     "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
     "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
-    "export": ("export", "turn a model into an ONNX graph, checked against torch"),
-    "detect": ("detection", "show which tokens of a sentence look replaced"),
-    "correct": ("correction", "correct wrong words of texts"),
+    "export": ("inference.export", "turn a model into an ONNX graph, checked against torch"),
+    "detect": ("inference.detection", "show which tokens of a sentence look replaced"),
+    "correct": ("inference.correction", "correct wrong words of texts"),
     "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
-    "score": ("scoring", "how likely a model holds texts to be"),
-    "convert": ("checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
+    "score": ("inference.scoring", "how likely a model holds texts to be"),
+    "convert": ("pair.original_checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
     "compare": ("publishing.tables", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
@@ -37,7 +37,7 @@ def main() -> NoReturn:
     name = _parse_command(sys.argv[1:2])
     del sys.argv[1]
     try:
-        run: Callable[..., NoReturn] = importlib.import_module("hf_electra_rtd.cli").run
+        run: Callable[..., NoReturn] = importlib.import_module("hf_electra_rtd.base.cli").run
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)

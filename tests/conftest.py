@@ -18,11 +18,11 @@ import torch
 from transformers import BertTokenizer, set_seed
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
-from hf_electra_rtd.configuration_electra_rtd import needs_generator_network
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.ops import products
+from hf_electra_rtd.pair.configuration_electra_rtd import needs_generator_network
 
 
 # Torch's usual library for matrix products, whatever is faster on this machine: some tests compare bits.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.checkpoints import KERNEL, config_from_hparams, model_from_variables, variables_of
+from hf_electra_rtd.pair.original_checkpoints import KERNEL, config_from_hparams, model_from_variables, variables_of
 
 
 FOLDER = Path(__file__).parent / "fixtures" / "tf_reference"

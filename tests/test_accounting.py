@@ -2,8 +2,9 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, accounting
-from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.base import accounting
+from hf_electra_rtd.base.accounting import count_parameters, model_flops, paper_flops
 from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config
 

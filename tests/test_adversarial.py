@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.measures import GENERATOR_ENTROPY
+from hf_electra_rtd.pair.measures import GENERATOR_ENTROPY
 from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
 from tests.conftest import pad_batch, tiny_config
 

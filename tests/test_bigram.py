@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from hf_electra_rtd import bigram
-from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.measures import observe, report_totals, sum_rows
+from hf_electra_rtd.pair import bigram
+from hf_electra_rtd.pair.bigram import CountedBigram
+from hf_electra_rtd.pair.measures import observe, report_totals, sum_rows
 from tests.conftest import pad_batch
 
 

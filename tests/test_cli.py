@@ -12,16 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 import hf_electra_rtd_command
-from hf_electra_rtd import (
-    RTDTrainingArguments,
-    checkpoints,
-    cli,
-    configuration_electra_rtd,
-    correction,
-    detection,
-    export,
-)
-from hf_electra_rtd.cli import (
+from hf_electra_rtd import RTDTrainingArguments
+from hf_electra_rtd.base import cli
+from hf_electra_rtd.base.cli import (
     FAILED,
     INTERRUPTED,
     Rule,
@@ -32,9 +25,12 @@ from hf_electra_rtd.cli import (
     required,
     run,
 )
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
+from hf_electra_rtd.inference import correction, detection, export
+from hf_electra_rtd.pair import configuration_electra_rtd
+from hf_electra_rtd.pair import original_checkpoints as checkpoints
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.training import arguments, model, pretrain
 

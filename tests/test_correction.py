@@ -15,13 +15,14 @@ from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import Metaspace
 from transformers import BertTokenizer, ElectraConfig, PreTrainedTokenizerFast, RobertaTokenizer
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, correction, detection
-from hf_electra_rtd.correction import Change, Corrector, _is_right, _PairRanker
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.data import confusion
 from hf_electra_rtd.data.confusion import Confusions, Misspeller, read_confusions
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.data.units import Unit, cut_text, find_units
-from hf_electra_rtd.detection import Detector
+from hf_electra_rtd.inference import correction, detection
+from hf_electra_rtd.inference.correction import Change, Corrector, _is_right, _PairRanker
+from hf_electra_rtd.inference.detection import Detector
 from tests.conftest import tiny_config
 from tests.families_for_tests import tiny_family_config
 

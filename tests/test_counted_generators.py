@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from hf_electra_rtd import ElectraForRTDPretraining, generators
-from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.bigram import CountedBigram, count_text
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.base.accounting import model_flops
 from hf_electra_rtd.ops import MaskedSlots, Sampling
+from hf_electra_rtd.pair import generators
+from hf_electra_rtd.pair.bigram import CountedBigram, count_text
 from tests.conftest import VOCABULARY, pad_batch, tiny_config
 
 

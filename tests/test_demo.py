@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import Detector, ElectraForRTDPretraining
-from hf_electra_rtd.detection import detect, fill_rows, load_for_detection
+from hf_electra_rtd.inference.detection import detect, fill_rows, load_for_detection
 from tests.conftest import tiny_config
 
 

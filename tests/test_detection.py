@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import Detector, ElectraForRTDPretraining
-from hf_electra_rtd.detection import detect, load_for_detection, main
+from hf_electra_rtd.inference.detection import detect, load_for_detection, main
 from tests.conftest import tiny_config
 
 

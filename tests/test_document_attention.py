@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch, SequenceStream, writing_blocks
 from hf_electra_rtd.data.packing import FullPacker, PackingTokens, get_packer
-from hf_electra_rtd.families import FAMILIES
+from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.records import PretrainingRecord
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, settle_masking
 from tests.conftest import make_text, pretraining_flags, tiny_config

@@ -17,16 +17,18 @@ import pytest
 import torch
 from transformers import AutoModelForMaskedLM, AutoModelForTokenClassification, ElectraForPreTraining
 
-from hf_electra_rtd import Corrector, ElectraForRTDPretraining, correction, detectors, export
+from hf_electra_rtd import Corrector, ElectraForRTDPretraining
+from hf_electra_rtd.base.records import ExportRecord
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.families import inputs_of
+from hf_electra_rtd.encoders import detectors
+from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_adapters
 from hf_electra_rtd.finetuning.kinds import KINDS
 from hf_electra_rtd.finetuning.predict import Classifier
+from hf_electra_rtd.inference import correction, export
+from hf_electra_rtd.pair.onnx_model import GRAPHS, load_onnx
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import exported_repositories
-from hf_electra_rtd.records import ExportRecord
-from hf_electra_rtd.runtime import GRAPHS, load_onnx
 from tests.conftest import make_text, tiny_config
 from tests.families_for_tests import tiny_family_config
 

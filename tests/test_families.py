@@ -27,17 +27,17 @@ from transformers import (
 )
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig
-from hf_electra_rtd.configuration_electra_rtd import derive_generator_config
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
-from hf_electra_rtd.detectors import detection_logits, is_labelled, with_two_labels
-from hf_electra_rtd.families import embedding_parameters, inputs_of, output_layer
+from hf_electra_rtd.encoders.detectors import detection_logits, is_labelled, with_two_labels
+from hf_electra_rtd.encoders.families import embedding_parameters, inputs_of, output_layer
+from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.heads import add_adapters, dropouts_of, load_with_head
 from hf_electra_rtd.finetuning.trainer import layer_heights
-from hf_electra_rtd.layers import exchange_layers
+from hf_electra_rtd.pair.configuration_electra_rtd import derive_generator_config
+from hf_electra_rtd.pair.towers import load_detector
 from hf_electra_rtd.publishing.card import pretraining_card
 from hf_electra_rtd.publishing.publish import repository_ids
-from hf_electra_rtd.towers import load_detector
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
 from tests.conftest import VOCABULARY, pretraining_flags

@@ -13,7 +13,7 @@ from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArgu
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
 from hf_electra_rtd.data.collator import falling_temperature
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.families import masked_lm_class
+from hf_electra_rtd.encoders.families import masked_lm_class
 from hf_electra_rtd.ops import Sampling, predict_masked, sample_tokens
 from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config

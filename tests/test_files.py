@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hf_electra_rtd import files
-from hf_electra_rtd.files import remove_partial, write_text, writing
+from hf_electra_rtd.base import files
+from hf_electra_rtd.base.files import remove_partial, write_text, writing
 
 
 def run_script(script, *arguments):

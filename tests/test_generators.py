@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.measures import GENERATOR_ACCURACY
+from hf_electra_rtd.pair.measures import GENERATOR_ACCURACY
 from hf_electra_rtd.training.optimization import get_parameter_groups
 from tests.conftest import VOCABULARY, tiny_config
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord, initialization
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
-from hf_electra_rtd.initialization import begin_on_neighbours, fit_neighbours
+from hf_electra_rtd.pair import initialization
+from hf_electra_rtd.pair.initialization import begin_on_neighbours, fit_neighbours
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import pretraining_flags

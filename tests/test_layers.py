@@ -10,10 +10,10 @@ from transformers import (
 )
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.detection import load_for_detection
+from hf_electra_rtd.encoders.layers import ATTENTION, Dropout, Linear, exchange_layers
 from hf_electra_rtd.finetuning.heads import STOCK_HEAD, load_fine_tuned, load_with_head
-from hf_electra_rtd.generators import _is_plain
-from hf_electra_rtd.layers import ATTENTION, Dropout, Linear, exchange_layers
+from hf_electra_rtd.inference.detection import load_for_detection
+from hf_electra_rtd.pair.generators import _is_plain
 from tests.conftest import tiny_config
 
 

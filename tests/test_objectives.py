@@ -9,11 +9,11 @@ from sklearn.metrics import roc_auc_score
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.measures import observe
-from hf_electra_rtd.objectives import replaced_token_loss
 from hf_electra_rtd.ops import masked_slots
-from hf_electra_rtd.towers import load_tower
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.pair.measures import observe
+from hf_electra_rtd.pair.objectives import replaced_token_loss
+from hf_electra_rtd.pair.towers import load_tower
 from hf_electra_rtd.training.meters import TrainingMeters, held_out_metrics, held_out_tensors
 from tests import reference
 from tests.conftest import VOCABULARY, pad_batch, tiny_config

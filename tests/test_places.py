@@ -7,11 +7,12 @@ import pytest
 import torch
 from transformers import ElectraForSequenceClassification
 
-from hf_electra_rtd import Classifier, ElectraForRTDPretraining, ElectraRTDConfig, scoring
-from hf_electra_rtd.detection import load_for_detection
-from hf_electra_rtd.export import open_sources
+from hf_electra_rtd import Classifier, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.finetuning.heads import open_encoder
-from hf_electra_rtd.places import identify
+from hf_electra_rtd.inference import scoring
+from hf_electra_rtd.inference.detection import load_for_detection
+from hf_electra_rtd.inference.export import open_sources
+from hf_electra_rtd.pair.places import identify
 from hf_electra_rtd.training.model import ModelArguments
 from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config

@@ -88,7 +88,7 @@ def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatc
     write_tasks(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hf_electra_rtd.initialization._STEPS", 3)
+    monkeypatch.setattr("hf_electra_rtd.pair.initialization._STEPS", 3)
     done = set()
     namespace = {}
     for page in PAGES:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hf_electra_rtd.records import (
+from hf_electra_rtd.base.records import (
     EvaluationRecord,
     FractionRecord,
     PretrainingRecord,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from hf_electra_rtd.base.tasks import BENCHMARKS, GLUE, expand_task_names, get_task, guests
 from hf_electra_rtd.finetuning.data import LABELED
 from hf_electra_rtd.finetuning.scores import METRICS
-from hf_electra_rtd.tasks import BENCHMARKS, GLUE, expand_task_names, get_task, guests
 
 
 TASKS = [task for tasks in BENCHMARKS.values() for task in tasks]

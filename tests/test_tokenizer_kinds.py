@@ -9,7 +9,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
 
-from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream, detection
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
+from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import PACKERS, WORD_START
@@ -26,9 +28,8 @@ from hf_electra_rtd.data.vocabulary import check_extensible
 from hf_electra_rtd.data.words import LineEncoder, shown_tokens
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.reading import example_features
+from hf_electra_rtd.inference import detection
 from hf_electra_rtd.ops import IGNORED, num_masked
-from hf_electra_rtd.records import PretrainingRecord
-from hf_electra_rtd.tasks import Task
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.checkpoints import save_outputs
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence

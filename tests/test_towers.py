@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.towers import load_tower
+from hf_electra_rtd.pair.towers import load_tower
 from tests.conftest import VOCABULARY, tiny_config
 
 

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, AutoModelForPreTraining
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from hf_electra_rtd.checkpoints import load_tf_checkpoint
-    from hf_electra_rtd.correction import Corrector
+    from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
     from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
-    from hf_electra_rtd.detection import Detector
     from hf_electra_rtd.finetuning.finetune import finetune
     from hf_electra_rtd.finetuning.predict import Classifier
-    from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
+    from hf_electra_rtd.inference.correction import Corrector
+    from hf_electra_rtd.inference.detection import Detector
+    from hf_electra_rtd.pair.original_checkpoints import load_tf_checkpoint
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
     from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 _LOADED_WHEN_ASKED_FOR = {
     "BlockFile": "data.blocks",
     "Classifier": "finetuning.predict",
-    "Corrector": "correction",
+    "Corrector": "inference.correction",
     "DataCollatorForRTD": "data.collator",
-    "Detector": "detection",
+    "Detector": "inference.detection",
     "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
-    "EvaluationRecord": "records",
-    "PretrainingRecord": "records",
+    "EvaluationRecord": "base.records",
+    "PretrainingRecord": "base.records",
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
     "SequenceStream": "data.blocks",
     "finetune": "finetuning.finetune",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
-    "load_tf_checkpoint": "checkpoints",
+    "load_tf_checkpoint": "pair.original_checkpoints",
     "prepare_blocks": "data.preparation",
 }
 __all__ = [

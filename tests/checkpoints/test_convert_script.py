@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, ElectraForMaskedLM, ElectraForPreTraining
 
-from hf_electra_rtd import ElectraForRTDPretraining, checkpoints
+from hf_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair import original_checkpoints as checkpoints
 from tests.recordings import VARIANTS, Recording
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import load_tf_checkpoint
-from hf_electra_rtd.checkpoints import read_tf_variables
+from hf_electra_rtd.pair.original_checkpoints import read_tf_variables
 from tests.recordings import STEP_COUNTER, VARIANTS, Recording
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import hf_electra_rtd
 from hf_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.checkpoints import OVERRIDES, config_from_hparams, model_from_variables
+from hf_electra_rtd.pair.original_checkpoints import OVERRIDES, config_from_hparams, model_from_variables
 from tests.recordings import Recording
 
 

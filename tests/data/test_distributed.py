@@ -336,7 +336,7 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
 
     flags, expected = large
     flags = [*flags, "--output_dir", str(tmp_path), "--executor", "local", "--workers", "2"]
-    script = "from hf_electra_rtd.data import distributed, prepare; from hf_electra_rtd.cli import run;"
+    script = "from hf_electra_rtd.data import distributed, prepare; from hf_electra_rtd.base.cli import run;"
     script += "distributed._LARGEST_GROUP = 16; run(prepare.main)"
     process = psutil.Popen(
         [sys.executable, "-c", script, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

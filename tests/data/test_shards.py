@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from transformers import set_seed
 
 from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, SequenceStream
-from hf_electra_rtd.bigram import CountedBigram
 from hf_electra_rtd.data import shards
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
@@ -23,7 +22,8 @@ from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequen
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
-from hf_electra_rtd.initialization import count_tokens
+from hf_electra_rtd.pair.bigram import CountedBigram
+from hf_electra_rtd.pair.initialization import count_tokens
 from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pretraining_flags, tiny_config
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, pipeline
 
-from hf_electra_rtd.cli import parse_arguments
+from hf_electra_rtd.base.cli import parse_arguments
+from hf_electra_rtd.base.tasks import BENCHMARKS, Task, get_task
 from hf_electra_rtd.finetuning import predict as predict_command
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task
 from hf_electra_rtd.finetuning.kinds import make_kind
-from hf_electra_rtd.tasks import BENCHMARKS, Task, get_task
 from tests.finetuning.conftest import run_finetune
 
 

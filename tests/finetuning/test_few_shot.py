@@ -13,10 +13,10 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertConfig, BertModel, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, set_seed
 
 from hf_electra_rtd import Classifier, ElectraForRTDPretraining
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.data import Split, draw_few
 from hf_electra_rtd.finetuning.heads import load_with_head
 from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
-from hf_electra_rtd.tasks import Task
 from tests.conftest import VOCABULARY, tiny_config
 from tests.finetuning.conftest import WORDS, review_flags, run_finetune
 

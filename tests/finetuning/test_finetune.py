@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
+from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import WORDS, flag_words, read_lines, run_finetune
 
 

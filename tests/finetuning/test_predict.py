@@ -18,10 +18,10 @@ from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd import finetune as finetune_in_python
-from hf_electra_rtd.files import write_text
+from hf_electra_rtd.base.files import write_text
+from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.results import best_seed
-from hf_electra_rtd.records import EvaluationRecord
 from tests.finetuning.conftest import read_lines, run_finetune
 
 

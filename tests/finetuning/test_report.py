@@ -8,10 +8,10 @@ import pytest
 from datasets import Dataset
 from sklearn.metrics import classification_report, confusion_matrix
 
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.report import INTERVAL, RESAMPLES, SLOW_RESAMPLES, resampled_scores, write_report
-from hf_electra_rtd.tasks import Task
 
 
 LABELS = ("no", "yes", "$\\frac 可$")  # the last one is no formula, and has a character that few fonts have

@@ -6,9 +6,9 @@ import zipfile
 import pytest
 from datasets import Dataset
 
+from hf_electra_rtd.base.tasks import BENCHMARKS, Task
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.tasks import BENCHMARKS, Task
 
 
 # Of GLUE: for each test split the server's file, and what stands there for each label.

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.heads import load_with_head
@@ -20,7 +21,6 @@ from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.plan import guess_size
 from hf_electra_rtd.finetuning.reading import example_features
 from hf_electra_rtd.finetuning.trainer import FineTuner, layerwise_groups
-from hf_electra_rtd.tasks import Task
 from tests.finetuning.conftest import WORDS
 
 

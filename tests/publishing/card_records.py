@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 
 
 CARD = CardArguments(license="apache-2.0", languages=["en"], corpora=["wikimedia/wikipedia"])

@@ -8,13 +8,13 @@ from huggingface_hub import ModelCard
 from peft import LoraConfig, get_peft_model
 from transformers import ElectraConfig
 
+from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.base.records import FractionRecord
+from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.publishing import card as card_module
 from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, pretraining_card
-from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.records import FractionRecord
-from hf_electra_rtd.tasks import get_task
 from tests.publishing.card_records import CARD, code_of, evaluation_record, run_record, runs, tower
 
 

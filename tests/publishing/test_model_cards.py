@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_electra_rtd.base.records import PretrainingRecord, public
 from hf_electra_rtd.publishing.tables import read_evaluations, results_table
-from hf_electra_rtd.records import PretrainingRecord, public
 
 
 ROOT = Path(__file__).parents[2]

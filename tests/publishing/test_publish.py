@@ -9,9 +9,9 @@ import shutil
 import pytest
 from huggingface_hub import ModelCard
 
+from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, pretraining_card
-from hf_electra_rtd.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.training import pretrain
 from tests.finetuning.conftest import review_flags, run_finetune
 from tests.publishing.hub_server import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX, TOKEN

@@ -40,6 +40,6 @@ def main(argv) -> None:
 
 
 if __name__ == "__main__":
-    from hf_electra_rtd import cli
+    from hf_electra_rtd.base import cli
 
     cli.run(main)

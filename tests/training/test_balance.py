@@ -5,12 +5,7 @@ import torch
 from accelerate import Accelerator
 from torch.nn.utils import clip_grad_norm_
 
-from hf_electra_rtd import (
-    ElectraForRTDPretraining,
-    RTDTrainer,
-    RTDTrainingArguments,
-    get_parameter_groups,
-)
+from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, get_parameter_groups
 from hf_electra_rtd.ops import Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule, split_parameters
 from tests.conftest import tiny_config

@@ -11,7 +11,7 @@ from rich.console import Console
 from transformers import BertTokenizer, TrainerState
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
-from hf_electra_rtd.accounting import count_parameters, format_duration
+from hf_electra_rtd.base.accounting import count_parameters, format_duration
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.training import console
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence

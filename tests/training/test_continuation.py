@@ -9,9 +9,9 @@ import torch
 from transformers import ElectraConfig
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
-from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.meters import before_and_after
 from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.pretrain import main
@@ -132,7 +132,7 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
         "google/electra-small-discriminator": ElectraConfig(architectures=["ElectraForPreTraining"]).to_dict(),
         "google/electra-small-generator": ElectraConfig(architectures=["ElectraForMaskedLM"]).to_dict(),
     }
-    monkeypatch.setattr("hf_electra_rtd.places.read_config", released.__getitem__)
+    monkeypatch.setattr("hf_electra_rtd.pair.places.read_config", released.__getitem__)
     monkeypatch.setattr(
         "hf_electra_rtd.training.model.make_pair", lambda plan, *_: ElectraForRTDPretraining(plan.config)
     )

@@ -14,12 +14,12 @@ from hf_electra_rtd import (
     RTDTrainingArguments,
     get_electra_schedule,
     get_parameter_groups,
-    layers,
 )
-from hf_electra_rtd.accounting import model_flops, paper_flops
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.generators import MaskedLMGenerator
-from hf_electra_rtd.objectives import ReplacedTokenDetection
+from hf_electra_rtd.base.accounting import model_flops, paper_flops
+from hf_electra_rtd.encoders import layers
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
+from hf_electra_rtd.pair.generators import MaskedLMGenerator
+from hf_electra_rtd.pair.objectives import ReplacedTokenDetection
 from hf_electra_rtd.training.meters import (
     Stopwatch,
     TrainingMeters,

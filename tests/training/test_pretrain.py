@@ -14,11 +14,11 @@ import torch
 from transformers import ElectraForMaskedLM
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
-from hf_electra_rtd.cli import parse_arguments
-from hf_electra_rtd.cli import run as run_command
+from hf_electra_rtd.base.cli import parse_arguments
+from hf_electra_rtd.base.cli import run as run_command
+from hf_electra_rtd.base.files import lock_directory
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.arguments import DataArguments
-from hf_electra_rtd.files import lock_directory
-from hf_electra_rtd.recipes import SIZES
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
 from hf_electra_rtd.training.pretrain import find_checkpoint, main

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_size
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_size
 from hf_electra_rtd.data.text import Source, parse_sources
 from hf_electra_rtd.data.words import get_segmenter
 

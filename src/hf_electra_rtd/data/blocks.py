@@ -23,8 +23,8 @@ import numpy as np
 from huggingface_hub.dataclasses import strict
 from torch.utils.data import Dataset
 
+from hf_electra_rtd.base.files import reading, writing
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
-from hf_electra_rtd.files import reading, writing
 from hf_electra_rtd.ops import randomness
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_number
+from hf_electra_rtd.base.cli import check_number
+from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.tokenization import check_tokenizer
 from hf_electra_rtd.data.words import tokens_that_continue
-from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops import (
     IGNORED,
     MORE_UNIFORMS,

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.files import check_output, named_file, read_lines, writing
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
 from hf_electra_rtd.data.words import whole_words
-from hf_electra_rtd.files import check_output, named_file, read_lines, writing
 from hf_electra_rtd.ops import confuse
 
 

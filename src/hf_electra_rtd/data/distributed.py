@@ -34,7 +34,9 @@ from datatrove.io import DataFolder, get_datafolder
 from datatrove.pipeline.base import PipelineStep
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_number
+from hf_electra_rtd.base.cli import check_number
+from hf_electra_rtd.base.files import lock_directory, read_json, remove_partial, write_text
+from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
@@ -43,8 +45,6 @@ from hf_electra_rtd.data.shards import INDEX_FILE, SHARD_SIZE, ShardWriter, writ
 from hf_electra_rtd.data.text import Source, Text, document_lines
 from hf_electra_rtd.data.tokenization import check_tokenizer, keep_tokenizer, load_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, get_segmenter
-from hf_electra_rtd.files import lock_directory, read_json, remove_partial, write_text
-from hf_electra_rtd.records import count_cores
 
 
 logger = logging.getLogger(__name__)

@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import check_number
+from hf_electra_rtd.base.cli import check_number
+from hf_electra_rtd.base.files import naming
+from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
 from hf_electra_rtd.data.shards import open_blocks, writing_directory
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
 from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
-from hf_electra_rtd.files import naming
 from hf_electra_rtd.ops import randomness
-from hf_electra_rtd.records import count_cores
 
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hf_electra_rtd.cli import check_arguments, parse_arguments, run
+from hf_electra_rtd.base.cli import check_arguments, parse_arguments, run
+from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.arguments import DATA_RULES, DataArguments, PreparationArguments
 from hf_electra_rtd.data.sequences import TOKENIZER_DIRECTORY, get_sequences, get_tokenizer
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE, TOKENIZER_FILES, keep_tokenizer
-from hf_electra_rtd.files import check_output
 
 
 def main(argv: list[str], default_text: Sequence[str] = ()) -> None:

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hf_electra_rtd.files import open_text, reading
+from hf_electra_rtd.base.files import open_text, reading
 
 
 MAX_LINE = 8 * 2**20  # characters of a line of text

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
@@ -28,7 +29,6 @@ from hf_electra_rtd.data.tokenization import (
     train_wordpiece,
 )
 from hf_electra_rtd.data.words import get_segmenter
-from hf_electra_rtd.files import check_output
 
 
 logger = logging.getLogger(__name__)

@@ -28,6 +28,8 @@ from huggingface_hub.constants import HF_HOME
 from huggingface_hub.dataclasses import strict
 from rich.filesize import decimal as format_bytes
 
+from hf_electra_rtd.base.files import naming, reading, write_text, writing
+from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import (
     BLOCK_SUFFIX,
     BlockFile,
@@ -38,8 +40,6 @@ from hf_electra_rtd.data.blocks import (
     write_header,
 )
 from hf_electra_rtd.data.packing import PackedSequence
-from hf_electra_rtd.files import naming, reading, write_text, writing
-from hf_electra_rtd.records import count_cores
 
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_electra_rtd.cli import check_number
+from hf_electra_rtd.base.cli import check_number
+from hf_electra_rtd.base.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
 from hf_electra_rtd.data.reader import MAX_LINE, records_of
 from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
-from hf_electra_rtd.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.families import FAMILIES, max_length
-from hf_electra_rtd.files import read_json, reading, writing
+from hf_electra_rtd.base.files import read_json, reading, writing
+from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
 # In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.

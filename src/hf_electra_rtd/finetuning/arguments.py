@@ -7,8 +7,8 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag, required
-from hf_electra_rtd.recipes import FINETUNING, SIZES
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, required
+from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.training.arguments import TRAINER_INTERVALS, check_hub_options, settle_by_device
 
 

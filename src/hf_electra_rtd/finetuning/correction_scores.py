@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
+from hf_electra_rtd.base.files import reading
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.units import align
-from hf_electra_rtd.files import reading
 from hf_electra_rtd.finetuning.reading import make_examples, read_rows
 from hf_electra_rtd.finetuning.scores import check_lengths, ratio
-from hf_electra_rtd.tasks import Task
 
 
 FAMILIES = ("bakeoff", "sentence", "character")

@@ -18,14 +18,14 @@ from typing import Any
 import datasets
 import numpy as np
 
-from hf_electra_rtd import files
+from hf_electra_rtd.base import files
+from hf_electra_rtd.base.files import hash_files, known_names
+from hf_electra_rtd.base.records import public
+from hf_electra_rtd.base.tasks import HUB_SPLITS, SPANS, Task, guests
 from hf_electra_rtd.data import reader
-from hf_electra_rtd.files import hash_files, known_names
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
-from hf_electra_rtd.records import public
-from hf_electra_rtd.tasks import HUB_SPLITS, SPANS, Task, guests
 
 
 logger = logging.getLogger(__name__)

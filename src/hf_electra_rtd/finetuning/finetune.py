@@ -21,8 +21,9 @@ import datasets
 from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import INTERRUPTED, check_arguments, parse_arguments, run
-from hf_electra_rtd.files import write_text
+from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
+from hf_electra_rtd.base.files import write_text
+from hf_electra_rtd.base.records import EvaluationRecord, public_command
 from hf_electra_rtd.finetuning.arguments import RULES, FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.predict import Classifier
@@ -38,7 +39,6 @@ from hf_electra_rtd.publishing.publish import (
     report,
 )
 from hf_electra_rtd.publishing.tables import print_results
-from hf_electra_rtd.records import EvaluationRecord, public_command
 from hf_electra_rtd.training.arguments import check_publishing
 
 

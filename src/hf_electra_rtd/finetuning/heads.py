@@ -23,14 +23,14 @@ from transformers import (
     PreTrainedModel,
 )
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.detectors import is_labelled
-from hf_electra_rtd.families import DROPOUTS, FAMILIES
-from hf_electra_rtd.layers import exchange_layers
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.places import CONFIGURATION, identify, read_stock_config
-from hf_electra_rtd.runtime import HeadOutput
-from hf_electra_rtd.towers import load_tower, load_whole
+from hf_electra_rtd.encoders.detectors import is_labelled
+from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
+from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.encoders.outputs import HeadOutput
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.places import CONFIGURATION, identify, read_stock_config
+from hf_electra_rtd.pair.towers import load_tower, load_whole
 
 
 logger = logging.getLogger(__name__)

@@ -12,19 +12,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.files import hash_files, hash_model
+from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
+from hf_electra_rtd.base.records import public
+from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
-from hf_electra_rtd.families import max_length
-from hf_electra_rtd.files import hash_files, hash_model
+from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import Split, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
-from hf_electra_rtd.places import identify
-from hf_electra_rtd.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
-from hf_electra_rtd.records import public
-from hf_electra_rtd.tasks import Task, expand_task_names, get_task
-from hf_electra_rtd.towers import fit_vocabulary
+from hf_electra_rtd.pair.places import identify
+from hf_electra_rtd.pair.towers import fit_vocabulary
 from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS
 
 

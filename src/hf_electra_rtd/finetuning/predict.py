@@ -24,9 +24,10 @@ from typing import Any, Literal
 import datasets
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.files import check_output, read_lines, reading, write_text
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import check_output, read_lines, reading, write_text
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
@@ -34,9 +35,8 @@ from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd.places import identify
-from hf_electra_rtd.runtime import TORCH, load_onnx
-from hf_electra_rtd.tasks import Task
+from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
+from hf_electra_rtd.pair.places import identify
 
 
 # Of what an answer holds, first the prediction.

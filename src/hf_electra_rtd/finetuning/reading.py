@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_electra_rtd.base.files import known_names, open_text, reading
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.reader import load_json, records_of
 from hf_electra_rtd.data.units import align
-from hf_electra_rtd.files import known_names, open_text, reading
-from hf_electra_rtd.tasks import Task
 
 
 if TYPE_CHECKING:

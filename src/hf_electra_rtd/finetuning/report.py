@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hf_electra_rtd.files import write_text, writing
+from hf_electra_rtd.base.files import write_text, writing
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import Kind
 

@@ -9,15 +9,15 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_electra_rtd.base.files import remove_partial
+from hf_electra_rtd.base.records import EvaluationRecord
+from hf_electra_rtd.base.tasks import Task, guests
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.files import remove_partial
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.records import EvaluationRecord
-from hf_electra_rtd.tasks import Task, guests
 from hf_electra_rtd.training.checkpoints import latest_checkpoint, list_checkpoints, read_checkpoint
 
 

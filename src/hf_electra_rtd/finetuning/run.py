@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from accelerate import PartialState
 
+from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning.data import Split, draw_few, encode_task, load_task
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.results import (
@@ -27,7 +28,6 @@ from hf_electra_rtd.finetuning.results import (
 )
 from hf_electra_rtd.finetuning.seed import make_model, run_seed
 from hf_electra_rtd.finetuning.trainer import layer_heights
-from hf_electra_rtd.records import EvaluationRecord
 
 
 logger = logging.getLogger(__name__)

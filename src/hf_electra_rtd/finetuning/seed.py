@@ -13,14 +13,14 @@ from typing import Any
 from accelerate import PartialState
 from transformers import set_seed
 
+from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
+from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd.layers import exchange_layers
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
 from hf_electra_rtd.training.arguments import keep_freed_memory
 from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, read_checkpoint
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_electra_rtd.files import write_text, writing
+from hf_electra_rtd.base.files import write_text, writing
+from hf_electra_rtd.base.records import finite
+from hf_electra_rtd.base.tasks import BENCHMARKS, Task
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.scores import find_chunks
-from hf_electra_rtd.records import finite
-from hf_electra_rtd.tasks import BENCHMARKS, Task
 
 
 logger = logging.getLogger(__name__)

@@ -14,16 +14,16 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from hf_electra_rtd.accounting import format_duration
-from hf_electra_rtd.cli import flag
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS
-from hf_electra_rtd.families import max_length
-from hf_electra_rtd.files import reading
+from hf_electra_rtd.base.accounting import format_duration
+from hf_electra_rtd.base.cli import flag
+from hf_electra_rtd.base.files import reading
+from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.base.tasks import BENCHMARKS
+from hf_electra_rtd.encoders.families import max_length
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, limits, markdown_table, results_table, summarize
-from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
-from hf_electra_rtd.tasks import BENCHMARKS
 
 
 PROJECT_URL = "https://example.org/hf-electra-rtd"  # a placeholder until the project has an address

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_session
 
-from hf_electra_rtd.records import public
+from hf_electra_rtd.base.records import public
 
 
 logger = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import math
 import os
 from typing import Any
 
-from hf_electra_rtd.accounting import format_duration
-from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.base.accounting import format_duration
+from hf_electra_rtd.base.records import PretrainingRecord
 
 
 CURVES_FILE = "training_curves.png"

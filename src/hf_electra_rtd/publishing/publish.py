@@ -22,16 +22,9 @@ from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
-from hf_electra_rtd.files import hash_model, known_names, read_json, reading
-from hf_electra_rtd.publishing import card as cards
-from hf_electra_rtd.publishing import hub
-from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Files, Published, Repository
-from hf_electra_rtd.publishing.pictures import CURVES_FILE
-from hf_electra_rtd.publishing.tables import read_evaluations
-from hf_electra_rtd.records import (
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.files import hash_model, known_names, read_json, reading
+from hf_electra_rtd.base.records import (
     HUB_TOKEN,
     EvaluationRecord,
     ExportRecord,
@@ -39,6 +32,13 @@ from hf_electra_rtd.records import (
     PretrainingRecord,
     public,
 )
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
+from hf_electra_rtd.publishing import card as cards
+from hf_electra_rtd.publishing import hub
+from hf_electra_rtd.publishing.card import CardArguments
+from hf_electra_rtd.publishing.hub import Files, Published, Repository
+from hf_electra_rtd.publishing.pictures import CURVES_FILE
+from hf_electra_rtd.publishing.tables import read_evaluations
 
 
 logger = logging.getLogger(__name__)

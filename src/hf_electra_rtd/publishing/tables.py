@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from hf_electra_rtd.cli import flag, parse_arguments, run
-from hf_electra_rtd.files import read_json
-from hf_electra_rtd.records import EvaluationRecord
-from hf_electra_rtd.tasks import BENCHMARKS
+from hf_electra_rtd.base.cli import flag, parse_arguments, run
+from hf_electra_rtd.base.files import read_json
+from hf_electra_rtd.base.records import EvaluationRecord
+from hf_electra_rtd.base.tasks import BENCHMARKS
 
 
 _DIGITS = 8  # of hashes, in names

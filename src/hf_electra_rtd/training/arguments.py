@@ -15,14 +15,14 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag
+from hf_electra_rtd.base.files import named_file
+from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.confusion import TokenConfusions
-from hf_electra_rtd.families import check_document_attention
-from hf_electra_rtd.files import named_file
+from hf_electra_rtd.encoders.families import check_document_attention
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.recipes import get_size
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 
 
 logger = logging.getLogger(__name__)

@@ -25,13 +25,13 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 from transformers.training_args import OptimizerNames
 
+from hf_electra_rtd.base.files import check_output, hash_files, reading, remove_directory, writing
+from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.tokenization import save_tokenizer
-from hf_electra_rtd.files import check_output, hash_files, reading, remove_directory, writing
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import products
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
-from hf_electra_rtd.records import FractionRecord, PretrainingRecord
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 
 

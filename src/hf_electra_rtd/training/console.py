@@ -21,16 +21,16 @@ from rich.text import Text
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerState
 
-from hf_electra_rtd.accounting import format_duration
-from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.base.accounting import format_duration
+from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.tokenization import continuing_prefix
 from hf_electra_rtd.data.words import shown_tokens
-from hf_electra_rtd.measures import observe
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.records import PretrainingRecord
+from hf_electra_rtd.pair.bigram import count_text
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.measures import observe
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.meters import NEAR_CHANCE, OLD
 
 

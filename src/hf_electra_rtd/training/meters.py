@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerState
 
-from hf_electra_rtd import records
-from hf_electra_rtd.accounting import count_parameters, model_flops, paper_flops
-from hf_electra_rtd.bigram import CountedBigram
+from hf_electra_rtd.base import records
+from hf_electra_rtd.base.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.measures import Measure, observe, report_totals, sum_rows
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.ops import masked_slots, num_masked
+from hf_electra_rtd.pair.bigram import CountedBigram
+from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
 from hf_electra_rtd.training.checkpoints import read_fractions
 
@@ -282,7 +282,7 @@ def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) ->
 def count_flops(
     model: ElectraForRTDPretraining, args: RTDTrainingArguments, num_sequences: int
 ) -> dict[str, float | int | None]:
-    """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.accounting`."""
+    """FLOPs of training on so many sequences, in both conventions of `hf_electra_rtd.base.accounting`."""
     length = args.max_seq_length
     masked = num_masked(args.mask_probability, length)
     return {

@@ -11,8 +11,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag
-from hf_electra_rtd.configuration_electra_rtd import (
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag
+from hf_electra_rtd.base.recipes import closest_size, continued_recipe, get_size
+from hf_electra_rtd.data.tokenization import has_tokenizer
+from hf_electra_rtd.encoders.detectors import is_labelled
+from hf_electra_rtd.encoders.families import max_length
+from hf_electra_rtd.ops.sampling import TEMPERATURES
+from hf_electra_rtd.pair.configuration_electra_rtd import (
     GENERATOR_NAMES,
     GENERATOR_OBJECTIVES,
     OBJECTIVE_TRAITS,
@@ -22,15 +27,10 @@ from hf_electra_rtd.configuration_electra_rtd import (
     exports_generator,
     needs_generator_network,
 )
-from hf_electra_rtd.data.tokenization import has_tokenizer
-from hf_electra_rtd.detectors import is_labelled
-from hf_electra_rtd.families import max_length
-from hf_electra_rtd.initialization import INITIALIZATIONS
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.objectives import OBJECTIVES
-from hf_electra_rtd.ops.sampling import TEMPERATURES
-from hf_electra_rtd.places import CONFIGURATION, DETECTOR, Place, identify
-from hf_electra_rtd.recipes import closest_size, continued_recipe, get_size
+from hf_electra_rtd.pair.initialization import INITIALIZATIONS
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.places import CONFIGURATION, DETECTOR, Place, identify
 from hf_electra_rtd.training.plan import ENCODER, FIRST_LAYERS, NEW, PAIR, WHOLE, PairPlan, Weights, make_pair
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.base.recipes import closest_size
 from hf_electra_rtd.data.tokenization import has_tokenizer, refuse_other_tokens
-from hf_electra_rtd.families import masked_lm_class, resize_vocabulary
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.objectives import OBJECTIVES
-from hf_electra_rtd.recipes import closest_size
-from hf_electra_rtd.sharing import SHARING
-from hf_electra_rtd.towers import fit_vocabulary, load_encoder, load_tower, share
+from hf_electra_rtd.encoders.families import masked_lm_class, resize_vocabulary
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.sharing import SHARING
+from hf_electra_rtd.pair.towers import fit_vocabulary, load_encoder, load_tower, share
 
 
 NEW = "new"  # but for what it takes from the other network, where that one is trained

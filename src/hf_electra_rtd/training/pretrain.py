@@ -34,22 +34,22 @@ from rich.filesize import decimal as format_bytes
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd.accounting import count_parameters, format_duration
-from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
-from hf_electra_rtd.cli import run as run_command
+from hf_electra_rtd.base.accounting import count_parameters, format_duration
+from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
+from hf_electra_rtd.base.cli import run as run_command
+from hf_electra_rtd.base.files import PARTIAL, lock_directory, naming, remove_partial
+from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.base.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
 from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
-from hf_electra_rtd.files import PARTIAL, lock_directory, naming, remove_partial
-from hf_electra_rtd.initialization import begin_on_neighbours, check_room
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.bigram import count_text
+from hf_electra_rtd.pair.initialization import begin_on_neighbours, check_room
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import PretrainingPublication
-from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.records import PretrainingRecord, count_cores, public_command, utc_now
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
     RTDTrainingArguments,

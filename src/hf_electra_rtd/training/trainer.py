@@ -27,20 +27,20 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.accounting import model_flops
-from hf_electra_rtd.bigram import count_text
-from hf_electra_rtd.cli import INTERRUPTED, check_arguments
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.base.accounting import model_flops
+from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments
+from hf_electra_rtd.base.files import writing
+from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord, utc_now
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.data.confusion import TokenConfusions
-from hf_electra_rtd.files import writing
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import num_masked
+from hf_electra_rtd.pair.bigram import count_text
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
-from hf_electra_rtd.records import FractionRecord, PretrainingRecord, utc_now
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
     ALONE_RULES,

@@ -8,15 +8,15 @@ import torch
 from datasets import Dataset
 from transformers import BertConfig, BertForMaskedLM, ElectraConfig, ElectraForMaskedLM
 
-from hf_electra_rtd.correction import Corrector
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.heads import load_with_head
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.kinds.correction import CORRECTION_WEIGHT, DETECTION_WEIGHT, MASKED_SHARE
 from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.finetuning.reading import example_features
 from hf_electra_rtd.finetuning.scores import METRICS
+from hf_electra_rtd.inference.correction import Corrector
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.tasks import Task
 from tests.finetuning.conftest import WORDS, run_finetune
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertTokenizer
 
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.reading import example_features
-from hf_electra_rtd.tasks import Task
 
 
 WORDS = ["river", "mill", "letter", "garden", "horse", "night", "door", "street"]

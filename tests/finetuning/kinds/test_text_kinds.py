@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import BertTokenizer, ElectraConfig, ElectraForMultipleChoice
 
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.reading import example_features
-from hf_electra_rtd.tasks import Task
 
 
 LABELS = ("no", "yes", "perhaps")

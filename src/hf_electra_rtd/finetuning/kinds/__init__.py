@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
-from hf_electra_rtd.tasks import Task
 
 
 KINDS: Mapping[str, type[Kind]] = {

@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.files import hash_files
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.tokenization import tokenizer_hash
-from hf_electra_rtd.files import hash_files
 from hf_electra_rtd.finetuning.scores import score_labels
 from hf_electra_rtd.ops import IGNORED, LossSum
-from hf_electra_rtd.tasks import Task
 
 
 Prediction = Any  # JSON: a label, a number, the index of a choice, a list of tags, or an answer with its n-best list

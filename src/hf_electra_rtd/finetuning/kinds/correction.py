@@ -14,10 +14,10 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassification
 
 from hf_electra_rtd.data.units import cut_text, find_units, in_case_of, is_han, may_change, replace_parts
+from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.finetuning.correction_scores import flat_scores, score_correction
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.ops import IGNORED, LossSum, best_and_lead
-from hf_electra_rtd.runtime import HeadOutput
 
 
 # Of right words that are masked in training (Wu et al. 2023, arXiv 2305.17721): else a model learns to copy.

@@ -23,11 +23,11 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import DataCollatorForMultipleChoice, ElectraConfig, ElectraForPreTraining, PreTrainedTokenizerBase
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from hf_electra_rtd.files import known_names
+from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind
 from hf_electra_rtd.finetuning.kinds.classification import ClassificationKind
 from hf_electra_rtd.ops import IGNORED, LossSum
-from hf_electra_rtd.tasks import Task
 
 
 _PLACES = re.compile(r"\{([^{}]*)\}")  # in a template

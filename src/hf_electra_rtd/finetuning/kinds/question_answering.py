@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
+from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Prediction
 from hf_electra_rtd.finetuning.scores import score_answers, score_squad_v2
 from hf_electra_rtd.ops import IGNORED, LossSum
-from hf_electra_rtd.tasks import Task
 
 
 # google-research/electra configure_finetuning.py: `n_best_size`, `max_answer_length`, `answerable_weight` (beside the

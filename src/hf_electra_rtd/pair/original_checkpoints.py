@@ -26,13 +26,13 @@ from torch import nn
 from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.files import read_json, reading
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
-from hf_electra_rtd.files import read_json, reading
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.recipes import SIZES
-from hf_electra_rtd.towers import save_towers
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.towers import save_towers
 
 
 RULES = (Rule("hparams", "Each says what the model is.", excludes=("size",)),)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hf_electra_rtd.files import known_names
+from hf_electra_rtd.base.files import known_names
 
 
 ALL = "all"

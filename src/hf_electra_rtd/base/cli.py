@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
-from hf_electra_rtd.files import known_names, reading
+from hf_electra_rtd.base.files import known_names, reading
 from hf_electra_rtd_command import COMMANDS, INTERRUPTED
 
 

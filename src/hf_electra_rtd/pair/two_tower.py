@@ -23,7 +23,10 @@ _UNSEEN = -10000.0
 
 
 class TwoTowerForCloze(ElectraPreTrainedModel):
-    """Two stock encoders and a head on both. Their embeddings are the discriminator's (`hf_electra_rtd.sharing`)."""
+    """Two stock encoders and a head on both. Their embeddings are the discriminator's.
+
+    See `hf_electra_rtd.pair.sharing`.
+    """
 
     base_model_prefix = "ltr"
     attentions = ("sdpa", "eager")  # those that add numbers to scores

@@ -13,9 +13,9 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
-from hf_electra_rtd.detectors import is_labelled
-from hf_electra_rtd.files import read_json, reading
+from hf_electra_rtd.base.files import read_json, reading
+from hf_electra_rtd.encoders.detectors import is_labelled
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
 
 
 CONFIG_FILE = "config.json"

@@ -36,25 +36,27 @@ from transformers import PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES
 from transformers.utils import logging as transformers_logging
 
-from hf_electra_rtd import detectors, records
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base import records
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, reading, write_text, writing
+from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
+from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
-from hf_electra_rtd.detection import load_for_detection
-from hf_electra_rtd.families import inputs_of, max_length
-from hf_electra_rtd.files import hash_files, hash_model, read_lines, reading, write_text, writing
+from hf_electra_rtd.encoders import detectors
+from hf_electra_rtd.encoders.families import inputs_of, max_length
+from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.finetuning.arguments import OwnTaskArguments
 from hf_electra_rtd.finetuning.data import Split, load_split, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared
-from hf_electra_rtd.layers import exchange_layers
-from hf_electra_rtd.places import DETECTOR, FINE_TUNED, GENERATOR, NETWORKS, RUN, identify, read_stock_config
+from hf_electra_rtd.inference.detection import load_for_detection
+from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
+from hf_electra_rtd.pair.places import DETECTOR, FINE_TUNED, GENERATOR, NETWORKS, RUN, identify, read_stock_config
+from hf_electra_rtd.pair.towers import load_masked_lm
 from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
 from hf_electra_rtd.publishing.hub import CARD_FILE
-from hf_electra_rtd.records import EvaluationRecord, ExportRecord
-from hf_electra_rtd.runtime import GRAPHS, MISSING, TORCH, HeadOutput, OnnxModel
-from hf_electra_rtd.tasks import get_task
-from hf_electra_rtd.towers import load_masked_lm
 
 
 TOLERANCE = 1e-4  # of outputs of the float32 graph, against torch

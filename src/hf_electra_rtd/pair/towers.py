@@ -16,14 +16,14 @@ import torch
 from safetensors import safe_open
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
+from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
-from hf_electra_rtd.detectors import is_labelled
-from hf_electra_rtd.families import masked_lm_class, token_classifier_class
-from hf_electra_rtd.files import reading
-from hf_electra_rtd.objectives import OBJECTIVES
-from hf_electra_rtd.places import DETECTOR, identify, read_config, unreachable
-from hf_electra_rtd.sharing import SHARING
+from hf_electra_rtd.encoders.detectors import is_labelled
+from hf_electra_rtd.encoders.families import masked_lm_class, token_classifier_class
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
+from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.places import DETECTOR, identify, read_config, unreachable
+from hf_electra_rtd.pair.sharing import SHARING
 
 
 logger = logging.getLogger(__name__)

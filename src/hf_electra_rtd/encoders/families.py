@@ -130,7 +130,7 @@ def masked_lm_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def detector_class(model_type: str) -> type[PreTrainedModel] | None:
-    """The stock model that tells replaced tokens (`hf_electra_rtd.detectors`); None where there is none."""
+    """The stock model that tells replaced tokens (`hf_electra_rtd.encoders.detectors`); None where there is none."""
     return FAMILIES.get(model_type, _OTHER).detector or token_classifier_class(model_type)
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.configuration_electra_rtd import SHARED_SIZES
-from hf_electra_rtd.families import embedding_parameters, inputs_of, look_up_tables, word_table
+from hf_electra_rtd.encoders.families import embedding_parameters, inputs_of, look_up_tables, word_table
+from hf_electra_rtd.pair.configuration_electra_rtd import SHARED_SIZES
 
 
 class Sharing:

@@ -29,8 +29,8 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.data.blocks import Blocks
-from hf_electra_rtd.families import look_up_tables
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.encoders.families import look_up_tables
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 
 
 logger = logging.getLogger(__name__)

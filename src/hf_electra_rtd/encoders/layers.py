@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_electra_rtd.families import FAMILIES
+from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
 from hf_electra_rtd.ops.products import linear
 

@@ -4,18 +4,17 @@ output with `.logits`. Heads that are not stock ones give the same output."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
 
+from hf_electra_rtd.base.records import ExportRecord, count_cores
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.ops import best_and_lead
-from hf_electra_rtd.places import read_stock_config
-from hf_electra_rtd.records import ExportRecord, count_cores
+from hf_electra_rtd.pair.places import read_stock_config
 
 
 TORCH = "torch"
@@ -23,17 +22,6 @@ TORCH = "torch"
 GRAPHS = {"onnx": "onnx/model.onnx", "onnx-int8": "onnx/model_quantized.onnx"}
 RUNTIMES = (TORCH, *GRAPHS)
 MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electra-rtd[onnx]'."
-
-
-@dataclass
-class HeadOutput(ModelOutput):
-    """What a graph gives, or a head that is not a stock one: those outputs that it has."""
-
-    logits: Tensor | None = None  # of correction: of the right tokens (B, L, V), or (B, L, 2) by `ops.best_and_lead`
-    start_logits: Tensor | None = None  # (B, L)
-    end_logits: Tensor | None = None  # (B, L)
-    answerable_logits: Tensor | None = None  # (B,), positive where the context holds an answer
-    detection_logits: Tensor | None = None  # (B, L), positive for wrong tokens
 
 
 class OnnxModel(nn.Module):

@@ -20,7 +20,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from typing_extensions import Self
 
-from hf_electra_rtd.files import hash_files, reading, write_text
+from hf_electra_rtd.base.files import hash_files, reading, write_text
 
 
 SCHEMA_VERSION = 2
@@ -99,7 +99,7 @@ class PretrainingRecord(_Record):
     sequences: int  # trained on, over all steps and processes
     tokens: int  # real tokens in these sequences
     train_seconds: Number  # in training steps, without evaluation and saving; over all sessions of a resumed run
-    flops: dict[str, Number | None]  # `model` and `paper`, see `hf_electra_rtd.accounting`
+    flops: dict[str, Number | None]  # `model` and `paper`, see `hf_electra_rtd.base.accounting`
     curves: list[dict[str, Any]]  # the log, one dict a line, each with `step`
     metrics: dict[str, Number | None] = field(default_factory=dict)  # held out, at the end
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step

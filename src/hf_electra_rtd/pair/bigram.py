@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.generators import CountedGenerator, Counts
-from hf_electra_rtd.measures import Measure, Observation, exact_auc
 from hf_electra_rtd.ops import IGNORED
+from hf_electra_rtd.pair.generators import CountedGenerator, Counts
+from hf_electra_rtd.pair.measures import Measure, Observation, exact_auc
 
 
 _MOST_TOKENS = 2**24  # that are counted, of sequences from all over the file

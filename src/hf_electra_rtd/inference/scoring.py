@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.files import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.files import read_lines
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
-from hf_electra_rtd.places import identify
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
+from hf_electra_rtd.pair.places import identify
 
 
 @dataclass

@@ -18,11 +18,12 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import ElectraConfig, PreTrainedModel
 from transformers.models.electra.modeling_electra import ElectraDiscriminatorPredictions
 
-from hf_electra_rtd.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
-from hf_electra_rtd.detectors import detection_logits
-from hf_electra_rtd.families import FAMILIES, detector_class, inputs_of, masked_lm_class, output_layer
-from hf_electra_rtd.generators import masked_log_likelihoods, predict_slots
-from hf_electra_rtd.measures import (
+from hf_electra_rtd.encoders.detectors import detection_logits
+from hf_electra_rtd.encoders.families import FAMILIES, detector_class, inputs_of, masked_lm_class, output_layer
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replace_at
+from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
+from hf_electra_rtd.pair.generators import masked_log_likelihoods, predict_slots
+from hf_electra_rtd.pair.measures import (
     LOSS_AT_ALL,
     LOSS_AT_MASKED,
     MASKED_ACCURACY,
@@ -31,7 +32,6 @@ from hf_electra_rtd.measures import (
     Detection,
     Measure,
 )
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedSlots, replace_at
 
 
 class CorruptedBatch(NamedTuple):

@@ -16,17 +16,23 @@ from torch import Tensor, nn
 from transformers import ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from hf_electra_rtd import towers
-from hf_electra_rtd.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.detectors import with_two_labels, without_head, without_head_dropout
-from hf_electra_rtd.families import max_length, mixes_by_attention, output_layer, resize_vocabulary, unsplit_layers
-from hf_electra_rtd.generators import LEARNERS, Generator
-from hf_electra_rtd.layers import exchange_layers
-from hf_electra_rtd.measures import Measure
-from hf_electra_rtd.objectives import OBJECTIVES, CorruptedBatch, MainOutput
+from hf_electra_rtd.encoders.detectors import with_two_labels, without_head, without_head_dropout
+from hf_electra_rtd.encoders.families import (
+    max_length,
+    mixes_by_attention,
+    output_layer,
+    resize_vocabulary,
+    unsplit_layers,
+)
+from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
-from hf_electra_rtd.sharing import SHARING
+from hf_electra_rtd.pair import towers
+from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.generators import LEARNERS, Generator
+from hf_electra_rtd.pair.measures import Measure
+from hf_electra_rtd.pair.objectives import OBJECTIVES, CorruptedBatch, MainOutput
+from hf_electra_rtd.pair.sharing import SHARING
 
 
 class UnscorableTextError(ValueError):
@@ -115,8 +121,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         cls, pretrained_model_name_or_path: str | os.PathLike[str] | None, **kwargs: Any
     ) -> Any:
         """Loads both towers, as `PreTrainedModel.from_pretrained` does, but whole or not at all
-        (`hf_electra_rtd.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing is
-        refused."""
+        (`hf_electra_rtd.pair.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing
+        is refused."""
         name: Any = pretrained_model_name_or_path
         load: Any = super().from_pretrained
         if name is not None and (wanted := kwargs.get("sharing")) is not None:

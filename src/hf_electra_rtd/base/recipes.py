@@ -19,7 +19,7 @@ class Size:
     architecture: Mapping[str, Any]
     generator_hidden_size: float  # width of the generator as a fraction of the discriminator's
     pretraining: Mapping[str, Any]  # fields of `RTDTrainingArguments`
-    initialization: str = "stock"  # of new networks; see `hf_electra_rtd.initialization`
+    initialization: str = "stock"  # of new networks; see `hf_electra_rtd.pair.initialization`
     learning_rate: float = 3e-4  # of fine-tuning (paper, Table 7; Code agrees for large, and has 1e-4 for the others)
     layerwise_lr_decay: float = 0.8  # of fine-tuning
     is_published: bool = True  # paper or Code give this recipe, so that cards can name deviations from it

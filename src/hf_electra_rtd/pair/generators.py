@@ -15,9 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from hf_electra_rtd.configuration_electra_rtd import GENERATOR_NAMES, GENERATOR_OBJECTIVES, ElectraRTDConfig
-from hf_electra_rtd.families import FAMILIES, OutputLayer, inputs_of, masked_lm_class, output_layer
-from hf_electra_rtd.measures import (
+from hf_electra_rtd.encoders.families import FAMILIES, OutputLayer, inputs_of, masked_lm_class, output_layer
+from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
+from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
+from hf_electra_rtd.pair.configuration_electra_rtd import GENERATOR_NAMES, GENERATOR_OBJECTIVES, ElectraRTDConfig
+from hf_electra_rtd.pair.measures import (
     GENERATOR_ACCURACY,
     GENERATOR_ENTROPY,
     GENERATOR_LOSS,
@@ -26,9 +28,7 @@ from hf_electra_rtd.measures import (
     Mean,
     Measure,
 )
-from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
-from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
-from hf_electra_rtd.two_tower import TwoTowerForCloze
+from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
 
 
 logger = logging.getLogger(__name__)
@@ -223,7 +223,7 @@ class UniformGenerator(Generator):
 
 class Counts(NamedTuple):
     """What was counted of a text of V tokens, with Kneser-Ney smoothing: p(y | x) = rest[x] ends[y] + pairs[x, y].
-    `hf_electra_rtd.bigram.count_text` makes it."""
+    `hf_electra_rtd.pair.bigram.count_text` makes it."""
 
     share: Tensor  # (V,) p(y), the share of a token in the text
     ends: Tensor  # (V,) the share of the kinds of pairs that end in a token
@@ -255,7 +255,7 @@ class CountedGenerator(Generator, ABC):
         if counts is None or len(counts.share) != vocab_size:
             raise ValueError(
                 f"generator={self.config.generator!r} has no counts of a text with {vocab_size} tokens. RTDTrainer "
-                "counts its training sequences; elsewhere, call hf_electra_rtd.bigram.count_text first."
+                "counts its training sequences; elsewhere, call hf_electra_rtd.pair.bigram.count_text first."
             )
         input_ids: Any = inputs["input_ids"]
         if counts.share.device != input_ids.device:

@@ -41,22 +41,22 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text
+from hf_electra_rtd.base.records import public
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
-from hf_electra_rtd.detectors import detection_logits
-from hf_electra_rtd.families import inputs_of
-from hf_electra_rtd.families import max_length as longest
-from hf_electra_rtd.files import check_output, named_file, read_json, read_lines, write_text
+from hf_electra_rtd.encoders.detectors import detection_logits
+from hf_electra_rtd.encoders.families import inputs_of
+from hf_electra_rtd.encoders.families import max_length as longest
+from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning.correction_scores import read_pairs
-from hf_electra_rtd.layers import exchange_layers
-from hf_electra_rtd.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
-from hf_electra_rtd.places import NETWORKS, PAIR, RUN, identify
-from hf_electra_rtd.records import public
-from hf_electra_rtd.runtime import RUNTIMES, TORCH, load_onnx
-from hf_electra_rtd.towers import hash_weights, load_detector, load_masked_lm
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH, load_onnx
+from hf_electra_rtd.pair.places import NETWORKS, PAIR, RUN, identify
+from hf_electra_rtd.pair.towers import hash_weights, load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
 

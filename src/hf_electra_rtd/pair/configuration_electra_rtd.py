@@ -9,9 +9,11 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import CONFIG_MAPPING, AutoConfig, ElectraConfig, PreTrainedConfig
 
-from hf_electra_rtd.cli import Rule, check_arguments
-from hf_electra_rtd.detectors import label
-from hf_electra_rtd.families import (
+from hf_electra_rtd.base.cli import Rule, check_arguments
+from hf_electra_rtd.base.files import known_names
+from hf_electra_rtd.base.recipes import get_size
+from hf_electra_rtd.encoders.detectors import label
+from hf_electra_rtd.encoders.families import (
     DROPOUTS,
     FAMILIES,
     detector_class,
@@ -19,9 +21,7 @@ from hf_electra_rtd.families import (
     refuse_other_networks,
     size_of,
 )
-from hf_electra_rtd.files import known_names
 from hf_electra_rtd.ops.sampling import TEMPERATURES
-from hf_electra_rtd.recipes import get_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,11 +259,11 @@ class ElectraRTDConfig(PreTrainedConfig):
     # family (`derive_generator_config`), and ELECTRA-small.
     generator_config: Any = None
     discriminator_config: Any = None
-    objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.objectives`
-    # What the towers share, see `hf_electra_rtd.sharing`. The whole embedding block, as google-research/electra does
-    # (model/modeling.py: one scope around look-up, position, type and LayerNorm).
+    objective: str = "rtd"  # what the discriminator learns, see `hf_electra_rtd.pair.objectives`
+    # What the towers share, see `hf_electra_rtd.pair.sharing`. The whole embedding block, as google-research/electra
+    # does (model/modeling.py: one scope around look-up, position, type and LayerNorm).
     sharing: str = "embeddings"
-    generator: str = "masked_lm"  # what fills masked tokens, see `hf_electra_rtd.generators`
+    generator: str = "masked_lm"  # what fills masked tokens, see `hf_electra_rtd.pair.generators`
     generator_weight: float | int = 1.0  # of its loss in the sum (Code configure_pretraining.py, `gen_weight`)
     discriminator_weight: Any = None  # likewise; a number once `__post_init__` has run, by default the objective's
     temperature: float | int = 1.0  # of the generator's softmax when sampling; 0.0 takes the most likely token
@@ -443,7 +443,7 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     @classmethod
     def from_size(cls, size: str, **overrides: Any) -> ElectraRTDConfig:
-        """The architecture of a named size (`hf_electra_rtd.recipes`).
+        """The architecture of a named size (`hf_electra_rtd.base.recipes`).
 
         `overrides` are fields of this class; fields of `ElectraConfig`, applied to the discriminator before the
         generator is derived from it; `generator_hidden_size` and `generator_layers`, the generator's width and depth

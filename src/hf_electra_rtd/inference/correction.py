@@ -31,20 +31,20 @@ from rich.text import Text
 from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd import detection
-from hf_electra_rtd.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.files import check_output, hash_files
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.data.words import whole_words
-from hf_electra_rtd.families import inputs_of
-from hf_electra_rtd.files import check_output, hash_files
+from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_scores, read_pairs, score_correction
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
-from hf_electra_rtd.objectives import token_log_probability
-from hf_electra_rtd.places import identify
-from hf_electra_rtd.runtime import TORCH, load_onnx
+from hf_electra_rtd.inference import detection
+from hf_electra_rtd.pair.objectives import token_log_probability
+from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
+from hf_electra_rtd.pair.places import identify
 
 
 _DRAWN = 0.15  # share of the tokens that a generator draws in pre-training

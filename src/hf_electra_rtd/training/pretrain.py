@@ -497,7 +497,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
         ) from None
     console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
-    screen.print(f"\nNothing was trained. The prepared sequences stay in {run.directory} for the run itself.")
+    screen.print(f"\nNothing was trained. The prepared sequences stay in {run.args.output_dir} for the run itself.")
 
 
 def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, str]:

@@ -7,6 +7,12 @@ A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the other
 [SEP], in nats, and `num_tokens`; or `skipped`, why the text has no score. Without texts, each line of the standard
 input is one; empty lines are left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of
 a saved joint model, of the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
+
+    hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
+
+judges pairs of sentences, of which the first is acceptable, and prints the accuracy of each phenomenon and over all
+paradigms. `--pairs` is a file or a directory: BLiMP's .jsonl, or .tsv with two columns. Here `--model` may also be any
+masked or causal language model; with `--counted_on`, it is the tokenizer of the blocks.
 """
 
 from __future__ import annotations
@@ -20,11 +26,22 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import read_lines
+from hf_electra_rtd.base.records import public_command, utc_now
 from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.inference.minimal_pairs import judge_pairs, load_judge, read_pairs, write_result
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 from hf_electra_rtd.pair.places import identify
+
+
+RULES = (
+    Rule("pairs", "Texts are scored one by one, pairs together.", excludes=("texts",)),
+    Rule("max_pairs", "", needs=("pairs",)),
+    Rule("within_words", "", needs=("pairs",), excludes=("counted_on",)),
+    Rule("counted_on", "", needs=("pairs",)),
+    Rule("output_dir", "", needs=("pairs",)),
+)
 
 
 @dataclass
@@ -34,15 +51,23 @@ class ScoreArguments:
     model: str = required("Directory of a run or a checkpoint, or a Hub id.")
     texts: list[str] = flag([], "Quote each.", words="TEXT")
     batch_size: int = flag(32, "Texts at a time.", "[1, inf)")
+    pairs: str | None = flag(None, "Pairs of sentences to judge: .jsonl or .tsv, or their directory.")
+    max_pairs: int | None = flag(None, "Pairs of each paradigm, the first ones.", "[1, inf)")
+    within_words: bool = flag(False, "Mask what stands to the right in a word, too (for masked language models).")
+    counted_on: str | None = flag(None, "A block file: judge by its counted bigrams, in place of a network.")
+    output_dir: str | None = flag(None, "Directory for the record of --pairs.")
 
     def __post_init__(self) -> None:
-        check_arguments(self)
+        check_arguments(self, rules=RULES)
 
 
 def main(argv: list[str]) -> None:
     (arguments,) = parse_arguments((ScoreArguments,), argv, __doc__)
-    lines = arguments.texts or read_lines()
     disable_progress_bar()
+    if arguments.pairs is not None:
+        _score_pairs(arguments, arguments.pairs, argv)
+        return
+    lines = arguments.texts or read_lines()
     place = identify(arguments.model)
     if place.pair is None:
         raise place.error("a run, a checkpoint or a saved pair")
@@ -68,6 +93,30 @@ def main(argv: list[str]) -> None:
             skipped += "skipped" in facts
     if skipped:
         print(f"Skipped: {skipped:,} text(s) without a token, or with too many.", file=sys.stderr)
+
+
+def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
+    started = utc_now()
+    pairs = read_pairs(path, arguments.max_pairs)
+    judge = load_judge(arguments.model, arguments.within_words, arguments.counted_on)
+    result = judge_pairs(pairs, judge.scorer)
+    width = max(map(len, result.phenomena))
+    for phenomenon, accuracy in result.phenomena.items():
+        print(f"{phenomenon:{width}}  {accuracy:6.1%}")
+    low, high = result.interval
+    print(
+        f"{result.accuracy:.1%} of {result.num_pairs:,} pairs, the mean of {len(result.paradigms)} paradigms "
+        f"(95% interval over paradigms {low:.1%} to {high:.1%})"
+    )
+    if arguments.output_dir is not None:
+        settings = {
+            "model": arguments.model,
+            "pairs": path,
+            "max_pairs": arguments.max_pairs,
+            "within_words": arguments.within_words,
+            "counted_on": arguments.counted_on,
+        }
+        write_result(arguments.output_dir, result, judge, public_command([sys.argv[0], *argv]), settings, started)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,406 @@
+"""Which sentence of a pair does a model hold to be likelier? Accuracy on minimal pairs such as BLiMP's.
+
+A pair is an acceptable sentence and one that differs in little and is not. A model is right where its score of the
+acceptable one is higher, and half right where both are equal (Warstadt et al. 2020, arXiv 1912.00582). Scores are sums
+of log-probabilities in nats, without those of special tokens:
+
+- a pair of networks: its pseudo-log-likelihood ([`ElectraForRTDPretraining.pseudo_log_likelihood`]);
+- a masked language model: the sum of log p(token | the others), from one masked copy of the sentence for each token
+  (Salazar et al. 2020, arXiv 1910.14659). `within_words` also masks what stands to the right in the same word, because
+  the pieces of a word tell each other (Kauf and Ivanova 2023, arXiv 2305.10588, "PLL-word-l2r");
+- a causal language model: the sum of log p(token | those before). Without a token for the beginning, the first token
+  of a sentence has no probability and is left out;
+- counted bigrams: the sum of log p(token | the one before), from [CLS] to [SEP].
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, write_text
+from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
+from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.ops.masking import MaskedSlots
+from hf_electra_rtd.pair.bigram import CountedBigram
+from hf_electra_rtd.pair.generators import predict_slots
+from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.places import CONFIG_FILE, GENERATOR, identify, read_stock_config
+from hf_electra_rtd.pair.towers import load_masked_lm, load_whole
+
+
+RESAMPLES = 1000
+INTERVAL = (0.025, 0.975)
+_SEED = 0  # of the resampled paradigms: one for all models, so that their differences are paired
+_COPIES = 512  # masked copies in a batch
+_PER_PAIR = 2  # sentences
+_SPLIT = "test"  # as records call what is judged
+
+Scorer = Callable[[Sequence[str]], list[float]]
+
+
+@dataclass(frozen=True)
+class SentencePair:
+    """An acceptable sentence beside one that is not."""
+
+    paradigm: str  # the pairs that differ in the same way: a file
+    phenomenon: str  # the group that the paradigm belongs to
+    good: str
+    bad: str
+
+
+@dataclass
+class PairResult:
+    """Accuracies, as fractions, on pairs of sentences."""
+
+    paradigms: dict[str, float]
+    phenomena: dict[str, float]  # means over the paradigms of each
+    num_pairs: int
+    resampled: np.ndarray = field(repr=False)  # `accuracy` of paradigms that were drawn with replacement
+
+    @property
+    def accuracy(self) -> float:
+        """The mean over all paradigms."""
+        return fmean(self.paradigms.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % of `resampled`: where the accuracy on other paradigms of the kind would lie."""
+        low, high = np.quantile(self.resampled, INTERVAL)
+        return float(low), float(high)
+
+
+# ---- Pairs ----
+
+
+def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentencePair]:
+    """The pairs of a file, or of all `.jsonl` and `.tsv` files below a directory; of each paradigm the first
+    `max_pairs`.
+
+    A line of `.jsonl` has `sentence_good` and `sentence_bad`, and may have `UID` (the paradigm; by default the name of
+    the file) and `linguistics_term` (the phenomenon; by default the paradigm). A line of `.tsv` holds the acceptable
+    sentence, a tab, and the other one. Raises ValueError, with file and line, for anything else, and for no pairs."""
+    pairs: list[SentencePair] = []
+    for file in _files_of(Path(path)):
+        if file.suffix not in _READERS:
+            raise ValueError(f"{file} is neither .jsonl nor .tsv.")
+        pairs += _READERS[file.suffix](file)
+    if max_pairs is not None:
+        pairs = list(_first_of_each_paradigm(pairs, max_pairs))
+    if not pairs:
+        raise ValueError(f"{path} holds no pairs of sentences. Give .jsonl or .tsv files, or their directory.")
+    return pairs
+
+
+def _files_of(path: Path) -> list[Path]:
+    if path.is_dir():
+        return sorted(file for file in path.rglob("*") if file.suffix in _READERS)
+    return [path]
+
+
+def _read_jsonl(file: Path) -> Iterator[SentencePair]:
+    for number, line in enumerate(read_lines(file), start=1):
+        try:
+            row = json.loads(line)
+            good = row["sentence_good"]
+            bad = row["sentence_bad"]
+            if not (isinstance(good, str) and isinstance(bad, str)):
+                raise TypeError
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(
+                f"{file}, line {number}: no JSON object with the texts sentence_good and sentence_bad."
+            ) from None
+        paradigm = str(row.get("UID", file.stem))
+        yield SentencePair(paradigm, str(row.get("linguistics_term", paradigm)), good, bad)
+
+
+def _read_tsv(file: Path) -> Iterator[SentencePair]:
+    rows = csv.reader(read_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
+    for number, row in enumerate(rows, start=1):
+        if len(row) != _PER_PAIR:
+            raise ValueError(f"{file}, line {number}: {len(row)} columns, not two sentences with a tab between them.")
+        yield SentencePair(file.stem, file.stem, *row)
+
+
+_READERS: dict[str, Callable[[Path], Iterator[SentencePair]]] = {".jsonl": _read_jsonl, ".tsv": _read_tsv}
+
+
+def _first_of_each_paradigm(pairs: Sequence[SentencePair], max_pairs: int) -> Iterator[SentencePair]:
+    counts: dict[str, int] = {}
+    for pair in pairs:
+        counts[pair.paradigm] = counts.get(pair.paradigm, 0) + 1
+        if counts[pair.paradigm] <= max_pairs:
+            yield pair
+
+
+# ---- Accuracies ----
+
+
+def judge_pairs(pairs: Sequence[SentencePair], scorer: Scorer) -> PairResult:
+    """The accuracies of a `scorer` of sentences."""
+    scores = scorer([sentence for pair in pairs for sentence in (pair.good, pair.bad)])
+    points: dict[str, list[float]] = {}
+    for pair, good, bad in zip(pairs, scores[::_PER_PAIR], scores[1::_PER_PAIR], strict=True):
+        points.setdefault(pair.paradigm, []).append(0.5 if good == bad else float(good > bad))
+    paradigms = {paradigm: fmean(of_paradigm) for paradigm, of_paradigm in points.items()}
+    phenomenon_of = {pair.paradigm: pair.phenomenon for pair in pairs}
+    by_phenomenon: dict[str, list[float]] = {}
+    for paradigm, accuracy in paradigms.items():
+        by_phenomenon.setdefault(phenomenon_of[paradigm], []).append(accuracy)
+    values = np.array(list(paradigms.values()))
+    rows = np.random.default_rng(_SEED).integers(len(values), size=(RESAMPLES, len(values)))
+    phenomena = {phenomenon: fmean(accuracies) for phenomenon, accuracies in by_phenomenon.items()}
+    return PairResult(paradigms, phenomena, len(pairs), values[rows].mean(axis=1))
+
+
+# ---- Scores of sentences ----
+
+
+def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int = 64) -> Scorer:
+    """Scores by a pair of networks: the pseudo-log-likelihood. Errors are those of `token_log_likelihoods`."""
+
+    def score(texts: Sequence[str]) -> list[float]:
+        return _by_length(texts, tokenizer, batch_size, lambda some: model.pseudo_log_likelihood(some, tokenizer))
+
+    return score
+
+
+def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False) -> Scorer:
+    """Scores by a masked language model."""
+
+    @torch.inference_mode()
+    def of_batch(texts: Sequence[str]) -> list[float]:
+        encoded = [_encode(text, tokenizer) for text in texts]
+        copies: list[list[int]] = []
+        places: list[int] = []
+        hidden_ids: list[int] = []
+        owners: list[int] = []
+        for owner, (ids, words) in enumerate(encoded):
+            for place, word in enumerate(words):
+                if word is None:  # a special token
+                    continue
+                copy = list(ids)
+                copy[place] = tokenizer.mask_token_id
+                if within_words:
+                    for right in range(place + 1, len(ids)):
+                        if words[right] != word:
+                            break
+                        copy[right] = tokenizer.mask_token_id
+                copies.append(copy)
+                places.append(place)
+                hidden_ids.append(ids[place])
+                owners.append(owner)
+        sums = torch.zeros(len(texts), dtype=torch.float64)
+        for start in range(0, len(copies), _COPIES):
+            rows = slice(start, start + _COPIES)
+            log_p = _masked_log_p(network, tokenizer, copies[rows], places[rows], hidden_ids[rows])
+            sums.index_add_(0, torch.tensor(owners[rows]), log_p.double().cpu())
+        return sums.tolist()
+
+    def score(texts: Sequence[str]) -> list[float]:
+        return _by_length(texts, tokenizer, 32, of_batch)
+
+    return score
+
+
+def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
+    """Scores by a causal language model."""
+    begin = tokenizer.bos_token_id
+    padding = tokenizer.pad_token_id or 0  # never seen: it stands to the right of all that is scored
+
+    @torch.inference_mode()
+    def of_batch(texts: Sequence[str]) -> list[float]:
+        rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        if begin is not None:
+            rows = [[begin, *ids] for ids in rows]
+        input_ids, mask = _padded(rows, padding, network.device)
+        log_p = network(input_ids=input_ids, attention_mask=mask).logits[:, :-1].log_softmax(dim=-1)
+        following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
+        return (following.double() * mask[:, 1:]).sum(dim=1).tolist()
+
+    def score(texts: Sequence[str]) -> list[float]:
+        return _by_length(texts, tokenizer, batch_size, of_batch)
+
+    return score
+
+
+def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
+    """Scores by bigrams that were counted on prepared text."""
+
+    def score(texts: Sequence[str]) -> list[float]:
+        scores = []
+        for text in texts:
+            ids = np.array(tokenizer(text)["input_ids"])
+            scores.append(float(np.log(counted.probabilities(ids[:-1], ids[1:])).sum()))
+        return scores
+
+    return score
+
+
+def _by_length(
+    texts: Sequence[str], tokenizer: Any, batch_size: int, of_batch: Callable[[Sequence[str]], list[float]]
+) -> list[float]:
+    """The scores of all texts, in batches of texts of about the same length, each text once."""
+    distinct = list(dict.fromkeys(texts))
+    lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False)["input_ids"]]
+    order = sorted(range(len(distinct)), key=lengths.__getitem__, reverse=True)  # the largest batch first
+    scores: dict[str, float] = {}
+    with tqdm(total=len(distinct), desc="Scoring", unit=" sentences", disable=None) as progress:
+        for start in range(0, len(order), batch_size):
+            some = [distinct[place] for place in order[start : start + batch_size]]
+            scores |= zip(some, of_batch(some), strict=True)
+            progress.update(len(some))
+    return [scores[text] for text in texts]
+
+
+def _encode(text: str, tokenizer: Any) -> tuple[list[int], list[int | None]]:
+    """The ids of a text, and the word that each belongs to: None for special tokens."""
+    encoded = tokenizer(text, split_special_tokens=True)
+    return encoded["input_ids"], encoded.word_ids()
+
+
+def _padded(rows: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
+    """Ids and attention mask, int64 (B, L), with padding to the right."""
+    longest = max(map(len, rows))
+    input_ids = torch.tensor([[*row, *[padding] * (longest - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return input_ids.to(device), mask.to(device)
+
+
+def _masked_log_p(
+    network: Any, tokenizer: Any, copies: Sequence[Sequence[int]], places: Sequence[int], hidden_ids: Sequence[int]
+) -> Tensor:
+    """log p of the hidden id of each masked copy, (N,)."""
+    input_ids, mask = _padded(copies, tokenizer.pad_token_id, network.device)
+    positions = torch.tensor(places, device=network.device)[:, None]
+    labels = torch.tensor(hidden_ids, device=network.device)[:, None]
+    attention_mask = None if mask.all() else mask
+    slots = MaskedSlots(positions, labels)
+    predicted = predict_slots(network, slots, None, False, input_ids=input_ids, attention_mask=attention_mask)
+    return -predicted.loss.losses.squeeze(1)
+
+
+# ---- Which scorer a name stands for ----
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A scorer, and what records say of its model."""
+
+    scorer: Scorer
+    network: Any  # None for counted bigrams
+    tokenizer: Any
+
+
+def load_judge(name: str, within_words: bool = False, counted_on: str | None = None) -> Judge:
+    """The scorer of a pair of networks, a masked or a causal language model (a directory or a Hub id), or with
+    `counted_on`, a block file, of bigrams in the tokens of `name`. Raises ValueError for any other model, and for
+    `within_words` where it is not one that fills masks."""
+    if counted_on is not None:
+        tokenizer = load_tokenizer(name)
+        return Judge(bigram_scorer(CountedBigram(BlockFile(counted_on), len(tokenizer)), tokenizer), None, tokenizer)
+    place = identify(name)
+    network: Any
+    make: Callable[..., Scorer]
+    if place.pair is not None:
+        network = ElectraForRTDPretraining.from_pretrained(place.pair, dtype="float32")
+        make = pair_scorer
+        if within_words and network.config.objective == "mlm":
+            network = network.discriminator
+            make = masked_scorer
+    elif place.kind == GENERATOR:
+        network = load_masked_lm(str(place.model or place.generator))
+        make = masked_scorer
+    elif (place.architecture or "").endswith(("ForCausalLM", "LMHeadModel")):
+        network_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read_stock_config(place.name))]
+        network, _ = load_whole(network_class.from_pretrained, network_class, place.name, dtype="float32")
+        make = causal_scorer
+    else:
+        raise place.error("a pair of networks, a masked or a causal language model")
+    if within_words and make is not masked_scorer:
+        raise ValueError(f"within_words: {name} fills no masks. Name a masked language model, or leave it out.")
+    network.eval()
+    if torch.accelerator.is_available():
+        network.to(torch.accelerator.current_accelerator())
+    tokenizer = load_tokenizer(place.tokenizer)
+    options = {"within_words": True} if within_words else {}
+    return Judge(make(network, tokenizer, **options), network, tokenizer)
+
+
+# ---- Record ----
+
+
+def write_result(
+    directory: str | Path, result: PairResult, judge: Judge, command: str, settings: Mapping[str, Any], started: str
+) -> EvaluationRecord:
+    """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and what `compare`
+    takes differences of. `settings`: `model`, `pairs`, `max_pairs`, `within_words` and `counted_on`, as they were
+    given; `started`: when, in UTC."""
+    path = Path(settings["pairs"])
+    model = Path(settings["model"])
+    network = judge.network
+    data = hash_files(_files_of(path))
+    seconds = max(time.time() - datetime.fromisoformat(started).timestamp(), 1e-9)
+    num_parameters = 0 if network is None else network.num_parameters()
+    record = EvaluationRecord(
+        command=command,
+        started=started,
+        finished=utc_now(),
+        benchmark="pairs",
+        task=path.stem,
+        language="",
+        kind="pairs",
+        dataset={"title": path.stem, "id": None, "config": None, "splits": {}, "text_columns": []},
+        model={
+            "name_or_path": public(str(settings["model"]), "name_or_path"),
+            "sha256": hash_model(model) if network is not None and (model / CONFIG_FILE).is_file() else None,
+            "tokenizer": tokenizer_hash(judge.tokenizer),
+            "architecture": "CountedBigram" if network is None else type(network).__name__,
+            "module": type(network).__module__,
+            "parameters": num_parameters,
+            "trained_parameters": 0,
+            "from_scratch": False,
+            "head": "own",
+            "peft": None,
+            "size": None,
+        },
+        arguments={name: public(value, name) for name, value in settings.items() if name not in ("model", "pairs")},
+        seed=_SEED,
+        data={_SPLIT: {"file": path.name, "sha256": data, "examples": result.num_pairs}},
+        metrics={_SPLIT: {"accuracy": result.accuracy, **result.phenomena}},
+        main_metric="accuracy",
+        selection="not trained",
+        steps=0,
+        epochs=0,
+        train_seconds=0.0,
+        examples_per_second=result.num_pairs / seconds,
+        hardware=collect_hardware(),
+        versions=collect_versions(),
+    )
+    report = {
+        "title": path.stem,
+        "metric": "accuracy",
+        "score": result.accuracy,
+        "examples": result.num_pairs,
+        "interval": result.interval,
+        "paradigms": result.paradigms,
+        "resampled": result.resampled.round(6).tolist(),
+        "data": f"{data} {settings.get('max_pairs')}",
+    }
+    write_text(Path(directory) / f"report_{_SPLIT}.json", json.dumps(report, ensure_ascii=False) + "\n")
+    record.save(directory)
+    return record

@@ -227,6 +227,8 @@ def hub(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     # Both were made of ENDPOINT at import.
     monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", server.endpoint)
+    # The client that transformers keeps has the ENDPOINT of its first call.
+    monkeypatch.setattr("transformers.utils.hub._hf_api", None, raising=False)
     template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, server.endpoint)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)

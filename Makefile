@@ -4,7 +4,7 @@
 # make test-nodes kills among two nodes (four minutes; not in .ci/run)
 # make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
-# make quality    ruff, formatting, import contract, types
+# make quality    ruff, formatting, import contract, types, dense code
 PYTHON ?= python3
 VENV ?= .venv
 OUTPUT_DIR ?= runs/pretrain
@@ -47,6 +47,7 @@ quality: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python .ci/density src examples benchmarks
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

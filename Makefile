@@ -4,7 +4,7 @@
 # make test-nodes kills among two nodes (four minutes; not in .ci/run)
 # make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
-# make quality    ruff, formatting, dense code, import contract, types
+# make quality    ruff, formatting, import contract, types, dense code
 PYTHON ?= python3
 VENV ?= .venv
 OUTPUT_DIR ?= runs/pretrain
@@ -45,9 +45,9 @@ bench: $(VENV)/.installed
 quality: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python .ci/density src benchmarks
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python .ci/density src examples benchmarks
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

@@ -227,7 +227,7 @@ PACKERS: dict[str, type[Packer]] = {"full": FullPacker, "original": OriginalPack
 def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, seed: int) -> Packer:
     """A new packer. Raises ValueError for an unknown name, or a sequence length that is too short for it."""
     if name not in PACKERS:
-        raise ValueError(f"There is no packing {name!r} (--packing). Known: {', '.join(PACKERS)}.")
+        raise ValueError(f"There is no packing {name!r}. Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:
         raise ValueError(
             f"max_seq_length={max_seq_length} is too short for packing={name!r}: "

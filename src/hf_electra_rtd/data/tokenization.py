@@ -132,7 +132,7 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
         raise ValueError(
             f"{name} has other tokens than the tokenizer: "
             f"where it has {first}, {tokenizer.name_or_path} has {second}. "
-            "Name its own (--tokenizer)."
+            "Name its own tokenizer."
         )
 
 

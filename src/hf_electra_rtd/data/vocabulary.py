@@ -60,11 +60,11 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
     backend: Any = tokenizer.backend_tokenizer
     if (kind := type(backend.model).__name__) != "WordPiece":
         raise ValueError(
-            f"--extend_vocabulary: the tokenizer is {kind}, and words can be added to a WordPiece vocabulary alone."
+            f"extend_vocabulary: the tokenizer is {kind}, and words can be added to a WordPiece vocabulary alone."
         )
     if added := len(tokenizer) - backend.get_vocab_size(with_added_tokens=False):
         raise ValueError(
-            f"--extend_vocabulary: the tokenizer has {added} added tokens, and "
+            f"extend_vocabulary: the tokenizer has {added} added tokens, and "
             "new entries would take their ids. Put them into its vocab.txt."
         )
 
@@ -95,7 +95,7 @@ def choose_words(
         ranked = sorted(gains, key=lambda word: (-gains[word], word))
         if len(ranked) < count:
             raise ValueError(
-                f"--extend_vocabulary {count:,}: "
+                f"extend_vocabulary={count}: "
                 f"the text supports {len(ranked):,} (seen {_LEAST_SEEN} times, {_LEAST_PIECES} pieces each). "
                 "Ask for fewer, or give more text."
             )

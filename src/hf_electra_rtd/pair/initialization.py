@@ -1,5 +1,4 @@
-"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`
-(`neighbours_in_both`: the generator, too).
+"""How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`.
 
 A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
 neighbours for thousands of steps. So three things are set before the first step:
@@ -7,9 +6,7 @@ neighbours for thousands of steps. So three things are set before the first step
 1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
    of the token before with this one, and of this one with the token after. Its vectors become the word table.
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
-   of the discriminator, one head begins on the token before and one on the token after. With `neighbours_in_both`,
-   heads of the generator do so, too. Its projection of the embeddings, which is narrower than they are, then leaves
-   the positions apart: mixed with words, its heads could not find them.
+   of the discriminator, one head begins on the token before and one on the token after.
 3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
    weights first move to the average, in about a hundred steps, and lose part of their start.
 
@@ -35,7 +32,7 @@ from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 
 logger = logging.getLogger(__name__)
 
-INITIALIZATIONS = ("stock", "neighbours", "neighbours_in_both")
+INITIALIZATIONS = ("stock", "neighbours")
 # All numbers here were found by trial on `tiny`. Positions must be a minority of the variance before LayerNorm, and
 # their frequencies high: with slow sines, every token attends to itself.
 _POSITION_SIZE = 16  # dimensions that hold positions: a sine and a cosine for each frequency
@@ -60,11 +57,10 @@ def begin_on_neighbours(
     sequences: Blocks,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
-    in_both: bool = False,
 ) -> None:
-    """Sets the tables and the first heads of new networks; `in_both`: those of the generator, too. Draws no number
-    from torch's own generator. Errors are those of `check_room`."""
-    check_room(model, in_both)
+    """Sets the tables of new networks and the first heads of the discriminator. Draws no number from torch's own
+    generator. Errors are those of `check_room`."""
+    check_room(model)
     tables = _tables(model)
     size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
@@ -74,36 +70,24 @@ def begin_on_neighbours(
         for tower in tables:
             _set_tables(tower, vectors, tokenizer.pad_token_id, generator)
         _set_heads(model.discriminator.base_model, model.config.discriminator_config)
-        if in_both:
-            _set_heads(model.generator.base_model, model.config.generator_config)
         if model.config.objective == "rtd":
             odds = model.config.mask_probability / (1 - model.config.mask_probability)
             model.discriminator.discriminator_predictions.dense_prediction.bias.fill_(math.log(odds))
 
 
-def check_room(model: ElectraForRTDPretraining, in_both: bool = False) -> None:
-    """Raises ValueError for embeddings, layers or attention heads of too few dimensions, and `in_both` without a
-    generator that is a masked language model with layers of its own."""
+def check_room(model: ElectraForRTDPretraining) -> None:
+    """Raises ValueError for embeddings, layers or attention heads of too few dimensions."""
     config = model.config
-    option = f"initialization={'neighbours_in_both' if in_both else 'neighbours'}"
-    networks = {"stock": config.discriminator_config}  # by what to choose where one has no room
-    if in_both:
-        if model.generator is None or config.generator != "masked_lm" or config.sharing == "all":
-            raise ValueError(
-                f"{option} needs a generator that is a masked language model of its own. "
-                "Use initialization=neighbours."
-            )
-        networks["neighbours"] = config.generator_config
+    main = config.discriminator_config
     least = _POSITION_SIZE + 2 * _SMALLEST
-    width = min(map(_embedding_size, _tables(model)))
-    is_electra = {each.model_type for each in config.towers.values()} == {"electra"}
-    for choice, network in networks.items():
-        head_size = network.hidden_size // network.num_attention_heads
-        if not is_electra or min(width, network.hidden_size) < least or head_size < _POSITION_SIZE:
-            raise ValueError(
-                f"{option} needs networks of ELECTRA with embeddings and layers of at least {least} dimensions and "
-                f"attention heads of at least {_POSITION_SIZE}. Use initialization={choice}."
-            )
+    width = min(main.hidden_size, *map(_embedding_size, _tables(model)))
+    head_size = main.hidden_size // main.num_attention_heads
+    is_electra = {tower.model_type for tower in config.towers.values()} == {"electra"}
+    if not is_electra or width < least or head_size < _POSITION_SIZE:
+        raise ValueError(
+            f"initialization=neighbours needs networks of ELECTRA with embeddings and layers of at least {least} "
+            f"dimensions and attention heads of at least {_POSITION_SIZE}. Use initialization=stock."
+        )
 
 
 def _embedding_size(tower: Any) -> int:

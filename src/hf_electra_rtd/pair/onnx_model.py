@@ -43,7 +43,8 @@ class OnnxModel(nn.Module):
             self._session = onnxruntime.InferenceSession(os.fspath(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             raise ValueError(f"{path} cannot be read by onnxruntime: {error}. Export the model again.") from error
-        self.config, self.device = config, torch.device("cpu")
+        self.config = config
+        self.device = torch.device("cpu")
         self.input_names = [each.name for each in self._session.get_inputs()]
         self.output_names = [each.name for each in self._session.get_outputs()]
 

@@ -84,7 +84,6 @@ RULES = (
     Rule("new_generator", "", needs=("continue_from",)),
     Rule("extend_vocabulary", "", needs=("continue_from",)),
     Rule("initialization=neighbours", _NEW, excludes=_LOADED),
-    Rule("initialization=neighbours_in_both", _NEW, excludes=_LOADED),
 )
 
 
@@ -146,7 +145,7 @@ class ModelArguments:
     )
     generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.", "[0, inf)")
     initialization: str | None = flag(
-        None, "How new ones begin: stock, neighbours (default for tiny), neighbours_in_both.", choices=INITIALIZATIONS
+        None, "How new ones begin: stock or neighbours (default for tiny).", choices=INITIALIZATIONS
     )
     attn_implementation: str | None = flag(None, "Attention of both, as in transformers. Default: sdpa.")
 

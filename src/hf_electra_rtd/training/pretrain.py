@@ -248,8 +248,7 @@ def start(
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)
         if initialization != "stock":
-            in_both = initialization == "neighbours_in_both"
-            begin_on_neighbours(model, stream.counted, tokenizer, args.seed, in_both)
+            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
         words = [sys.argv[0], *argv]
         arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
@@ -297,7 +296,7 @@ def _get_networks(
     tokenizer = get_tokenizer(data_args, args, blocks, of_towers, checkpoint)
     model = build_model(model_args, tokenizer, args.max_seq_length)  # a mistake comes before the work
     if initialization != "stock":
-        check_room(model, initialization == "neighbours_in_both")
+        check_room(model)
     if model_args.plan.pair is None:  # which says by what share of masked tokens it was trained
         model.config.mask_probability = args.mask_probability
     settle_masking(model.config, args, tokenizer)

@@ -34,8 +34,8 @@ def get_extended_tokenizer(
     checkpoint: str | None = None,
 ) -> PreTrainedTokenizerBase:
     """The tokenizer with `count` new words of the training text, kept in `directory/tokenizer`; or that of the
-    checkpoint that a run resumes from. The other arguments are those of `prepare.get_tokenizer`. Raises ValueError for
-    a tokenizer that cannot be extended, and for text that does not support so many words."""
+    checkpoint that a run resumes from. The other arguments are those of `sequences.get_tokenizer`. Raises ValueError
+    for a tokenizer that cannot be extended, and for text that does not support so many words."""
     if checkpoint or arguments.process_index:
         extended = load_tokenizer(checkpoint or str(directory / TOKENIZER_DIRECTORY))
         if (found := len(extended) - len(tokenizer)) != count:

@@ -1,5 +1,5 @@
 """`transformers.Trainer` with the original's optimizer and schedule, the base of both trainers; and the trainer of
-generator and discriminator: meters, held-out metrics, a stream that resumes, and publication along the run."""
+generator and discriminator: meters, held-out metrics, a stream that resumes, and publication at its end."""
 
 from __future__ import annotations
 

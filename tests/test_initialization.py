@@ -52,9 +52,9 @@ def make_model(**options) -> ElectraForRTDPretraining:
 def begun(chain, tokenizer, monkeypatch):
     monkeypatch.setattr(initialization, "_STEPS", 20)  # how well the vectors fit is tested alone
 
-    def begin(seed: int = 0, in_both: bool = False, **options) -> ElectraForRTDPretraining:
+    def begin(seed: int = 0, **options) -> ElectraForRTDPretraining:
         model = make_model(vocab_size=len(tokenizer), **options)
-        begin_on_neighbours(model, chain, tokenizer, seed, in_both)
+        begin_on_neighbours(model, chain, tokenizer, seed)
         return model
 
     return begin
@@ -86,21 +86,6 @@ def test_the_first_heads_begin_on_the_tokens_beside(begun, chain, shape, monkeyp
     model = begun(**shape)
     assert all(weight > 0.4 for weight in weights_beside(model.discriminator, chain))
     assert not any(weight > 0.4 for weight in weights_beside(model.generator, chain))
-
-
-@pytest.mark.parametrize("shape", [{}, {"embedding_size": 64}, {"num_attention_heads": 1}])
-def test_heads_of_both_networks_begin_on_the_tokens_beside_where_asked(begun, chain, shape, monkeypatch):
-    if not shape:
-        monkeypatch.setattr(initialization, "_STEPS", STEPS)
-    model = begun(in_both=True, **shape)
-    for network in model.towers.values():
-        assert all(weight > 0.4 for weight in weights_beside(network, chain))
-
-
-@pytest.mark.parametrize("options", [{"objective": "mlm"}, {"generator": "unigram"}, {"sharing": "all"}], ids=str)
-def test_only_a_masked_language_model_of_its_own_begins_on_the_neighbours_as_a_generator(begun, options):
-    with pytest.raises(ValueError, match="neighbours_in_both"):
-        begun(in_both=True, **options)
 
 
 def weights_beside(tower, chain) -> list[float]:

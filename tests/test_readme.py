@@ -61,6 +61,7 @@ TABLES = {  # path: header and line
     "*.csv": ("review,stars\n", "{a},{label}\n"),
     "pairs.tsv": ("text\tright\n", "{a}\t{other}\n"),
     "letters.txt": ("", "{a}\n{other}\n"),
+    "blimp/pairs.jsonl": ("", '{{"sentence_good": "{a}", "sentence_bad": "{other}"}}\n'),
 }
 
 

@@ -331,7 +331,7 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ({"output_dir": "{run}"}, "lies where this run writes"),
         ({"tokenizer": "{tmp}/other.txt"}, "other tokens"),
         ({"max_seq_length": 512}, "--max_seq_length 512"),
-        ({"extend_vocabulary": 9}, "--extend_vocabulary 9: the text supports 3 "),
+        ({"extend_vocabulary": 9}, "extend_vocabulary=9"),
         ({"extend_vocabulary": 1, "train_files": "{run}/blocks/train.blocks"}, "chooses words from text"),
         ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator.*--continue_from"),
     ],

@@ -265,6 +265,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"push_to_hub": True, "hub_model_id": "electra"}, "--hub_model_id"),
         ({"resume_from_checkpoint": "latest"}, "checkpoint"),
         ({"resume_from_checkpoint": "elsewhere"}, "elsewhere"),
+        ({"held_out_files": "missing.txt", "tokenizer": None}, "missing.txt"),
     ],
 )
 def test_mistakes_are_told_before_any_work_is_lost(pretrain, tmp_path, options, message):

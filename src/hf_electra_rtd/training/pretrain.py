@@ -233,6 +233,7 @@ def start(
         checkpoint = _settle_directory(run_args, model_args, args, until_the_end)
         before = None if checkpoint is None else checkpoints.read_checkpoint(checkpoint, verify=False)[0]
         initialization = "stock" if checkpoint is not None else model_args.initialization or "stock"
+        data_args.warn_of_unused(run_args.old_held_out_files or ())  # a file that is not there comes before the work
         # First the process that prepares for all, then one of each node, which fetches for its caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
             model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
@@ -325,7 +326,6 @@ def _get_text(
     """The sequences that the flags name, prepared by the main process. `before` is the manifest of the checkpoint."""
     blocks = Path(str(args.output_dir)) / BLOCKS_DIRECTORY
     old = run_args.old_held_out_files or []
-    data_args.warn_of_unused(old)
     named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
     if run_args.cache_dir is not None and not any("://" in name for name in named):
         logger.warning("--cache_dir changes nothing: no shards lie elsewhere.")

@@ -46,7 +46,7 @@ import torch  # noqa: E402
 import zstandard  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from hf_electra_rtd import cli  # noqa: E402
+from hf_electra_rtd.base import cli  # noqa: E402
 from hf_electra_rtd_command import COMMANDS  # noqa: E402
 from tests.conftest import VOCABULARY, WORDS, make_text, tiny_config  # noqa: E402
 

@@ -478,7 +478,7 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
-        correction.main(flags)
+        correction.main(["--model", "m", *flags])
 
 
 # ---- Pairs of other families ----

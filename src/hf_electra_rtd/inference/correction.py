@@ -361,6 +361,7 @@ class CorrectArguments(detection.TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
+        super().__post_init__()
 
 
 RULES = (

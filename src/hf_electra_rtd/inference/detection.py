@@ -93,9 +93,14 @@ class TextArguments:
     max_length: int | None = flag(None, "Tokens that are read at a time; longer texts are cut (128).", "[1, inf)")
     batch_size: int | None = flag(None, "Pieces of texts read at a time (32).", "[1, inf)")
 
+    def __post_init__(self) -> None:
+        if self.model is None and self.discriminator is None:
+            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
+
 
 # Of every command that judges texts.
 TEXT_RULES = (
+    Rule("model", "It names both networks.", excludes=("generator", "discriminator")),
     Rule("file", "Each says what is read.", excludes=("texts", "calibrate")),
     Rule("calibrate", "Each says what is read.", excludes=("texts",)),
     Rule("calibrate", "It writes this file.", needs=("thresholds",)),
@@ -117,6 +122,7 @@ class DetectArguments(TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
+        super().__post_init__()
         if not self.as_is and not self.texts:
             raise ValueError("TEXT is missing. Give sentences before --mask, or add --as_is.")
 

@@ -174,7 +174,9 @@ def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int
     """Scores by a pair of networks: the pseudo-log-likelihood. Errors are those of `token_log_likelihoods`."""
 
     def score(texts: Sequence[str]) -> list[float]:
-        return _by_length(texts, tokenizer, batch_size, lambda some: model.pseudo_log_likelihood(some, tokenizer))
+        return _by_length(
+            texts, tokenizer, batch_size, lambda some: model.pseudo_log_likelihood(some, tokenizer, batch_size)
+        )
 
     return score
 

@@ -37,6 +37,7 @@ from hf_electra_rtd.pair.places import identify
 
 RULES = (
     Rule("pairs", "Texts are scored one by one, pairs together.", excludes=("texts",)),
+    Rule("batch_size", "It is of texts.", excludes=("pairs",), changes_nothing=True),
     Rule("max_pairs", "", needs=("pairs",)),
     Rule("within_words", "", needs=("pairs",), excludes=("counted_on",)),
     Rule("counted_on", "", needs=("pairs",)),

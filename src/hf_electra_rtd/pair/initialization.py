@@ -6,7 +6,8 @@ neighbours for thousands of steps. So three things are set before the first step
 1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
    of the token before with this one, and of this one with the token after. Its vectors become the word table.
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
-   of the discriminator, one head begins on the token before and one on the token after.
+   of each network, one head begins on the token before and one on the token after. A projection of the embeddings
+   that is narrower than they are then leaves the positions apart: mixed with words, the heads could not find them.
 3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
    weights first move to the average, in about a hundred steps, and lose part of their start.
 
@@ -58,8 +59,8 @@ def begin_on_neighbours(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """Sets the tables of new networks and the first heads of the discriminator. Draws no number from torch's own
-    generator. Errors are those of `check_room`."""
+    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator. Errors are
+    those of `check_room`."""
     check_room(model)
     tables = _tables(model)
     size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
@@ -69,7 +70,8 @@ def begin_on_neighbours(
     with torch.no_grad():
         for tower in tables:
             _set_tables(tower, vectors, tokenizer.pad_token_id, generator)
-        _set_heads(model.discriminator.base_model, model.config.discriminator_config)
+        for tower in _readers(model):
+            _set_heads(tower.base_model, tower.config)
         if model.config.objective == "rtd":
             odds = model.config.mask_probability / (1 - model.config.mask_probability)
             model.discriminator.discriminator_predictions.dense_prediction.bias.fill_(math.log(odds))
@@ -77,12 +79,11 @@ def begin_on_neighbours(
 
 def check_room(model: ElectraForRTDPretraining) -> None:
     """Raises ValueError for embeddings, layers or attention heads of too few dimensions."""
-    config = model.config
-    main = config.discriminator_config
     least = _POSITION_SIZE + 2 * _SMALLEST
-    width = min(main.hidden_size, *map(_embedding_size, _tables(model)))
-    head_size = main.hidden_size // main.num_attention_heads
-    is_electra = {tower.model_type for tower in config.towers.values()} == {"electra"}
+    configs = [tower.config for tower in _readers(model)]
+    width = min([*(config.hidden_size for config in configs), *map(_embedding_size, _tables(model))])
+    head_size = min(config.hidden_size // config.num_attention_heads for config in configs)
+    is_electra = {tower.model_type for tower in model.config.towers.values()} == {"electra"}
     if not is_electra or width < least or head_size < _POSITION_SIZE:
         raise ValueError(
             f"initialization=neighbours needs networks of ELECTRA with embeddings and layers of at least {least} "
@@ -99,6 +100,12 @@ def _tables(model: ElectraForRTDPretraining) -> list[Any]:
     if model.config.sharing == "gdes" and model.generator is not None:
         return [model.generator]  # those of the discriminator hold differences, which begin at zero
     return list(model.towers.values())
+
+
+def _readers(model: ElectraForRTDPretraining) -> list[Any]:
+    """The networks with one encoder, which sees both neighbours. Encoders that are shared are there once."""
+    towers = [tower for tower in model.towers.values() if not hasattr(tower, "encoder_names")]
+    return list({id(tower.base_model): tower for tower in towers}.values())
 
 
 def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) -> Tensor:

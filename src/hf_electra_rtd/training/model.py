@@ -155,14 +155,13 @@ class ModelArguments:
             for name in self.given(FRACTIONS):
                 raise ValueError(f"--{name} is for new networks. Leave it out, or add --new_generator.")
         # Options that contradict each other are refused here where no file has to be read for it, and else in `plan`.
-        detects = OBJECTIVE_TRAITS[self.objective or ElectraRTDConfig.objective].predicts == "replaced"
         sources = self.given((*SOURCES, "backbone"))
         if not sources:
             _ = self.plan
         elif self.given(("two_stage_from", "generator", "discriminator")):
             ElectraRTDConfig(**self.options)
         if self.initialization is None and not sources:
-            self.initialization = get_size(self.size).initialization if detects else "stock"
+            self.initialization = get_size(self.size).initialization
 
     def given(self, names: Iterable[str]) -> dict[str, Any]:
         """Those of the flags that were given."""

@@ -246,7 +246,9 @@ def test_each_rule_speaks_where_it_is_broken_and_only_there(rule, types, caplog)
         for need in lacking:
             if "=" in need:
                 owner, entry = owners[need.partition("=")[0]]
-                object.__setattr__(owner, entry.name, "another")
+                names = entry.metadata.get("one_of", ["another"])
+                value = next(name for name in names if f"{entry.name}={name}" not in lacking)
+                object.__setattr__(owner, entry.name, value)
         for name, _, value in (part.partition("=") for part in given):
             owner, entry = owners[name]
             number = json.loads(value) if value and "interval" in entry.metadata else value

@@ -1,8 +1,11 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, get_electra_schedule, get_parameter_groups
+from hf_electra_rtd.training.optimization import ElectraMuon
 from tests.conftest import tiny_config
 
 
@@ -61,6 +64,51 @@ def test_decay_spares_biases_and_layer_norms_and_every_parameter_that_is_not_fro
     unshared.generator.requires_grad_(False)
     groups = get_parameter_groups(unshared, 0.01)
     assert sum(len(group["params"]) for group in groups) == len(list(unshared.discriminator.parameters()))
+
+
+def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_all_else():
+    torch.manual_seed(0)
+    model = ElectraForRTDPretraining(tiny_config(hidden_size=32, intermediate_size=64, num_attention_heads=2))
+    twin = copy.deepcopy(model)
+    optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2)
+    groups = get_parameter_groups(twin, 0.01, muon=True)
+    matrices = [parameter for group in groups if group.pop("muon", False) for parameter in group["params"]]
+    assert {id(matrix) for matrix in matrices} == {
+        id(module.weight)
+        for name, module in twin.named_modules()
+        if isinstance(module, nn.Linear) and ".layer." in name
+    }
+    others = [group for group in groups if id(group["params"][0]) not in set(map(id, matrices))]
+    references = [
+        torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        ElectraAdamW(others, lr=1e-2),
+    ]
+    for step in range(3):
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            ours.grad = torch.randn(ours.shape, generator=torch.Generator().manual_seed(step))
+            theirs.grad = ours.grad.clone()
+        for each in (optimizer, *references):
+            each.step()
+    of_matrices = set(map(id, matrices))
+    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        # torch multiplies matrices in bfloat16.
+        tolerance = 2e-3 if id(theirs) in of_matrices else 0.0
+        assert (ours - theirs).norm() <= tolerance * theirs.norm(), name
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 16), (16, 4)])
+def test_muon_moves_a_matrix_along_the_directions_of_its_momentum_alike(shape):
+    torch.manual_seed(0)
+    parameter = nn.Parameter(torch.randn(shape, dtype=torch.float64))
+    before = parameter.detach().clone()
+    optimizer = ElectraMuon([{"params": [parameter], "muon": True}], lr=0.1, weight_decay=0.0)
+    parameter.grad = torch.randn(shape, dtype=torch.float64)
+    left, _, right = torch.linalg.svd(parameter.grad, full_matrices=False)
+    optimizer.step()
+    moved = left.mT @ (before - parameter.detach()) @ right.mT / (0.1 * 0.2 * max(shape) ** 0.5)
+    assert moved.diagonal().min() > 0.6
+    assert moved.diagonal().max() < 1.3
+    torch.testing.assert_close(moved, moved.diagonal().diag(), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(10, 100), (0, 10), (100, 100), (5, 1)])

@@ -55,7 +55,9 @@ TRAINER_INTERVALS = {
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST = 2**30  # bytes
-OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH, OptimizerNames.ADAMW_TORCH_FUSED)  # names that mean `ElectraAdamW`
+MUON = "muon"
+# Names that mean `ElectraAdamW` and `ElectraMuon`.
+OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/performance.md).
@@ -66,8 +68,9 @@ _COMPARED = 256
 class RTDTrainingArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the defaults of the paper, and what masking needs.
 
-    `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`]; `lr_scheduler_type="linear"` is decay times
-    warm-up; bfloat16 is the default where the GPU supports it (for CPUs, see [`settle_products`]).
+    `optim` `adamw_torch` and `adamw_torch_fused` mean [`ElectraAdamW`], `muon` [`ElectraMuon`];
+    `lr_scheduler_type="linear"` is decay times warm-up; bfloat16 is the default where the GPU supports it (for CPUs,
+    see [`settle_products`]).
     """
 
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
@@ -103,6 +106,11 @@ class RTDTrainingArguments(TrainingArguments):
     weight_decay: float = flag(0.01, "Decoupled weight decay; not for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
     max_grad_norm: float = flag(1.0, "Global gradient norm to clip at.")
+    optim: str = flag(
+        OptimizerNames.ADAMW_TORCH_FUSED.value,
+        "The optimizer: the original's (adamw_torch, adamw_torch_fused), muon, or another one of transformers.",
+        choices=(*(name.value for name in OptimizerNames), MUON),
+    )
     clip_separately: bool = flag(False, "Clip generator and discriminator (and what they share) apart.")
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
@@ -125,7 +133,12 @@ class RTDTrainingArguments(TrainingArguments):
             self.confusion_share = 0.5
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)
+        is_muon = self.optim == MUON
+        if is_muon:  # which transformers does not know
+            self.optim = OptimizerNames.ADAMW_TORCH.value
         super().__post_init__()
+        if is_muon:
+            self.optim = MUON
         loading: Any = self.accelerator_config
         if loading.split_batches:
             raise ValueError("--accelerator_config: split_batches would make batches smaller than they are named.")
@@ -180,7 +193,7 @@ RULES = (
     Rule(
         "generator_learning_rate",
         "Others have one learning rate.",
-        needs=tuple(f"optim={name.value}" for name in OWN_OPTIMIZERS),
+        needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS),
     ),
 )
 # Where nothing learns but the discriminator.

@@ -23,7 +23,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
-from transformers.training_args import OptimizerNames
 
 from hf_electra_rtd.base.files import check_output, hash_files, reading, remove_directory, writing
 from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord
@@ -224,7 +223,7 @@ def describe_run(
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value
-    described["optim"] = OptimizerNames(args.optim).value.removesuffix("_fused")  # which is the same
+    described["optim"] = args.optim.removesuffix("_fused")  # which is the same
     if not isinstance(stream, SequenceStream):
         return described
     return described | {

@@ -1,11 +1,11 @@
-"""The original's optimizer and learning-rate schedule (google-research/electra model/optimization.py)."""
+"""The original's optimizer and learning-rate schedule (google-research/electra model/optimization.py), and Muon."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import Accelerator
@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.encoders.families import unsplit_layers
+from hf_electra_rtd.training.arguments import MUON, RTDTrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -62,22 +63,110 @@ class ElectraAdamW(torch.optim.AdamW):
         return result
 
 
+# Keller Jordan's Muon, whose coefficients torch.optim.Muon has, too: each step brings the singular values of a matrix
+# nearer to 1, not all the way.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
+_RMS_OF_ADAM = 0.2  # that of Adam's updates (arXiv:2502.16982, section 2.2), so that one learning rate serves both
+
+
+class ElectraMuon(ElectraAdamW):
+    """Muon for the groups with `muon=True`, whose parameters are matrices; [`ElectraAdamW`] for the others.
+
+        m <- momentum m + (1 - momentum) g
+        u <- momentum m + (1 - momentum) g
+        p <- p - lr (0.2 sqrt(max(rows, columns)) orthogonal(u) + weight_decay p)
+
+    `orthogonal` is near the matrix with the same singular vectors and all singular values 1. Source:
+    `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, which multiplies one matrix after the other, and in
+    bfloat16; here those of one shape are multiplied as a batch, in their own dtype.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float | Tensor, *args: Any, **options: Any) -> None:
+        self._momentum = options.pop("momentum", 0.95)
+        super().__init__(params, lr, *args, **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group({"muon": False, "momentum": self._momentum, **param_group})
+
+    def _init_group(self, group: dict[str, Any], *lists: Any) -> Any:
+        return False if group["muon"] else super()._init_group(group, *lists)  # Adam's step finds nothing there
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for group in self.param_groups:
+            if group["muon"]:
+                self._step_matrices(group)
+        return loss
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        of_shape: dict[torch.Size, list[Tensor]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                of_shape.setdefault(parameter.shape, []).append(parameter)
+        for shape, parameters in of_shape.items():
+            directions = []
+            for parameter in parameters:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                gradient = cast(Tensor, parameter.grad)
+                state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                directions.append(gradient.lerp(state["momentum_buffer"], group["momentum"]))
+            size = group["lr"] * _RMS_OF_ADAM * math.sqrt(max(shape))
+            for parameter, update in zip(parameters, orthogonalize(torch.stack(directions)), strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(size * update)
+
+
+def orthogonalize(matrices: Tensor) -> Tensor:
+    """Matrices (N, rows, columns) with singular values of 0.7 to 1.2 and the singular vectors of the given ones."""
+    a, b, c = _NEWTON_SCHULZ
+    is_tall = matrices.shape[1] > matrices.shape[2]
+    wide = matrices.mT if is_tall else matrices
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = wide @ wide.mT
+        wide = a * wide + (b * gram + c * gram @ gram) @ wide
+    return wide.mT if is_tall else wide
+
+
 def get_parameter_groups(
-    model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None
+    model: nn.Module, weight_decay: float, generator_learning_rate: float | None = None, muon: bool = False
 ) -> list[dict[str, Any]]:
     """Two groups: with weight decay, and biases and LayerNorm without, as in google-research/electra. Frozen
-    parameters are left out. With `generator_learning_rate`, two more follow: what only a pair's generator has."""
+    parameters are left out. With `generator_learning_rate`, two more follow: what only a pair's generator has. With
+    `muon`, the matrices of a pair's layers have groups of their own, for [`ElectraMuon`]."""
     norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
     exempted = {id(parameter) for norm in norms for parameter in norm.parameters()}
     own = set() if generator_learning_rate is None else set(map(id, split_parameters(model)["generator"]))
-    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
-    if own:
-        groups += [{**group, "params": [], "lr": generator_learning_rate} for group in groups]
+    matrices = _layer_matrices(model) if muon else set()
+    groups: dict[tuple[bool, bool, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            is_exempt = id(parameter) in exempted or name.endswith("bias")
-            groups[2 * (id(parameter) in own) + is_exempt]["params"].append(parameter)
-    return [group for group in groups if group["params"]]
+        if not parameter.requires_grad:
+            continue
+        is_own = id(parameter) in own
+        is_exempt = id(parameter) in exempted or name.endswith("bias")
+        is_matrix = id(parameter) in matrices
+        group = groups.setdefault((is_own, is_exempt, is_matrix), {"params": []})
+        group["params"].append(parameter)
+        group["weight_decay"] = 0.0 if is_exempt else weight_decay
+        if is_own:
+            group["lr"] = generator_learning_rate
+        if is_matrix:
+            group["muon"] = True
+    return [groups[key] for key in sorted(groups)]
+
+
+def _layer_matrices(pair: Any) -> set[int]:
+    """The ids of the matrices in the layers of both towers: not tables, projections of embeddings and heads."""
+    layers = [
+        module
+        for tower in pair.towers.values()
+        for module in tower.modules()
+        if type(module).__name__ in unsplit_layers(tower)
+    ]
+    return {id(parameter) for layer in layers for parameter in layer.parameters() if parameter.ndim == 2}
 
 
 def split_parameters(pair: Any) -> dict[str, list[nn.Parameter]]:
@@ -104,9 +193,11 @@ def get_electra_schedule(optimizer: Optimizer, num_warmup_steps: int, num_traini
 
 def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | None = None) -> ElectraAdamW:
     """The optimizer of a run, by default with the `groups` of pre-training."""
-    groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate)
+    muon = args.optim == MUON
+    groups = groups or get_parameter_groups(model, args.weight_decay, args.generator_learning_rate, muon)
     betas = (args.adam_beta1, args.adam_beta2)
-    return ElectraAdamW(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
+    kind = ElectraMuon if muon else ElectraAdamW
+    return kind(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
 
 
 def clip_gradients(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:

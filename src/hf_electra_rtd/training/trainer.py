@@ -44,6 +44,7 @@ from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
     ALONE_RULES,
+    MUON,
     OWN_OPTIMIZERS,
     RTDTrainingArguments,
     fraction_steps,
@@ -154,6 +155,8 @@ class OriginalTrainer(Trainer):
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.optimizer_cls_and_kwargs is None and self.args.optim in OWN_OPTIMIZERS:
+            if self.args.optim == MUON and self.is_fsdp_enabled:
+                raise ValueError("optim=muon multiplies whole matrices, which FSDP splits. Use adamw_torch_fused.")
             trained: Any = self.model if model is None else model
             self.optimizer = make_optimizer(trained, self.args, self._groups(trained))
         return super().create_optimizer(model)

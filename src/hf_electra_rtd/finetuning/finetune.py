@@ -83,7 +83,7 @@ def finetune(
     values = {
         "model_name_or_path": os.fspath(model),
         "output_dir": os.fspath(output_dir),
-        "task_name": "own",
+        "task_name": None if isinstance(train, (str, os.PathLike)) else "own",
         "disable_tqdm": True,
         **flags,
     }

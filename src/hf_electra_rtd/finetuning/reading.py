@@ -106,7 +106,7 @@ def rows_of(examples: Any) -> list[Row]:
     a list of dicts, or a dict of columns. Anything else is a TypeError; a column that is there twice, and columns of
     different lengths, are a ValueError."""
     import pandas as pd
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset
 
     if isinstance(examples, pd.DataFrame):
         check_columns(examples.columns)
@@ -115,12 +115,12 @@ def rows_of(examples: Any) -> list[Row]:
         return [row for _, row in hub_rows("", examples.with_format(None)) if row is not None]
     if is_list(examples) and all(isinstance(row, Mapping) for row in examples):
         return list(examples)
-    columns = examples if isinstance(examples, Mapping) and not isinstance(examples, DatasetDict) else {"": None}
-    if all(is_list(column) or isinstance(column, (pd.Series, np.ndarray)) for column in columns.values()):
-        lengths = {name: len(column) for name, column in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ValueError(f"The columns have different lengths: {lengths}.")
-        return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    columns: list[Any] = list(examples.values()) if isinstance(examples, Mapping) else [None]
+    if all(is_list(column) or isinstance(column, (pd.Series, np.ndarray)) for column in columns):
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
+        return [dict(zip(examples, cells, strict=True)) for cells in zip(*columns, strict=True)]
     raise TypeError(
         "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists; "
         f"this is a {type(examples).__name__}{' of other things' if isinstance(examples, (list, dict)) else ''}."

@@ -471,7 +471,7 @@ def detect(
             f"The sentence {sentence[:40]!r}... has {len(ids_L)} tokens with [CLS] and [SEP], and the model "
             f"{positions} positions. Split it."
         )
-    check_known(f"The sentence {sentence[:40]!r}", *count_unknown(tokenizer, ids_L))
+    check_known(f"The sentence {sentence[:40]!r}", *count_unknown(tokenizer, encoding["input_ids"]))
     if words is None:
         count = min(num_masked(mask_probability, len(ids_L)), int(candidates_L.sum()))
         uniforms_L = torch.rand(len(ids_L), generator=random)

@@ -124,10 +124,12 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
 def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_python(finished, encoder, tmp_path):
     model = Classifier(str(finished[0] / "run"), use_cpu=True)
     rows = [{"text": text, "label": n % 2} for n, text in enumerate(TEXTS * 9)]
-    for texts in (5, None, b"text", {"text"}, {"text": "a mill"}, [None], [5], DatasetDict(), pd.Series(["a", None])):
-        with pytest.raises(
-            TypeError, match=type(texts).__name__ if not isinstance(texts, (list, pd.Series)) else "text"
-        ):
+    split = DatasetDict(train=Dataset.from_list(rows), extra=Dataset.from_list(rows))
+    for texts in (5, None, b"text", {"text"}, {"text": "a mill"}, split):
+        with pytest.raises(TypeError, match=type(texts).__name__):
+            model.predict(texts)
+    for texts in (["a", None], ["a", 5], pd.Series(["a", None])):
+        with pytest.raises(TypeError, match="text 2"):
             model.predict(texts)
     with pytest.raises(ValueError, match="text 1"):
         model.predict([{"text": None}])
@@ -140,7 +142,7 @@ def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_p
         (TypeError, "learning_rat", {"learning_rat": 1}),
         (ValueError, "learning_rate", {"learning_rate": "fast"}),
         (ValueError, "validation_file", {"validation": rows, "validation_file": "a.csv"}),
-        (ValueError, "extra", {"train": DatasetDict(train=Dataset.from_list(rows), extra=Dataset.from_list(rows))}),
+        (ValueError, "extra", {"train": split}),
         (ValueError, "'text' twice", {"train": twice}),
         (ValueError, "lengths", {"train": {"text": ["a"], "label": []}}),
     ):
@@ -223,6 +225,6 @@ def test_what_cannot_be_predicted_is_refused(finished, tmp_path, predicted):
     (tmp_path / "a.csv").write_text("text,,text,\nthe river,,a mill,\n")
     with pytest.raises(ValueError, match=r"a\.csv .*'text'"):
         predicted(finished[0] / "run", "--file", tmp_path / "a.csv")
-    (tmp_path / "a.txt").write_text("река\nновая мельница\nthe mill\n")
+    (tmp_path / "a.txt").write_text("die Mühle\nwar\nthe mill\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.txt: 60"):
         predicted(finished[0] / "run", "--file", tmp_path / "a.txt")

@@ -116,8 +116,8 @@ class Classifier:
             if self._characters:
                 rows = [(place, _in_characters(row, columns[0])) for place, row in rows]
             examples = list(make_examples(task, "test", iter(rows)))
-            for place, row in rows if self.task.columns else ():
-                if any(row[name] is None for name in columns):
+            for (place, row), example in zip(rows, examples, strict=True):
+                if "texts" in example and any(row[name] is None for name in columns):
                     raise ValueError(f"{place}: its text is null. An empty one is ''.")
         dataset = datasets.Dataset.from_list(examples, features=example_features(task.kind))
         split = Split(dataset, 0, {}, self.kind.encode(dataset, training=False))

@@ -281,7 +281,7 @@ def test_nothing_is_deleted_before_everything_is_checked_and_what_others_wrote_n
         ({"train_file": run / "reviews/seed_42/mine.csv"}, "would delete .*mine.csv"),
         ({"label_column_name": "opinion"}, "opinion"),
         ({"labels": ["no", "maybe"]}, "maybe"),
-        ({}, "seed_42.mine.csv"),
+        ({}, "seed_4"),
         ({"seed": 44, "seeds": 1, "overwrite_output_dir": False}, "seed_44"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -4,8 +4,8 @@
     echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
-`tags`; `answer` and `nbest` (the input has `question` and `context`); `choice` (`question`, `choices`); or
-`corrected`. A column of the input with one of these names becomes `input_label`, ... Text to tag is split at spaces,
+`tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
+(`question`, `choices`); or `corrected`. A column of the input with one of these names becomes `input_label`, ... Text to tag is split at spaces,
 or into characters if the model was fine-tuned on characters.
 """
 

@@ -82,6 +82,7 @@ def check_directories(plan: Plan, job: Job) -> None:
         for source in filter(None, sources):
             if Path(source).resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"This call would delete {source}. Choose another --output_dir.")
+    for path in deleted:
         is_finished = (path / EvaluationRecord.FILE).exists()
         check_output(path, replaces=EvaluationRecord.FILE if is_finished else OUTPUTS, ours=_OURS)
 

@@ -5,8 +5,8 @@
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
 `tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
-(`question`, `choices`); or `corrected`. A column of the input with one of these names becomes `input_label`, ... Text to tag is split at spaces,
-or into characters if the model was fine-tuned on characters.
+(`question`, `choices`); or `corrected`. A column of the input with one of these names becomes `input_label`, ... Text
+to tag is split at spaces, or into characters if the model was fine-tuned on characters.
 """
 
 from __future__ import annotations

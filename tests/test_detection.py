@@ -32,7 +32,7 @@ def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(ru
     assert [at for at, token in enumerate(tokens) if token.masked] == [1, 3, 4, 7]
     assert [fill.original[0] for fill in run(words=["great rivers"])[1]] == ["great", "river", "##s"]
     assert [fill.position for fill in run("was . it . was", words=["was . it"])[1]] == [1, 2, 3]
-    assert len(run("the [MASK] mill", words=["[MASK]"])[1]) == 3  # which is text in a sentence
+    assert len(run("the old [MASK] mill .", words=["[MASK]"])[1]) == 3  # which is text in a sentence
 
 
 def test_proposals_are_the_generators_probabilities_at_the_masked_tokens(run, model, tokenizer):

@@ -129,6 +129,13 @@ def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_
 # ---- How it is tokenized ----
 
 
+def test_text_that_the_vocabulary_does_not_know_leaves_no_blocks(tmp_path, tokenizer):
+    (tmp_path / "a.txt").write_text("die Mühle war neu .\n" * 30, encoding="utf-8")
+    with pytest.raises(ValueError, match="train: 80"):
+        prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.blocks"))
+
+
 @pytest.mark.parametrize("packing", ["full", "original"])
 def test_threads_and_sizes_of_chunks_change_nothing(tmp_path, corpus, tokenizer, monkeypatch, packing):
     made = []

@@ -1,6 +1,7 @@
 import re
 import runpy
 import shlex
+import string
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
 from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import open_texts
-from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
 
 
@@ -131,10 +132,12 @@ def test_flags_of_text_are_told_of_only_where_all_of_it_is_prepared(tmp_path, co
     assert "--packing" in caplog.text
 
 
-def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, tokenizer, capsys, monkeypatch):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
+def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, capsys, monkeypatch):
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    tokens = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters)]
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
     monkeypatch.chdir(tmp_path)
-    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm", "--tokenizer", "tokenizer"]
+    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm", "--tokenizer", "vocab.txt"]
     monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")

@@ -3,7 +3,14 @@ import json
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
 
-from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash, train_wordpiece
+from hf_electra_rtd.data.tokenization import (
+    check_known,
+    count_unknown,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_hash,
+    train_wordpiece,
+)
 from tests.conftest import VOCABULARY, make_text
 
 
@@ -20,6 +27,18 @@ def test_a_trained_vocabulary_has_the_special_tokens_first_and_knows_its_text(tr
     assert trained.decode(trained("The Old MILL.")["input_ids"]) == "[CLS] the old mill. [SEP]"
     again = train_wordpiece(make_text(30).splitlines, vocab_size=120)
     assert tokenizer_hash(again) == tokenizer_hash(trained)
+
+
+def test_unknown_tokens_are_counted_without_special_ones_warned_of_and_refused(trained, caplog):
+    ids = trained("the old мельница .")["input_ids"]
+    assert count_unknown(trained, ids) == (1, 4)
+    assert check_known("a.txt", 1, 100) == 0.01
+    assert not caplog.text
+    assert check_known("a.txt", 1, 2) == 0.5
+    assert "a.txt" in caplog.text
+    with pytest.raises(ValueError, match=r"a\.txt: 51"):
+        check_known("a.txt", 51, 100)
+    assert check_known("nothing", 0, 0) == 0
 
 
 def test_a_tokenizer_survives_its_directory_and_its_vocabulary_file(trained, tmp_path):

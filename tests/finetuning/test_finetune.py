@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
+from hf_electra_rtd.base.files import lock_directory
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
@@ -189,6 +190,8 @@ def regress(directory: Path, encoder: str, factor: float, shift: float, **more) 
 def test_numbers_are_learned_in_any_unit_and_the_stock_model_answers_in_it(more, encoder, tokenizer, tmp_path):
     with pytest.raises(ValueError, match="labels are 3"):
         regress(tmp_path / "same", encoder, 0.0, 3.0)
+    with pytest.raises(ValueError, match="1700000001"):  # as seconds: float32 has one number in 128
+        regress(tmp_path / "far", encoder, 1.0, 1.7e9)
     found = []
     for name, unit in (("plain", (1.0, 0.0)), ("scaled", (100.0, 7.0))):
         record = regress(tmp_path / name, encoder, *unit, **more)
@@ -254,7 +257,16 @@ def test_a_split_that_is_wanted_now_makes_the_run_anew_if_it_may_be_overwritten(
     assert (record_of(run).finished, os.stat(run / "reviews/seed_42").st_ino) != first
 
 
-def test_nothing_is_deleted_before_everything_is_checked(copied):
+def test_a_task_is_run_by_one_call_at_a_time(copied):
+    run, flags = copied
+    lock = lock_directory(run / "reviews")
+    with pytest.raises(ValueError, match="reviews"):
+        run_finetune(**flags)
+    lock.release()
+    assert run_finetune(**flags) == 0
+
+
+def test_nothing_is_deleted_before_everything_is_checked_and_what_others_wrote_never(copied, tmp_path):
     run, flags = copied
     first = record_of(run).finished
     flags["overwrite_output_dir"] = True
@@ -269,10 +281,14 @@ def test_nothing_is_deleted_before_everything_is_checked(copied):
         ({"train_file": run / "reviews/seed_42/mine.csv"}, "would delete .*mine.csv"),
         ({"label_column_name": "opinion"}, "opinion"),
         ({"labels": ["no", "maybe"]}, "maybe"),
+        ({}, "seed_4"),
+        ({"seed": 44, "seeds": 1, "overwrite_output_dir": False}, "seed_44"),
     ):
         with pytest.raises(ValueError, match=message):
             run_finetune(**flags | difference)
     assert record_of(run).finished == first
+    for name in ("seed_42/mine.csv", "seed_44"):
+        (run / "reviews" / name).rename(tmp_path / Path(name).name)
     assert run_finetune(**flags | {"learning_rate": 0, "seeds": 1, "max_steps": 2}) == 0
     assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
     assert not (run / "reviews/seed_43").exists()
@@ -509,7 +525,7 @@ def test_two_processes_stop_where_a_task_fails_and_delete_nothing(glue, encoder,
     ran = launch(COMMAND, {**flags, "task_name": ["cola", "rte"], "overwrite_output_dir": True}, tmp_path)
     assert ran.returncode != 0
     assert "perhaps" in ran.stderr
-    assert list((tmp_path / "run").rglob("*")) == [kept.parent, kept]
+    assert {path for path in (tmp_path / "run").rglob("*") if path.name != ".lock"} == {kept.parent, kept}
 
 
 @pytest.mark.slow

@@ -11,9 +11,10 @@ from dataclasses import replace
 from datetime import datetime
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, DatasetDict
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
@@ -82,12 +83,24 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     with (directory / "train.csv").open() as file:
         rows = list(csv.DictReader(file))[:40]
     flags = {"text_column_name": "review", "label_column_name": "verdict", "max_steps": 2, "use_cpu": True}
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    table = Dataset.from_list(rows).cast_column("verdict", ClassLabel(names=["no", "yes"]))
+    examples = {
+        "rows": rows,
+        "columns": {name: pd.Series([row[name] for row in rows]) for name in rows[0]},
+        "frame": pd.DataFrame(rows),
+        "dataset": table,
+    }
+    mine = tmp_path / "rows/train.jsonl"
+    write_text(mine, "mine")
     found = []
-    for name, train in (("rows", rows), ("columns", columns)):
-        model = finetune_in_python(encoder, train, directory / "dev.csv", str(tmp_path / name), **flags)
+    for name, train in examples.items():
+        model = finetune_in_python(encoder, train, directory / "dev.csv", tmp_path / name, **flags)
         found.append(model.predict(TEXTS))
-    assert found[0] == found[1]
+    split = DatasetDict(train=table, validation=Dataset.from_csv(str(directory / "dev.csv")), test=table)
+    found.append(finetune_in_python(encoder, split, output_dir=tmp_path / "split", **flags).predict(TEXTS))
+    assert found == [found[0]] * 5
+    assert (tmp_path / "split/own/seed_42/predictions_test.jsonl").exists()
+    assert mine.read_text() == "mine"
     assert model.labels == ("no", "yes")
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     lines = predicted(tmp_path / "rows", "--file", tmp_path / "a.txt")
@@ -96,17 +109,57 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     again = Classifier(str(tmp_path / "rows"), use_cpu=True)
     assert again.predict([TEXTS[0], (TEXTS[1],), {"text": TEXTS[2]}]) == wanted
     assert again.predict([]) == []
+    for texts in (
+        pd.Series(TEXTS),
+        pd.DataFrame({"review": TEXTS, "text": "not this one"}),
+        Dataset.from_dict({"text": TEXTS}),
+        Dataset.from_dict({"text": TEXTS})["text"],
+        {"text": TEXTS},
+    ):
+        assert again.predict(texts) == wanted
+    assert again.predict(TEXTS[0]) == wanted[:1]
+    assert len(again.predict(["", TEXTS[0]])) == 2
+
+
+def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_python(finished, encoder, tmp_path):
+    model = Classifier(str(finished[0] / "run"), use_cpu=True)
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(TEXTS * 9)]
+    split = DatasetDict(train=Dataset.from_list(rows), extra=Dataset.from_list(rows))
+    for texts in (5, None, b"text", {"text"}, {"text": "a mill"}, split):
+        with pytest.raises(TypeError, match=type(texts).__name__):
+            model.predict(texts)
+    for texts in (["a", None], ["a", 5], pd.Series(["a", None])):
+        with pytest.raises(TypeError, match="text 2"):
+            model.predict(texts)
+    with pytest.raises(ValueError, match="text 1"):
+        model.predict([{"text": None}])
+    for examples in (5, [("a mill", "no")], {"text": "ab", "label": "xy"}, iter(rows)):
+        with pytest.raises(TypeError, match=type(examples).__name__):
+            finetune_in_python(encoder, examples, output_dir=tmp_path)
+    twice = pd.DataFrame([["a", "b", 0]], columns=["text", "text", "label"])
+    for error, named, wrong in (
+        (TypeError, "Electra", {"model": model.model}),
+        (TypeError, "learning_rat", {"learning_rat": 1}),
+        (ValueError, "learning_rate", {"learning_rate": "fast"}),
+        (ValueError, "validation_file", {"validation": rows, "validation_file": "a.csv"}),
+        (ValueError, "extra", {"train": split}),
+        (ValueError, "'text' twice", {"train": twice}),
+        (ValueError, "lengths", {"train": {"text": ["a"], "label": []}}),
+    ):
+        with pytest.raises(error, match=named):
+            finetune_in_python(**{"model": encoder, "train": rows, "output_dir": tmp_path, **wrong})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept(encoder, tmp_path, predicted):
     file = tmp_path / "train.conll"
-    file.write_text("老\tB-X\n桂\tI-X\n\n花\tO\n", encoding="utf-8")
+    file.write_text("a\tB-X\n.\tI-X\n\n!\tO\n")
     given = {"benchmark": "own", "train_file": file, "validation_file": file, "task_kind": "tagging", "max_steps": 1}
     assert run_finetune(model_name_or_path=encoder, output_dir=tmp_path / "run", **given) == 0
-    (tmp_path / "a.txt").write_text("老 桂花\n老 桂 花\n", encoding="utf-8")
+    (tmp_path / "a.txt").write_text("a .!\na . !\n")
     outputs = [predicted(tmp_path / "run", "--file", tmp_path / name) for name in ("train.conll", "a.txt")]
     kept = [(line["text"], line["label"]) for line in outputs[0]]
-    assert kept == [(["老", "桂"], ["B-X", "I-X"]), (["花"], ["O"])]
+    assert kept == [(["a", "."], ["B-X", "I-X"]), (["!"], ["O"])]
     assert [len(line["tags"]) for line in outputs[0] + outputs[1]] == [2, 1, 4, 3]
     for line in ('{"text": 5}', "5"):
         (tmp_path / "a.jsonl").write_text(f"{line}\n")
@@ -137,16 +190,17 @@ def test_a_model_of_pairs_takes_pairs_and_one_of_texts_takes_texts(finished, enc
     pairs = finetune_in_python(encoder, rows, output_dir=str(tmp_path / "run"), **flags)
     texts = Classifier(str(finished[0] / "run"), use_cpu=True)
     for model, given in (
-        (texts, ["x", ("x", "y")]),
-        (texts, ["x", {"text": "x", "text_pair": "y"}]),
-        (pairs, [("x", "y"), "x"]),
-        (pairs, [("x", "y"), {"text": "x"}]),
-        (pairs, [("x", "y"), ("x", "y", "z")]),
+        (texts, ["a", ("a", "he")]),
+        (texts, ["a", {"text": "a", "text_pair": "he"}]),
+        (pairs, [("a", "he"), "a"]),
+        (pairs, [("a", "he"), {"text": "a"}]),
+        (pairs, [("a", "he"), ("a", "he", "she")]),
     ):
         with pytest.raises(ValueError, match="text 2"):
             model.predict(given)
-    assert pairs.predict([("x", "y")]) == pairs.predict([{"text": "x", "text_pair": "y"}])
-    assert pairs.predict([("x", "y")]) != pairs.predict([("x", "the old river")])
+    assert pairs.predict([("a", "he")]) == pairs.predict([{"text": "a", "text_pair": "he"}])
+    assert pairs.predict([("a", "he")]) == pairs.predict(pd.DataFrame({"a": ["a"], "b": ["he"]}))
+    assert pairs.predict([("a", "he")]) != pairs.predict([("a", "the old river")])
     write_text(tmp_path / "a.jsonl", json.dumps(rows[0]) + "\n")
     command = ["--file", tmp_path / "a.jsonl", "--text_column_name", "a"]
     assert len(predicted(tmp_path / "run", *command, "--second_text_column_name", "b")) == 1
@@ -168,3 +222,9 @@ def test_what_cannot_be_predicted_is_refused(finished, tmp_path, predicted):
     (tmp_path / "a.csv").write_text("body\nthe river\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 2: .*'text'"):
         predicted(finished[0] / "run", "--file", tmp_path / "a.csv")
+    (tmp_path / "a.csv").write_text("text,,text,\nthe river,,a mill,\n")
+    with pytest.raises(ValueError, match=r"a\.csv .*'text'"):
+        predicted(finished[0] / "run", "--file", tmp_path / "a.csv")
+    (tmp_path / "a.txt").write_text("die Mühle\nwar\nthe mill\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"a\.txt: 60"):
+        predicted(finished[0] / "run", "--file", tmp_path / "a.txt")

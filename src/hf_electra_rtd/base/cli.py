@@ -105,7 +105,7 @@ def parse_arguments(
     FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
     `more_defaults` gives others, from the values of all flags (None: not given). With `help_groups`, `--help` shows
     these flags alone, and `--help-all` shows all.
-    Exits with a message for an unknown flag or a value of another type; raises ValueError for a YAML file likewise."""
+    Raises ValueError for an unknown flag or a value of another type, also in the YAML file."""
     # `--max-steps` is `--max_steps`.
     argv = [re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in argv]
     parser = _Parser(dataclass_types, description, help_groups or {}, shows_all="--help_all" in argv)
@@ -270,6 +270,9 @@ class _Parser(HfArgumentParser):
         self.add_argument("--config", metavar="FILE", help="A YAML file of flags. Flags on the command line win.")
         if help_groups:
             super().add_argument("--help-all", "--help_all", action="help", help="Show all flags.")
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         """Adds a flag to its group, by its name with underscores: `parse_arguments` reads `--a-b` as `--a_b`."""

@@ -142,7 +142,8 @@ class EvaluationRecord(_Record):
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int
-    data: dict[str, dict[str, Any]]  # of each split: source, `examples`, `features`, `skipped`, `truncated`
+    # Of each split: source, `examples`, `features`, `skipped`, `truncated`, `unknown_share` (of tokens).
+    data: dict[str, dict[str, Any]]
     # For each evaluated split, dev splits first: metric to score, as a fraction or correlation (1 is perfect); null if
     # not finite.
     metrics: dict[str, dict[str, Number | None]]

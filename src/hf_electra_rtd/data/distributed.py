@@ -43,7 +43,13 @@ from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
 from hf_electra_rtd.data.sequences import TOKENIZER_DIRECTORY, get_tokenizer, log_header
 from hf_electra_rtd.data.shards import INDEX_FILE, SHARD_SIZE, ShardWriter, write_index
 from hf_electra_rtd.data.text import Source, Text, document_lines
-from hf_electra_rtd.data.tokenization import check_tokenizer, keep_tokenizer, load_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import (
+    check_known,
+    check_tokenizer,
+    keep_tokenizer,
+    load_tokenizer,
+    tokenizer_hash,
+)
 from hf_electra_rtd.data.words import LineEncoder, get_segmenter
 
 
@@ -266,6 +272,7 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
         files = [directory / name for part in parts for name, _ in part["files"][number]]
         if not files:
             raise too_few(PARTS[number], statistics["corpus_tokens"], settings["max_seq_length"])
+        check_known(PARTS[number], statistics["unknown_tokens"], statistics["corpus_tokens"])
         remove_partial(directory)
         sources = [source for part in parts for source in part["sources"]]
         header = write_index(directory, files, statistics=dict(statistics), sources=sources)

@@ -31,7 +31,7 @@ from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
 from hf_electra_rtd.data.shards import open_blocks, writing_directory
 from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
-from hf_electra_rtd.data.tokenization import check_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import check_known, check_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
 from hf_electra_rtd.ops import randomness
 
@@ -75,8 +75,8 @@ def prepare_blocks(
     whose text is always prepared anew: it has no version. With `shard_size` (bytes), there are directories `<name>`
     and `held_out` of files of at most this size, with an index (see `shards`).
 
-    Raises ValueError for text that cannot be read, too few documents to split or too little text for one sequence,
-    OSError if the files cannot be written.
+    Raises ValueError for text that cannot be read or is unknown to the vocabulary (see `check_known`), too few
+    documents to split or too little text for one sequence, OSError if the files cannot be written.
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
     recipe |= {} if shard_size is None else {"shard_size": shard_size}
@@ -121,6 +121,7 @@ def prepare_blocks(
             for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
                 if not writer.num_sequences:
                     raise too_few(path.stem, statistics["corpus_tokens"], max_seq_length)
+                check_known(path.stem, statistics["unknown_tokens"], statistics["corpus_tokens"])
                 writer.finish(statistics=statistics | {"duplicate_lines": copies}, **described)
     return open_blocks(paths[0]), open_blocks(paths[1]) if held_out_share else None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -103,6 +104,7 @@ def _table_rows(
         place = f"{path}, line {reader.line_num if quoted else number}"
         if header is None:
             header = cells
+            check_columns(header, path)
         elif len(cells) == len(header):
             yield place, dict(zip(header, cells, strict=True))
         elif cells in ([], [""]):
@@ -112,6 +114,13 @@ def _table_rows(
         else:
             remedy = "Quote fields that hold commas." if quoted else "Remove tabs and line breaks in fields."
             raise ValueError(f"{place} has {len(cells)} columns instead of {len(header)}. {remedy}")
+
+
+def check_columns(names: Iterable[str], path: str = "The table") -> None:
+    """Raises ValueError for a column that is there twice. Those without a name are nobody's."""
+    twice = [name for name, number in Counter(filter(None, names)).items() if number > 1]
+    if twice:
+        raise ValueError(f"{path} has the column {twice[0]!r} twice. Rename one.")
 
 
 def _parquet_rows(path: str, columns: Sequence[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
@@ -18,6 +20,8 @@ from transformers.utils import cached_file
 from hf_electra_rtd.base.files import read_json, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
+
+logger = logging.getLogger(__name__)
 
 # In the order and with the ids of the English BERT vocabulary's beginning, and of `train_new_from_iterator`.
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -42,6 +46,9 @@ _PROBES = (
     "河水 流。『东西』 カタカナ ｶﾞ 한국어 слово Ελληνικά हिन्दी ไทย עברית العربية 😀👍🏽",
     "tab\tno\u00a0break\u200bzero\u2028line\ufeff\x07 a\u0301 \u00e1  two  spaces ",
 )
+# Shares of unknown tokens in a text: above the first there is a warning, above the second an error.
+WARNED_UNKNOWN = 0.01
+MOST_UNKNOWN = 0.5
 _MOST_PROBED = 2**15  # tokens of a vocabulary, which are texts, too; of a larger one they are evenly spaced
 
 
@@ -103,6 +110,26 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
         )
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
+
+
+def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, int]:
+    """How many of some tokens are unknown, and how many there are without special ones."""
+    unknown = int(np.count_nonzero(np.equal(ids, tokenizer.unk_token_id)))
+    return unknown, unknown + int(np.count_nonzero(np.isin(ids, tokenizer.all_special_ids, invert=True)))
+
+
+def check_known(name: str, unknown: int, total: int) -> float:
+    """The share of unknown tokens in a text of this `name`. Warns if it is above 1 %; above 50 % is a ValueError: the
+    text is in another language than the vocabulary."""
+    share = unknown / max(total, 1)
+    if share > MOST_UNKNOWN:
+        raise ValueError(
+            f"{name}: {share:.1%} of the tokens are unknown to the vocabulary, so there is nothing to read. "
+            "Take a model, or a tokenizer, of this language."
+        )
+    if share > WARNED_UNKNOWN:
+        logger.warning(f"{name}: {share:.1%} of the tokens are unknown to the vocabulary.")
+    return share
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

@@ -23,6 +23,7 @@ from hf_electra_rtd.base.files import hash_files, known_names
 from hf_electra_rtd.base.records import public
 from hf_electra_rtd.base.tasks import HUB_SPLITS, SPANS, Task, guests
 from hf_electra_rtd.data import reader
+from hf_electra_rtd.data.tokenization import check_known
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.scores import METRICS, find_chunks
@@ -71,7 +72,9 @@ class Split:
     # `files`, from names without directories to SHA-256; or `dataset`, `config`, `split`, `revision`, `fingerprint`.
     source: dict[str, Any]
     features: datasets.Dataset | None = None  # what the model takes, once `encode_task` has made it
-    probabilities: Any = None  # (examples, labels), of the last predictions of classes
+    # Of the last predictions: an array (examples, labels), or one for each example (`Kind.probabilities`).
+    probabilities: Any = None
+    unknown_share: float = 0.0  # of the tokens, once they are encoded: those that the vocabulary does not know
 
     def describe(self) -> dict[str, Any]:
         """What an `EvaluationRecord` holds of an encoded split."""
@@ -83,6 +86,7 @@ class Split:
             "features": len(owners),
             "skipped": self.skipped + len(self.examples) - len(np.unique(owners)),
             "truncated": len(np.unique(owners[np.asarray(self.features["truncated"], dtype=bool)])),
+            "unknown_share": self.unknown_share,
         }
 
 
@@ -159,11 +163,12 @@ def load_task(
 
 def encode_task(kind: Kind, splits: Mapping[str, Split]) -> None:
     """Makes the features of all splits, and warns of what was skipped or truncated. Raises a ValueError if nothing is
-    left to train on."""
+    left to train on, and for text that is unknown to the vocabulary (see `check_known`)."""
     for name, split in splits.items():
         split.features = kind.encode(split.examples, training=name == "train")
         if not len(split.features) and name == "train":
             raise ValueError(f"{kind.task.title}: no example of the training split can be learned.")
+        split.unknown_share = check_known(f"{kind.task.title}, {name}", *kind.count_unknown(split.features))
         described = split.describe()
         for fate, why in (("skipped", ""), ("truncated", f" (max_seq_length={kind.max_seq_length})")):
             if described[fate]:

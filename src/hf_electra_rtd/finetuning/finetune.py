@@ -11,22 +11,26 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
 import datasets
 from accelerate import PartialState
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
-from hf_electra_rtd.base.files import write_text
+from hf_electra_rtd.base.files import known_names, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, public_command
 from hf_electra_rtd.finetuning.arguments import RULES, FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.plan import Job, Plan
-from hf_electra_rtd.finetuning.predict import Classifier
+from hf_electra_rtd.finetuning.predict import Classifier, Table
+from hf_electra_rtd.finetuning.reading import rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments
@@ -44,45 +48,88 @@ from hf_electra_rtd.training.arguments import check_publishing
 
 logger = logging.getLogger(__name__)
 
+_ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments)
+
 
 # ---- From Python ----
 
-Examples = str | Path | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+Examples: TypeAlias = str | os.PathLike[str] | Table
 
 
 def finetune(
-    model: str, train: Examples, validation: Examples | None = None, output_dir: str = "runs/finetune", **flags: Any
+    model: str | os.PathLike[str],
+    train: Examples | datasets.DatasetDict,
+    validation: Examples | None = None,
+    output_dir: str | os.PathLike[str] = "runs/finetune",
+    *,
+    test: Examples | None = None,
+    **flags: Any,
 ) -> Classifier:
     """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
-    best seed. `model` is a directory or Hub id of an encoder; examples are a file, rows (`[{"text": ...}]`)
-    or columns (`{"text": [...], "label": [...]}`). What the command refuses is a ValueError."""
+    best seed. `model` is a directory or Hub id of an encoder. Examples are a file, a pandas DataFrame, a
+    `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
+    the splits `train`, `validation` and `test`. Anything else, and a flag that there is not, is a TypeError; what the
+    command refuses is a ValueError."""
+    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)}
+    for name in flags.keys() - known:
+        raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
     if flags.get("keep_models") == "none":
         raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
-    values = {"model_name_or_path": model, "output_dir": output_dir, "task_name": "own", "disable_tqdm": True, **flags}
-    values["train_file"] = _file(train, Path(output_dir, "train.jsonl"))
-    if validation is not None:
-        values["validation_file"] = _file(validation, Path(output_dir, "validation.jsonl"))
-    words: list[str] = []
-    for name, value in values.items():
-        if value is not None:
-            words += [f"--{name}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
-    call = _Call(words, "hf-electra-rtd finetune")
-    if call.run():
-        raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
+    given: dict[str, Any] = {"train": train, "validation": validation, "test": test}
+    if isinstance(train, datasets.DatasetDict):
+        if train.keys() - given.keys() or validation is not None or test is not None:
+            raise ValueError(f"A DatasetDict has {', '.join(given)} and nothing else; this one: {', '.join(train)}.")
+        given = dict(train)
+    values = {
+        "model_name_or_path": os.fspath(model),
+        "output_dir": os.fspath(output_dir),
+        "task_name": None if isinstance(train, (str, os.PathLike)) else "own",
+        "disable_tqdm": True,
+        **flags,
+    }
+    with TemporaryDirectory() as directory, _progress_bars_kept():
+        for split, examples in given.items():
+            if examples is not None:
+                if f"{split}_file" in flags:
+                    raise ValueError(f"{split} and {split}_file both name examples. Leave one out.")
+                values[f"{split}_file"] = _file(examples, Path(directory, f"{split}.jsonl"))
+        call = _Call(list(_words(values)), "hf-electra-rtd finetune")
+        if call.run():
+            raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
 
 
-def _file(examples: Examples, path: Path) -> str | Path:
-    """The file of some examples, which is written where they are rows or columns."""
-    if isinstance(examples, (str, Path)):
-        return examples
-    if isinstance(examples, Mapping):
-        columns = examples
-        examples = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in examples]
+def _words(values: Mapping[str, Any]) -> Iterator[str]:
+    """The command line for values of flags."""
+    for name, value in values.items():
+        if value is not None:
+            yield f"--{name}"
+            for word in value if isinstance(value, (list, tuple)) else [value]:
+                yield json.dumps(word) if isinstance(word, dict) else str(word)
+
+
+@contextmanager
+def _progress_bars_kept() -> Iterator[None]:
+    """Puts the libraries' progress bars back as they were."""
+    of_transformers = transformers_logging.is_progress_bar_enabled()
+    of_datasets = datasets.are_progress_bars_disabled()
+    try:
+        yield
+    finally:
+        if of_transformers:
+            transformers_logging.enable_progress_bar()
+        if not of_datasets:
+            datasets.enable_progress_bars()
+
+
+def _file(examples: Examples, path: Path) -> str:
+    """The file of some examples: theirs, or `path`, which is written."""
+    if isinstance(examples, (str, os.PathLike)):
+        return os.fspath(examples)
+    lines = [json.dumps(row, ensure_ascii=False, default=_plain) + "\n" for row in rows_of(examples)]
     write_text(path, "".join(lines))
-    return path
+    return str(path)
 
 
 def _plain(value: Any) -> Any:
@@ -103,10 +150,7 @@ class _Call:
 
     def __init__(self, argv: list[str], program: str) -> None:
         flags, own, self.card, self.publication, args = parse_arguments(
-            (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublication, FineTuningArguments),
-            argv,
-            description=__doc__,
-            defaults={"output_dir": "runs/finetune"},
+            _ARGUMENTS, argv, description=__doc__, defaults={"output_dir": "runs/finetune"}
         )
         check_arguments(flags, own, args, rules=RULES)
         check_publishing(args, self.card, self.publication)
@@ -126,8 +170,12 @@ class _Call:
     def run(self) -> int:
         """Runs all tasks with all seeds, and shows the results. Returns the exit status: 0; 1 if a task or publishing
         failed; 130 after Ctrl-C. Raises what the only task fails by, and with several processes any."""
+        with ExitStack() as until_the_end:
+            return self._run(until_the_end)
+
+    def _run(self, until_the_end: ExitStack) -> int:
         plan = self.plan
-        jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job), job)]
+        jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job, until_the_end), job)]
         publishes = self.pushes and plan.is_main and bool(jobs)
         if publishes:
             self._check_publication(jobs)

@@ -4,9 +4,9 @@
     echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
-`tags`; `answer` and `nbest` (the input has `question` and `context`); `choice` (`question`, `choices`); or
-`corrected`. A column of the input with one of these names becomes `input_label`, ... Text to tag is split at spaces,
-or into characters if the model was fine-tuned on characters.
+`tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
+(`question`, `choices`); or `corrected`. A column of the input with one of these names becomes `input_label`, ... Text
+to tag is split at spaces, or into characters if the model was fine-tuned on characters.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import datasets
+import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output, read_lines, reading, write_text
 from hf_electra_rtd.base.tasks import Task
-from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, load_tokenizer
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
-from hf_electra_rtd.finetuning.reading import example_features, make_examples, read_rows
+from hf_electra_rtd.finetuning.reading import example_features, is_list, make_examples, read_rows, rows_of
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
@@ -44,12 +45,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "classification": ("label", "score", "probabilities"),
     "multi_label": ("labels", "probabilities"),
     "regression": ("number",),
-    "tagging": ("tags",),
-    "multiple_choice": ("choice",),
+    "tagging": ("tags", "probabilities"),
+    "multiple_choice": ("choice", "probabilities"),
     "correction": ("corrected",),
     "question_answering": ("answer", "nbest"),
 }
 _TEXT_COLUMNS = ("text", "text_pair")
+# What holds examples in Python, and what may be predicted.
+Table: TypeAlias = pd.DataFrame | datasets.Dataset | Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 
 class Classifier:
@@ -75,20 +79,28 @@ class Classifier:
         else:
             self.model = load_onnx(self.name, quantized=runtime == "onnx-int8")
 
-    def predict(self, texts: Sequence[str | tuple[str, str] | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """For each text, pair of texts, or row with `text`, `text_pair`, `question`, ... what the command `predict`
-        writes: `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`; `tags`; `answer` and
-        `nbest`; or `choice`."""
+    def predict(self, texts: Texts) -> list[dict[str, Any]]:
+        """For each text what the command `predict` writes: `label`, `score` and `probabilities`; `labels` and
+        `probabilities`; `number`; `tags` and `probabilities`; `answer` and `nbest`; or `choice` and `probabilities`.
+
+        `texts` are one text; a list or Series of texts, of pairs of texts as tuples, or of rows as dicts; a DataFrame,
+        a `datasets.Dataset` or a dict of columns. A row has the columns that the model was fine-tuned on, or `text`
+        and `text_pair`. Anything else is a TypeError.
+        """
         rows: list[tuple[str, Any]] = []
-        for number, text in enumerate(texts, 1):
+        for number, text in enumerate(_as_list(texts), 1):
             place = f"text {number}"
             if isinstance(text, Mapping):
                 row = dict(text)
+                if all(name in row for name in self.task.columns):
+                    row |= {name: row[known] for name, known in zip(_TEXT_COLUMNS, self.task.columns, strict=False)}
                 count = 2 if "text_pair" in row else 1
-            else:
-                pair = text if isinstance(text, (tuple, list)) else (text,)
+            elif isinstance(text, (str, tuple, list)):
+                pair = (text,) if isinstance(text, str) else text
                 row = dict(zip(_TEXT_COLUMNS, pair, strict=False))
                 count = len(pair)
+            else:
+                raise TypeError(f"{place} is a {type(text).__name__}. Give a text, a tuple of two texts, or a dict.")
             self.check_number(place, count)
             rows.append((place, row))
         return self.answer(rows, _TEXT_COLUMNS[: self.number]) if rows else []
@@ -96,24 +108,31 @@ class Classifier:
     def answer(
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
     ) -> list[dict[str, Any]]:
-        """As `predict`, for rows, each after its place, whose texts are in `columns`."""
+        """As `predict`, for rows, each after its place, whose texts are in `columns`. A text that is null is a
+        ValueError, and so are texts that are unknown to the vocabulary (see `check_known`)."""
         self.check_number("a row", len(columns))
         task = dataclasses.replace(self.task, columns=tuple(columns))
         with reading(source):
             if self._characters:
                 rows = [(place, _in_characters(row, columns[0])) for place, row in rows]
             examples = list(make_examples(task, "test", iter(rows)))
+            for (place, row), example in zip(rows, examples, strict=True):
+                if "texts" in example and any(row[name] is None for name in columns):
+                    raise ValueError(f"{place}: its text is null. An empty one is ''.")
         dataset = datasets.Dataset.from_list(examples, features=example_features(task.kind))
         split = Split(dataset, 0, {}, self.kind.encode(dataset, training=False))
+        check_known(source, *self.kind.count_unknown(split.features))
         predictions, _ = answer_split(self.model, self.kind, split, self.batch_size, self.use_cpu)
         if task.kind == "question_answering":
             return [{"answer": prediction["text"], "nbest": prediction["nbest"]} for prediction in predictions]
         answers = [{_NAMES[task.kind][0]: prediction} for prediction in predictions]
         if split.probabilities is not None:
-            for answer, shares in zip(answers, split.probabilities.tolist(), strict=True):
+            for answer, array in zip(answers, split.probabilities, strict=True):
+                shares = array.tolist()
                 if task.kind == "classification":
                     answer["score"] = max(shares)
-                answer["probabilities"] = dict(zip(self.labels, shares, strict=True))
+                is_named = task.kind in ("classification", "multi_label")
+                answer["probabilities"] = dict(zip(self.labels, shares, strict=True)) if is_named else shares
         return answers
 
     def check_number(self, place: str, count: int) -> None:
@@ -121,6 +140,20 @@ class Classifier:
         if count != self.number:
             wanted = "one text" if self.number == 1 else "pairs of texts (second_text_column_name)"
             raise ValueError(f"{self.name} was fine-tuned on {wanted}, but {place} has {count}.")
+
+
+def _as_list(texts: Any) -> Sequence[Any]:
+    """The texts or rows that `Classifier.predict` takes."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, pd.Series):
+        return texts.tolist()
+    if is_list(texts):
+        return texts
+    try:
+        return rows_of(texts)
+    except TypeError as error:
+        raise TypeError(f"Texts are a text, or a list or Series of texts, or examples. {error}") from None
 
 
 def _in_characters(row: Any, column: str) -> Any:

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hf_electra_rtd.base.files import known_names, open_text, reading
 from hf_electra_rtd.base.tasks import Task
-from hf_electra_rtd.data.reader import load_json, records_of
+from hf_electra_rtd.data.reader import check_columns, load_json, records_of
 from hf_electra_rtd.data.units import align
 
 
@@ -97,6 +99,37 @@ def hub_rows(name: str, dataset: Dataset) -> Rows:
     """Rows with the names of their class labels; None for -1, which stands for no label on the Hub."""
     for number, row in enumerate(dataset, 1):
         yield f"{name}, row {number}", _named_row(dataset.features, row)
+
+
+def rows_of(examples: Any) -> list[Row]:
+    """The rows of examples in Python: a pandas DataFrame, a `datasets.Dataset` (with the names of its class labels),
+    a list of dicts, or a dict of columns. Anything else is a TypeError; a column that is there twice, and columns of
+    different lengths, are a ValueError."""
+    import pandas as pd
+    from datasets import Dataset
+
+    if isinstance(examples, pd.DataFrame):
+        check_columns(examples.columns)
+        return examples.astype(object).where(examples.notna(), None).to_dict("records")
+    if isinstance(examples, Dataset):
+        return [row for _, row in hub_rows("", examples.with_format(None)) if row is not None]
+    if is_list(examples) and all(isinstance(row, Mapping) for row in examples):
+        return list(examples)
+    columns: list[Any] = list(examples.values()) if isinstance(examples, Mapping) else [None]
+    if all(is_list(column) or isinstance(column, (pd.Series, np.ndarray)) for column in columns):
+        lengths = [len(column) for column in columns]
+        if len(set(lengths)) > 1:
+            raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
+        return [dict(zip(examples, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    raise TypeError(
+        "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists; "
+        f"this is a {type(examples).__name__}{' of other things' if isinstance(examples, (list, dict)) else ''}."
+    )
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list, a tuple or the like, and no text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _named_row(features: Mapping[str, Any], row: Row) -> Row:

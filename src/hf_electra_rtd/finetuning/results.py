@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_electra_rtd.base.files import remove_partial
+from hf_electra_rtd.base.files import PARTIAL, check_output, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
 from hf_electra_rtd.data.tokenization import save_tokenizer
@@ -18,7 +18,13 @@ from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.training.checkpoints import latest_checkpoint, list_checkpoints, read_checkpoint
+from hf_electra_rtd.training.checkpoints import (
+    CHECKPOINT_PREFIX,
+    OUTPUTS,
+    latest_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+)
 
 
 logger = logging.getLogger(__name__)
@@ -26,6 +32,20 @@ logger = logging.getLogger(__name__)
 MODEL_DIRECTORY = "model"
 MERGED_DIRECTORY = "merged"
 SUBMISSION_DIRECTORY = "submission"
+# What a run leaves in its directory, beside its record. `runs` is TensorBoard's.
+_OURS = (
+    MODEL_DIRECTORY,
+    MERGED_DIRECTORY,
+    SUBMISSION_DIRECTORY,
+    OUTPUTS,
+    f"{CHECKPOINT_PREFIX}*",
+    f".*{PARTIAL}*",
+    "predictions_*.jsonl",
+    "report_*.json",
+    "report_*.txt",
+    "confusion_*.png",
+    "runs",
+)
 
 
 def seed_directory(directory: Path, task: Task, seed: int) -> Path:
@@ -39,7 +59,8 @@ def seed_directories(directory: Path, task: Task) -> list[Path]:
 
 
 def check_directories(plan: Plan, job: Job) -> None:
-    """Raises a ValueError for results of other settings, and for what this call reads and would delete."""
+    """Raises a ValueError for results of other settings, and for what this call would delete, but reads, or did not
+    write: a run's directory has its record, or `OUTPUTS` until that is there."""
     if plan.flags.overwrite_output_dir:
         deleted = seed_directories(plan.directory, job.task)
     else:
@@ -61,6 +82,9 @@ def check_directories(plan: Plan, job: Job) -> None:
         for source in filter(None, sources):
             if Path(source).resolve().is_relative_to(path.resolve()):
                 raise ValueError(f"This call would delete {source}. Choose another --output_dir.")
+    for path in deleted:
+        is_finished = (path / EvaluationRecord.FILE).exists()
+        check_output(path, replaces=EvaluationRecord.FILE if is_finished else OUTPUTS, ours=_OURS)
 
 
 def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
@@ -122,7 +146,7 @@ def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> No
     except Exception as error:
         failure = error
     result.record.save(directory)
-    remove_checkpoints(directory)  # until now they were all that was kept of the training
+    remove_leftovers(directory)  # until now they were all that was kept of the training
     if failure is not None:
         raise failure
 
@@ -141,9 +165,12 @@ def save_model(plan: Plan, model: Any, directory: Path) -> None:
         save_tokenizer(plan.model.tokenizer, merged)
 
 
-def remove_checkpoints(directory: Path) -> None:
+def remove_leftovers(directory: Path) -> None:
+    """Removes what a run has only until its record is written."""
     for path in list_checkpoints(directory):
-        shutil.rmtree(path)
+        remove_directory(path)
+    if (directory / OUTPUTS).exists():
+        (directory / OUTPUTS).rmdir()
 
 
 def kept_seeds(records: Sequence[EvaluationRecord], keep_models: str) -> list[int]:
@@ -160,7 +187,7 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
             path = seed_directory(plan.directory, task, seed) / name
             if path.exists():
                 logger.info(f"{task.title}: deletes {path} (--keep_models {plan.flags.keep_models}).")
-                shutil.rmtree(path)
+                remove_directory(path)
 
 
 def best_seed(records: Sequence[EvaluationRecord]) -> int:

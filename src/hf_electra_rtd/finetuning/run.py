@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
 
+from hf_electra_rtd.base.files import lock_directory, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning.data import Split, draw_few, encode_task, load_task
 from hf_electra_rtd.finetuning.plan import Job, Plan
@@ -20,7 +21,7 @@ from hf_electra_rtd.finetuning.results import (
     describe_score,
     finished_record,
     kept_seeds,
-    remove_checkpoints,
+    remove_leftovers,
     remove_models,
     save_result,
     seed_directories,
@@ -32,11 +33,18 @@ from hf_electra_rtd.finetuning.trainer import layer_heights
 
 logger = logging.getLogger(__name__)
 
+_ROUNDING = 0.01  # of numbers in float32, at most: a share of their standard deviation
 
-def prepare_job(plan: Plan, job: Job) -> None:
-    """Reads and encodes the data of a task, and compares what is in its directory. Raises a ValueError for what does
-    not fit together, before anything is trained or deleted."""
+
+def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
+    """Reads and encodes the data of a task, locks its directory, and compares what is there. Raises a ValueError for
+    what does not fit together, before anything is trained or deleted."""
     _read(plan, job)
+    if plan.is_main:
+        directory = plan.directory / job.task.name
+        with naming(directory):
+            until_the_end.callback(lock_directory(directory).release)
+        remove_partial(directory)
     check_directories(plan, job)
     _encode(plan, job)
     model = make_model(plan, job, job.args.seed)
@@ -61,7 +69,14 @@ def _read(plan: Plan, job: Job) -> None:
     if task.kind == "regression":
         if min(labels) == max(labels):
             raise ValueError(f"{task.title}: all training labels are {labels[0]:g}, so there is nothing to learn.")
-        job.unit = (float(np.mean(labels)), float(np.std(labels)))
+        mean = float(np.mean(labels))
+        deviation = float(np.std(labels))
+        if np.finfo(np.float32).eps * max(map(abs, labels)) > deviation * _ROUNDING:
+            raise ValueError(
+                f"{task.title}: the labels have a mean of {mean:.10g} and a standard deviation of {deviation:.3g}. "
+                "Models answer in float32, which is too coarse for such numbers: subtract their mean from them."
+            )
+        job.unit = (mean, deviation)
     if plan.flags.class_weights == "balanced":
         counts = Counter(labels)
         job.kind.class_weights = [counts.total() / len(task.labels) / max(counts[label], 1) for label in task.labels]
@@ -90,7 +105,7 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
     title = job.task.title
     if plan.flags.overwrite_output_dir and plan.is_main:
         for path in seed_directories(plan.directory, job.task):
-            shutil.rmtree(path)
+            remove_directory(path)
     PartialState().wait_for_everyone()
     counts = ", ".join(f"{name} {len(split.examples):,}" for name, split in job.splits.items())
     logger.info(f"{title}: examples: {counts}.")
@@ -102,7 +117,7 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
         if record is not None:
             logger.info(f"{title}, seed {seed}: already done, {describe_score(record)}.")
             if plan.is_main:
-                remove_checkpoints(directory)  # it was killed after the record
+                remove_leftovers(directory)  # it was killed after the record
         else:
             is_trained = True
             record = _run_and_save(plan, job, seed, directory)

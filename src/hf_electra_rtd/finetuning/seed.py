@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import set_seed
 
+from hf_electra_rtd.base.files import remove_directory
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
@@ -22,7 +22,7 @@ from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.training.arguments import keep_freed_memory
-from hf_electra_rtd.training.checkpoints import checkpoint_step, latest_checkpoint, read_checkpoint
+from hf_electra_rtd.training.checkpoints import OUTPUTS, checkpoint_step, latest_checkpoint, read_checkpoint
 
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
     """The newest whole checkpoint of a run that was broken off, if a run can go on from it. Else the main process
-    clears the directory."""
+    clears the directory, of which `check_directories` knew that it is ours."""
     checkpoint = latest_checkpoint(directory)
     manifest = read_checkpoint(checkpoint)[0] if checkpoint else {"files": {}}
     if "optimizer.pt" not in manifest["files"]:
@@ -117,8 +117,10 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
     if checkpoint is not None:
         products.use_library(manifest["products"])
         logger.info(f"{job.task.title}, seed {seed}: goes on from {checkpoint}.")
-    elif plan.is_main:
-        shutil.rmtree(directory, ignore_errors=True)
+    elif plan.is_main and directory.exists():
+        remove_directory(directory)
+    if plan.is_main:
+        (directory / OUTPUTS).mkdir(parents=True, exist_ok=True)
     return checkpoint
 
 

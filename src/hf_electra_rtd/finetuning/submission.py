@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hf_electra_rtd.base.files import write_text, writing
 from hf_electra_rtd.base.records import finite
 from hf_electra_rtd.base.tasks import BENCHMARKS, Task
@@ -30,7 +32,7 @@ def write_predictions(
     lines = []
     for row, (prediction, example) in enumerate(zip(predictions, split.examples, strict=True)):
         line = {"id": example.pop("id"), "prediction": prediction}
-        if split.probabilities is not None:
+        if isinstance(split.probabilities, np.ndarray):
             line["probabilities"] = dict(zip(labels, split.probabilities[row].tolist(), strict=True))
         label = example.pop("label")
         example.pop("starts", None)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import expit, softmax
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback
@@ -152,8 +151,7 @@ class FineTuner(OriginalTrainer):
                 raise ValueError(f"{kind.task.title}: outputs are not finite: training diverged. Lower learning_rate.")
             arrays = tuple(array[np.argsort(order, kind="stable")] for array in arrays)
             outputs = arrays if isinstance(outputs, tuple) else arrays[0]
-            if kind.task.kind in ("classification", "multi_label"):
-                split.probabilities = expit(outputs) if kind.task.kind == "multi_label" else softmax(outputs, axis=-1)
+        split.probabilities = kind.probabilities(outputs, features, split.examples)
         predictions = kind.decode(outputs, features, split.examples)
         return predictions, kind.score(predictions, split.examples)
 

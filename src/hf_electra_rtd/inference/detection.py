@@ -44,7 +44,7 @@ from transformers.utils.logging import disable_progress_bar
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text
 from hf_electra_rtd.base.records import public
-from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
 from hf_electra_rtd.encoders.detectors import detection_logits
@@ -243,12 +243,21 @@ class TextJudge(ABC):
     def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
         """The result for a text, of what `judge` says of its pieces."""
 
-    @torch.no_grad()
     def __call__(self, texts: str | Sequence[str]) -> Any:
         """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
-        it could not be judged, if so."""
+        it could not be judged, if so. Texts that are unknown to the vocabulary (see `check_known`) are a ValueError.
+        """
         if isinstance(texts, str):
             return self([texts])[0]
+        results, unknown, total = self.results(texts)
+        check_known("The texts", unknown, total)
+        return results
+
+    @torch.no_grad()
+    def results(self, texts: Sequence[str]) -> tuple[list[dict[str, Any]], int, int]:
+        """What is returned for each of several texts; how many of their tokens are unknown, and how many there are."""
+        encodings = self._encode([*texts]).encodings if texts else []
+        counts = [count_unknown(self.tokenizer, encoding.ids) for encoding in encodings]
         cut = list(map(self.pieces, texts))
         pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
         findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
@@ -260,7 +269,7 @@ class TextJudge(ABC):
             if why:
                 result["skipped"] = why
             results.append(result)
-        return results
+        return results, sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
         """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
@@ -385,7 +394,7 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextAr
 
 def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
     """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
-    texts were skipped."""
+    texts were skipped. Raises ValueError then, if they are unknown to the vocabulary (see `check_known`)."""
     if arguments.calibrate and arguments.thresholds:
         check_output(arguments.thresholds, arguments.calibrate)
         kept = judge.calibrate(*read_pairs(arguments.calibrate), arguments.false_positive_rate)
@@ -395,13 +404,18 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
         print(json.dumps(kept))
         return
     total = 0
+    num_unknown = 0
+    num_tokens = 0
     skipped: Counter[str] = Counter()
     is_text = (arguments.format or ("text" if arguments.texts else "json")) == "text"
     lines = iter(arguments.texts or read_lines(arguments.file))
     is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
     while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
         total += len(some)
-        for result in judge(some):
+        results, of_unknown, of_all = judge.results(some)
+        num_unknown += of_unknown
+        num_tokens += of_all
+        for result in results:
             skipped.update([result["skipped"]] if "skipped" in result else [])
             if is_text:
                 show(result)
@@ -409,6 +423,7 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
                 print(json.dumps(result, ensure_ascii=False), flush=True)
     for why, count in skipped.items():
         print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
+    check_known(arguments.file or "The texts", num_unknown, num_tokens)
 
 
 # ---- One sentence. L tokens with [CLS] and [SEP], K of them masked, V tokens of the vocabulary ----
@@ -456,6 +471,7 @@ def detect(
             f"The sentence {sentence[:40]!r}... has {len(ids_L)} tokens with [CLS] and [SEP], and the model "
             f"{positions} positions. Split it."
         )
+    check_known(f"The sentence {sentence[:40]!r}", *count_unknown(tokenizer, encoding["input_ids"]))
     if words is None:
         count = min(num_masked(mask_probability, len(ids_L)), int(candidates_L.sum()))
         uniforms_L = torch.rand(len(ids_L), generator=random)

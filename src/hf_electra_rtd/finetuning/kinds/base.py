@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import pyarrow.compute as pc
 import torch
 from datasets import Dataset, Features, List, Value
 from torch import Tensor
@@ -18,7 +19,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.files import hash_files
 from hf_electra_rtd.base.tasks import Task
-from hf_electra_rtd.data.tokenization import tokenizer_hash
+from hf_electra_rtd.data.tokenization import count_unknown, tokenizer_hash
 from hf_electra_rtd.finetuning.scores import score_labels
 from hf_electra_rtd.ops import IGNORED, LossSum
 
@@ -89,6 +90,12 @@ class Kind(ABC):
         )
         return features.remove_columns("labels") if features.data.column("labels").null_count else features
 
+    def count_unknown(self, features: Dataset) -> tuple[int, int]:
+        """How many tokens of features are unknown to the vocabulary, and how many there are."""
+        chunks = features.data.column("input_ids").chunks
+        counts = [count_unknown(self.tokenizer, pc.list_flatten(ids, recursive=True)) for ids in chunks]
+        return sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
+
     @abstractmethod
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         """The features of some examples, whose places are `indices`. See `encode`."""
@@ -118,6 +125,11 @@ class Kind(ABC):
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
         """A prediction for each example, those without a feature included. `outputs` are the model's for all features
         (encoded with `training` off) in order: a NumPy array or several, padded with -100 where lengths differ."""
+
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        """What `decode` chooses by, an array for each example: the probabilities of all labels or choices, or those of
+        the tags that are predicted. None where a kind has none."""
+        return None
 
     def score(self, predictions: Sequence[Prediction], examples: Dataset) -> dict[str, float]:
         """The task's metrics over the labeled examples, as fractions or correlations; empty where none is labeled."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from datasets import Dataset, List, Value
+from scipy.special import expit, softmax
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 from transformers import AutoModelForMultipleChoice, AutoModelForSequenceClassification, DataCollatorForMultipleChoice
@@ -57,6 +58,9 @@ class ClassificationKind(Kind):
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
         return [self._prediction(logits) for logits in outputs]
 
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        return softmax(outputs, axis=-1)
+
     def _target(self, label: Any) -> Any:
         return self.task.labels.index(label)
 
@@ -76,6 +80,9 @@ class MultiLabelKind(ClassificationKind):
         labels = batch["labels"]
         losses = F.binary_cross_entropy_with_logits(outputs.logits.float(), labels, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
+
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        return expit(outputs)
 
     def _target(self, label: list[str]) -> list[float]:
         return [float(name in label) for name in self.task.labels]
@@ -101,6 +108,9 @@ class RegressionKind(ClassificationKind):
         labels = batch["labels"]
         losses = F.mse_loss(outputs.logits.float().squeeze(-1), labels, reduction="none")
         return LossSum(losses.sum(), losses.detach(), labels.new_full((), labels.numel()))
+
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        return None
 
     def _target(self, label: float) -> float:
         return label
@@ -157,5 +167,12 @@ class MultipleChoiceKind(Kind):
         return self._cross_entropy(logits.masked_fill(~real, torch.finfo(logits.dtype).min), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
+        return [int(logits.argmax()) for logits in self._of_choices(outputs, examples)]
+
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        return [softmax(logits) for logits in self._of_choices(outputs, examples)]
+
+    def _of_choices(self, outputs: Any, examples: Dataset) -> list[np.ndarray]:
+        """Of each example the logits of the choices that it has."""
         choices = map(len, examples["choices"])
-        return [int(logits[:number].argmax()) for logits, number in zip(outputs, choices, strict=True)]
+        return [logits[:number] for logits, number in zip(outputs, choices, strict=True)]

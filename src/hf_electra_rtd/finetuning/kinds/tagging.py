@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from datasets import Dataset, List, Value
+from scipy.special import softmax
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, DataCollatorForTokenClassification
 
@@ -70,7 +72,15 @@ class TaggingKind(Kind):
         return self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])
 
     def decode(self, outputs: Any, features: Dataset, examples: Dataset) -> list[Prediction]:
-        predictions: list[Prediction] = [[] for _ in examples]
+        words = self._of_words(outputs, features, examples)
+        return [[self.task.labels[index] for index in logits.argmax(-1)] for logits in words]
+
+    def probabilities(self, outputs: Any, features: Dataset, examples: Dataset) -> Any:
+        return [softmax(logits, axis=-1).max(-1) for logits in self._of_words(outputs, features, examples)]
+
+    def _of_words(self, outputs: Any, features: Dataset, examples: Dataset) -> list[np.ndarray]:
+        """Of each example the logits (words, tags) of its words."""
+        windows = [[np.empty((0, len(self.task.labels)))] for _ in examples]
         for row, (owner, places) in enumerate(zip(features["example"], features["places"], strict=True)):
-            predictions[owner] += [self.task.labels[index] for index in outputs[row, places].argmax(-1)]
-        return predictions
+            windows[owner].append(outputs[row, places])
+        return [np.concatenate(of_one) for of_one in windows]

@@ -14,7 +14,7 @@ from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.publishing import card as card_module
-from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, fine_tuned_card, pretraining_card
+from hf_electra_rtd.publishing.card import CardArguments, fine_tuned_card, pretraining_card
 from tests.publishing.card_records import CARD, code_of, evaluation_record, run_record, runs, tower
 
 
@@ -75,7 +75,7 @@ def test_every_card_has_front_matter_for_the_hub_and_no_gaps_empty_sections_or_u
         metadata, body = parts(card)
         assert ModelCard(card).data.to_dict() == metadata
         assert "hf-electra-rtd" in metadata["tags"]
-        assert PROJECT_URL in card
+        assert "git clone" not in card  # there is no address
         assert not re.search(r"pip install (?!-e \.)", card)  # the package is in no index
         assert body.startswith("\n# electra-tiny\n")
         assert ("not stated" in body) or metadata["license"] == "apache-2.0"
@@ -102,8 +102,10 @@ def test_the_code_of_a_fine_tuned_card_runs(architecture, adapter, tokenizer, tm
     if adapter:
         model = get_peft_model(model, LoraConfig(target_modules=["query"]))
     model.save_pretrained(tmp_path / "model")
+    config.save_pretrained(tmp_path / "model")  # as `save_adapters` does
     tokenizer.save_pretrained(tmp_path / "model")
-    run = evaluation_record(kind=kind, arguments={"labels": ["O", "/person/artist"]}, model=described)
+    columns = {"text_columns": ["sentence1", "sentence2"] if kind == "classification" else []}
+    run = evaluation_record(kind=kind, arguments={"labels": ["O", "/person/artist"]}, model=described, dataset=columns)
     card = fine_tuned_card([run], REPO, CARD, "org/base", adapter)
     assert (f"from {HEADS} import {name}" in card) == (architecture in OWN_HEADS)
     (block,) = code_of(card)
@@ -116,7 +118,7 @@ def test_the_code_of_a_fine_tuned_card_runs(architecture, adapter, tokenizer, tm
 def test_code_has_as_many_texts_as_the_task(benchmark, task, texts):
     run = evaluation_record(task, benchmark=benchmark, dataset=get_task(benchmark, task).describe())
     (block,) = code_of(fine_tuned_card([run], REPO, CARD))
-    assert ('tokenizer("The chef cooked the meal.", "The chef ate the meal.",' in block) == (texts == 2)
+    assert ("The chef ate the meal." in block) == (texts == 2)
 
 
 @pytest.mark.parametrize(
@@ -232,8 +234,8 @@ def test_a_run_with_the_papers_recipe_is_not_said_to_differ_from_it(size):
     }
     body = discriminator_card(run_record(size=size, **options))
     assert "times\n  as many" not in body
-    settings = body.partition("## Training procedure")[2].partition("| compute")[0]
-    assert [line for line in re.findall(r"\| `.*", settings) if not line.endswith("|  |")] == []
+    settings = body.partition("## Training procedure")[2].partition("<details>")[0]
+    assert re.findall(r"\| `.*", settings) == []
 
 
 BEGUN = {"training": {"max_steps": 7300}, "steps": 1825, "sequences": 29200, "tokens": 3_737_600}

@@ -146,6 +146,16 @@ def test_evaluations_are_of_this_model(runs, hub):
     assert send(runs / "run", "--evaluations", halfway) == 0
 
 
+def test_only_examples_of_a_dataset_on_the_hub_are_in_a_card(runs):
+    for dataset, number in ((None, 0), ("org/reviews", 2)):
+        for path in EvaluationRecord.find(runs / "tuned"):
+            record = EvaluationRecord.load(path)
+            dataclasses.replace(record, dataset={**record.dataset, "id": dataset}).save(path.parent)
+        (repository,) = publish.fine_tuned_repositories(runs / "tuned", "org/small", CardArguments())
+        widget = ModelCard(repository.files["README.md"].decode()).data.get("widget") or []
+        assert len(widget) == number
+
+
 def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, monkeypatch):
     record, card_args = PretrainingRecord.load(finished_run), CardArguments()
     text = pretraining_card(record, "generator", GENERATOR, card_args)

@@ -118,7 +118,7 @@ _PAPER = {
 # What fine-tuning has by default, beside what the size, the task and `FINETUNING` say.
 _FINE_TUNING = {
     "batch_size": FINETUNING["per_device_train_batch_size"],
-    "max_steps": -1,
+    "max_steps": None,
     "lr_scheduler_type": "linear",
     "bias_correction": False,
     "max_grad_norm": 1.0,
@@ -426,7 +426,8 @@ def _environment() -> Any:
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
         "duration": format_duration,
         "plain": lambda text: re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", str(text)),
-        "code": lambda text: "`" + str(text).replace("`", "'").replace("|", "\\|") + "`",
+        "code": _code,
+        "prediction": _prediction,
         "link": lambda repo_id: f"[{repo_id}](https://huggingface.co/{repo_id})",
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "pick": lambda values, *keys: [(f"`{key}`", values.get(key)) for key in keys],
@@ -447,6 +448,15 @@ def _render(template: str, data: ModelCardData, **values: Any) -> str:
     with reading(f"{record.FILE if record else 'The configuration'} of {values['repo_id']}", "Restore the file."):
         body = _environment().get_template(template).render(**values)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
+
+
+def _code(text: Any) -> str:
+    return "`" + str(text).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _prediction(value: Any) -> str:
+    """A label, several, or a number."""
+    return (", ".join(map(str, value)) or "no label") if isinstance(value, list) else _number(value)
 
 
 def _number(value: Any) -> str:
@@ -575,6 +585,8 @@ def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
     """Name, value, and the recipe's where it is another one."""
     lora = run.arguments.get("lora")
     here = {**run.arguments, **(lora or {})}
+    if here.get("max_steps") == -1:
+        here["max_steps"] = None  # as many as the epochs have
     size = SIZES.get(run.model.get("size") or "small", SIZES["small"])
     defaults = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
     if run.kind == "question_answering":
@@ -651,8 +663,9 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
         reports = [next(iter(run.reports.values()), {}) for run in result.runs]
         constants = [report["constant_prediction"] for report in reports if "constant_prediction" in report]
         if constants:
-            values = ", ".join(dict.fromkeys(map(json.dumps, constants)))
-            cautions.append(f"{task}: of {len(reports)} models, {len(constants)} predict nothing but {values}.")
+            number = f"{len(constants)} of {len(reports)} models predict" if reports[1:] else "the model predicts"
+            values = dict.fromkeys(_code(_prediction(constant)) for constant in constants)
+            cautions.append(f"{task}: {number} nothing but {', '.join(values)}.")
         elif metric == "matthews" and score == 0:
             cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
         elif random.get(key) and score <= median(random[key]):

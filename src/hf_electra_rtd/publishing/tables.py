@@ -349,10 +349,10 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
         sentences.append(f"avg: over {', '.join(averaged)}.")
     selections: dict[str, dict[str, None]] = {}
     for result in results:
-        selections.setdefault(result.model, {}).update(dict.fromkeys(record.selection for record in result.runs))
-    is_shared = len(set(map(tuple, selections.values()))) == 1
-    for model, of_model in selections.items():
-        sentences.append(f"Model of a run{'' if is_shared else f' of {model}'}: {'; '.join(of_model)}.")
+        for record in result.runs:
+            selections.setdefault(record.selection, {})[result.task] = None
+    chosen = [f"{selection} ({', '.join(tasks)})" for selection, tasks in selections.items()]
+    sentences.append(f"Model of a run: {'; '.join(chosen if len(chosen) > 1 else selections)}.")
     for result in results:
         missing = len(result.runs) - len(result.main)
         if missing:

@@ -588,7 +588,7 @@ def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
     if here.get("max_steps") == -1:
         here["max_steps"] = None  # as many as the epochs have
     size = SIZES.get(run.model.get("size") or "small", SIZES["small"])
-    defaults = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
+    defaults: dict[str, Any] = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
     if run.kind == "question_answering":
         defaults |= SPANS
     for task in BENCHMARKS.get(run.benchmark, ()):

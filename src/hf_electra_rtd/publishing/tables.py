@@ -32,7 +32,14 @@ from hf_electra_rtd.base.tasks import BENCHMARKS
 _DIGITS = 8  # of hashes, in names
 _LONGEST = 60  # characters of a setting in a name; of a longer one its hash stands there
 _ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
-_READ = ("examples", "features", "skipped", "truncated", "fingerprint")  # of a split: what reading it gave
+_READ = (
+    "examples",
+    "features",
+    "skipped",
+    "truncated",
+    "unknown_share",
+    "fingerprint",
+)  # of a split: what reading gave
 
 
 # ---- Results ----

@@ -104,6 +104,11 @@ def test_scores_stand_in_one_column_only_if_examples_kind_and_metric_are_the_sam
     assert len(list(differences(records))) == has_difference
 
 
+def test_models_of_one_name_are_not_one_row_if_their_weights_differ_between_tasks():
+    records = [evaluation_record("rte"), evaluation_record("mrpc", model={"sha256": "0" * 64})]
+    assert len({result.model for result in summarize(records)}) == 2
+
+
 def test_a_setting_that_differs_on_one_task_names_the_row_of_all_tasks():
     slow = [evaluation_record(task, 42, 0.5) for task in ("rte", "mrpc")]
     fast = evaluation_record("rte", 42, 0.6, arguments={**slow[0].arguments, "learning_rate": 0.001})

@@ -477,7 +477,7 @@ def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord
         run = result.runs[0]
         for split, metric in ((split, metric) for split, metrics in run.metrics.items() for metric in metrics):
             scores = result.scores(split, metric)
-            is_constant = any(_is_constant(each, split) for each in result.runs)
+            is_constant = any(_is_constant(record, split) for record in result.runs)
             if split not in run.dataset["splits"] or not scores or is_constant:
                 continue
             results.append(
@@ -584,9 +584,6 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
 def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
     """Name, value, and the recipe's where it is another one."""
     lora = run.arguments.get("lora")
-    here = {**run.arguments, **(lora or {})}
-    if here.get("max_steps") == -1:
-        here["max_steps"] = None  # as many as the epochs have
     size = SIZES.get(run.model.get("size") or "small", SIZES["small"])
     defaults: dict[str, Any] = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
     if run.kind == "question_answering":
@@ -603,10 +600,14 @@ def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
         "max_seq_length": defaults["max_seq_length"],
     }
     rows = []
-    for name, value in here.items():
-        if name not in ("labels", "label_words", "metrics", "lora"):
-            usual = recipe.get(name, value)
-            rows.append((f"`{name}`", value, "" if usual == value else "none" if usual is None else usual))
+    for name, value in {**run.arguments, **(lora or {})}.items():
+        is_set = value not in (None, "", -1)  # `max_steps` -1: as many as the epochs have
+        if not is_set or name in ("labels", "label_words", "metrics", "lora"):
+            continue
+        usual = recipe.get(name, value)
+        if usual == value:
+            usual = ""
+        rows.append((f"`{name}`", value, "none" if usual is None else usual))
     return rows
 
 
@@ -663,9 +664,9 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
         reports = [next(iter(run.reports.values()), {}) for run in result.runs]
         constants = [report["constant_prediction"] for report in reports if "constant_prediction" in report]
         if constants:
-            number = f"{len(constants)} of {len(reports)} models predict" if reports[1:] else "the model predicts"
+            models = f"{len(constants)} of {len(reports)} models predict" if len(reports) > 1 else "the model predicts"
             values = dict.fromkeys(_code(_prediction(constant)) for constant in constants)
-            cautions.append(f"{task}: {number} nothing but {', '.join(values)}.")
+            cautions.append(f"{task}: {models} nothing but {', '.join(values)}.")
         elif metric == "matthews" and score == 0:
             cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
         elif random.get(key) and score <= median(random[key]):

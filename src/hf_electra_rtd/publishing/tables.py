@@ -32,14 +32,8 @@ from hf_electra_rtd.base.tasks import BENCHMARKS
 _DIGITS = 8  # of hashes, in names
 _LONGEST = 60  # characters of a setting in a name; of a longer one its hash stands there
 _ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
-_READ = (
-    "examples",
-    "features",
-    "skipped",
-    "truncated",
-    "unknown_share",
-    "fingerprint",
-)  # of a split: what reading gave
+# Of a split: what reading it gave.
+_READ = ("examples", "features", "skipped", "truncated", "unknown_share", "fingerprint")
 
 
 # ---- Results ----
@@ -53,7 +47,7 @@ class Column:
     task: str
     kind: str
     metric: str
-    data: str  # hash of the examples that were scored
+    data: str  # hash of the scored examples
 
 
 @dataclass(frozen=True)
@@ -108,21 +102,19 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     columns: dict[Column, list[EvaluationRecord]] = {}
     for record in records:
         columns.setdefault(_column(record), []).append(record)
-    # In which the runs of a task differ, by benchmark, so that a row has one name for all tasks; and, by model, too,
-    # weights and tokenizers: those of models with different names are different anyway.
+    # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
     settings: dict[str, set[str]] = defaultdict(set)
-    origins: dict[tuple[str, str], set[str]] = defaultdict(set)
+    # By model: weights and tokenizers. Those of models with different names are different anyway.
+    origins: dict[str, list[dict[str, str]]] = defaultdict(list)
     for column, runs in columns.items():
         settings[column.benchmark] |= _different([_settings(record) for record in runs])
-        for model in {_model_name(record) for record in runs}:
-            origins[column.benchmark, model] |= _different(
-                [_origin(record) for record in runs if _model_name(record) == model]
-            )
+        for record in runs:
+            origins[_model_name(record)].append(_origin(record))
     results: dict[tuple[Column, str], TaskResult] = {}
     for column, runs in columns.items():
         task = _title(column, columns)
         for record in runs:
-            different = settings[column.benchmark] | origins[column.benchmark, _model_name(record)]
+            different = settings[column.benchmark] | _different(origins[_model_name(record)])
             values = {**_settings(record), **_origin(record)}
             apart = [f"{name} {value}" for name, value in values.items() if name in different and value]
             model = _model_name(record, *apart)

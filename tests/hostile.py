@@ -106,7 +106,7 @@ YAML = {  # what must come of files of flags
 }
 TABLES, CHECKPOINT = "{.csv,.tsv,.jsonl,.parquet}", "resumed_run/checkpoint-4"
 STATE = "{optimizer.pt,scheduler.pt,rng_state.pth,model.safetensors,{config,trainer_state}.json}"
-PAIR, TUNED = "pair_run/discriminator", "tuned_run/own/seed_42"
+PAIR, TUNED = "pair_run/discriminator", "tuned_run/train/seed_42"
 MODEL = "{config.json,tokenizer.json,model.safetensors}"
 # Of each area groups, which are drawn equally often. A line: what must come of it, or of a file that the oracle finds
 # bad; a command, with braces as in a shell; behind the bar a file that is mutated, `_` for the last word.

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from transformers import AutoModelForSequenceClassification, pipeline
 
 from hf_electra_rtd.base.cli import parse_arguments
+from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import BENCHMARKS, Task, get_task
 from hf_electra_rtd.finetuning import predict as predict_command
 from hf_electra_rtd.finetuning import reading
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import Split, encode_task, load_split, load_task, own_task
 from hf_electra_rtd.finetuning.kinds import make_kind
+from hf_electra_rtd.finetuning.plan import _name_of_data
 from tests.finetuning.conftest import run_finetune
 
 
@@ -610,8 +612,9 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
     given |= {"max_steps": 1, "output_dir": run}
     given |= {"doc_stride": 4, "max_query_length": 8} if kind == "question_answering" else {}
     assert run_finetune(model_name_or_path=encoder, **given) == 0
-    seed = run / "own/seed_42"
+    seed = run / "t/seed_42"
     report = json.loads((seed / "report_dev.json").read_text())
+    assert EvaluationRecord.load(seed).reports["dev"].get("mae") == report.get("mae")
     main = {"multiple_choice": "accuracy", "multi_label": "micro_f1", "regression": "pearson"}
     assert report["metric"] == main.get(kind, "f1")
     lines = [json.loads(line) for line in (seed / "predictions_test.jsonl").read_text().splitlines()]
@@ -643,6 +646,18 @@ def test_own_files_of_every_kind_are_trained_reported_and_predicted(kind, encode
         file = write(tmp_path, "squad.json", [squad({"id": "a", "question": "where ?"})])
         assert predict_command.main(["--model_name_or_path", str(run), "--file", file, "--use_cpu"]) == 0
         assert {"id", "question", "answer", "nbest"} <= json.loads(capsys.readouterr().out).keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"train_file": "data/film reviews.csv.gz", "test_file": "b.csv"}, "film-reviews"),
+        ({"test_file": "KorQuAD_v1.0_dev.json"}, "KorQuAD_v1.0_dev"),
+        ({"dataset": "org/reviews"}, "reviews"),
+    ],
+)
+def test_a_task_of_ones_own_is_called_as_its_file_or_dataset(given, name):
+    assert _name_of_data(OwnTaskArguments(**given)) == name
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ import pytest
 from datasets import Dataset
 from sklearn.metrics import classification_report, confusion_matrix
 
+from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.kinds import make_kind
@@ -113,16 +114,36 @@ def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, ca
         assert bool(said) == ("nothing but" in caplog.text)
 
 
+def test_the_worst_errors_of_several_labels_are_those_that_were_surest(make, tmp_path):
+    draw = np.random.default_rng(4)
+    labels = ("a", "b", "c")
+    shares = draw.uniform(size=(40, 3))
+    right = [[label for label in labels if draw.random() < 0.5] for _ in range(40)]
+    predicted = [[label for label, share in zip(labels, of_text, strict=True) if share > 0.5] for of_text in shares]
+    kind = make("multi_label", "micro_f1", labels=labels)
+    report, _ = written(tmp_path, kind, predicted, split_of(right, probabilities=shares))
+    loss = [
+        sum(
+            abs(share - (label in of_text))
+            for label, share in zip(labels, of_row, strict=True)
+            if (share > 0.5) != (label in of_text)
+        )
+        for of_row, of_text in zip(shares, right, strict=True)
+    ]
+    assert [error["id"] for error in report["errors"]] == [f"id{row}" for row in np.argsort(loss)[::-1][:10]]
+
+
 def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
     kind = make("tagging", "f1", labels=TAGS)
     rows = [{"id": "a", "texts": ["It", "rains"], "label": ["O", "B-x"]}, {"id": "b", "texts": ["So"], "label": ["O"]}]
     split, predicted = Split(Dataset.from_list(rows), 0, {}), [["B-y", "B-x"], ["O"]]
-    report, _ = written(tmp_path, kind, predicted, split)
+    report, text = written(tmp_path, kind, predicted, split)
     assert report["classes"]["x"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1}
     assert (sum(map(sum, report["confusion"])), report["confusion"][0][3]) == (3, 1)
     assert report["baseline"] == {"prediction": "O", "score": 0.0}
     wrong = {"id": "a", "text": "It rains", "label": ["O", "B-x"], "prediction": ["B-y", "B-x"]}
     assert report["errors"] == [wrong]
+    assert "probability" not in text
 
 
 def test_a_run_leaves_a_report_of_what_is_labeled_beside_its_predictions(finished):
@@ -131,3 +152,20 @@ def test_a_run_leaves_a_report_of_what_is_labeled_beside_its_predictions(finishe
     report = json.loads((run / "report_dev.json").read_text())
     assert (report["examples"], report["metric"]) == (60, "accuracy")
     assert (run / "confusion_dev.png").exists()
+    kept = EvaluationRecord.load(run).reports["dev"]
+    assert kept == {name: report[name] for name in ("interval", "baseline", "classes", "data")}
+
+
+def test_the_hash_of_examples_is_of_texts_and_labels_and_not_of_ids(make, tmp_path):
+    kind = make("classification", "accuracy", labels=LABELS[:2])
+
+    def digest(labels, **columns):
+        examples = split_of(labels).examples
+        for name, values in columns.items():
+            examples = examples.remove_columns(name).add_column(name, values)
+        return written(tmp_path, kind, ["no", "no"], Split(examples, 0, {}))[0]["data"]
+
+    first = digest(["no", "yes"])
+    assert digest(["no", "yes"], id=["x", "y"]) == first
+    assert digest(["no", "yes"], texts=[["text 0"], ["other"]]) != first
+    assert digest(["yes", "no"]) != first

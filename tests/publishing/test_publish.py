@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
 from hf_electra_rtd.publishing import publish
-from hf_electra_rtd.publishing.card import PROJECT_URL, CardArguments, pretraining_card
+from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training import pretrain
 from tests.finetuning.conftest import review_flags, run_finetune
 from tests.publishing.hub_server import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX, TOKEN
@@ -146,10 +146,20 @@ def test_evaluations_are_of_this_model(runs, hub):
     assert send(runs / "run", "--evaluations", halfway) == 0
 
 
+def test_only_examples_of_a_dataset_on_the_hub_are_in_a_card(runs):
+    for dataset, number in ((None, 0), ("org/reviews", 2)):
+        for path in EvaluationRecord.find(runs / "tuned"):
+            record = EvaluationRecord.load(path)
+            dataclasses.replace(record, dataset={**record.dataset, "id": dataset}).save(path.parent)
+        (repository,) = publish.fine_tuned_repositories(runs / "tuned", "org/small", CardArguments())
+        widget = ModelCard(repository.files["README.md"].decode()).data.get("widget") or []
+        assert len(widget) == number
+
+
 def test_the_command_of_a_card_repeats_the_run(finished_run, corpus, tmp_path, monkeypatch):
     record, card_args = PretrainingRecord.load(finished_run), CardArguments()
     text = pretraining_card(record, "generator", GENERATOR, card_args)
-    command = re.search(rf"git clone {PROJECT_URL}\ncd \S+\npip install -e .\n(.*?)```", text, re.DOTALL)[1]
+    command = re.search(r"pip install -e .\n(.*?)```", text, re.DOTALL)[1]
     for path in (corpus, finished_run.parent / "vocab.txt", finished_run.parent / "config"):
         (tmp_path / path.name).symlink_to(path)
     monkeypatch.chdir(tmp_path)

@@ -1,16 +1,19 @@
 import json
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.publishing.tables import main, results_table, summarize
+from hf_electra_rtd.publishing.tables import differences, main, results_table, summarize
 from tests.publishing.card_records import evaluation_record, runs
 
 
 SMALL = {"size": "small"}
 MODEL = "tiny (transformers head)"
+WORDS = {"no": "dull", "yes": "great"}
+OTHER = {"model": {"name_or_path": "other", "sha256": "0" * 64, "tokenizer": "1" * 64}}
 
 
 def cells(records, published=False):
@@ -44,14 +47,13 @@ def test_runs_are_grouped_by_model_and_task_and_ordered_by_seed():
     ]
     assert [(result.task, result.model, result.main) for result in summarize(records)] == [
         ("rte", MODEL, [0.5, 0.6]),
-        ("cola", MODEL, [0.2]),
         ("rte", "tiny (random weights, transformers head)", [0.4]),
         ("rte", "tiny (paper head, lora)", [0.3]),
+        ("cola", MODEL, [0.2]),
     ]
 
 
 FIRST = evaluation_record("rte", 42, 0.5)
-OWN = {"benchmark": "own"}
 
 
 @pytest.mark.parametrize(
@@ -63,8 +65,10 @@ OWN = {"benchmark": "own"}
         ("tokenizer 11111111", {}, {"model": {"tokenizer": "1" * 64}}),
         ("training data", {}, {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
         ("template {text} it", {"arguments": {"template": ""}}, {"arguments": {"template": "{text} it"}}),
-        ("evaluation data", OWN, {**OWN, "data": {**FIRST.data, "dev": {"files": {"dev.tsv": "2" * 64}}}}),
-        ("evaluation data", {}, {"data": {**FIRST.data, "dev": {"files": {"dev.tsv": "2" * 64}}}}),
+        ("max_steps 9", {}, {"arguments": {**FIRST.arguments, "max_steps": 9}}),
+        ("label_words no=dull yes=great", {}, {"arguments": {**FIRST.arguments, "label_words": WORDS}}),
+        ("learning_rate 1e-05", {}, {**OTHER, "arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
+        ("training data", {}, {**OTHER, "data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
     ],
 )
 def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_differs(difference, first, change):
@@ -72,8 +76,37 @@ def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_di
     first, second = summarize([evaluation_record("rte", 42, 0.5, **first), *others])
     assert (first.main, second.main) == ([0.5], [0.6, 0.7])
     assert difference in second.model
-    assert " )" not in first.model  # what is empty is not named
+    assert not re.search(r" \)|-1|null", first.model)  # what is not set is not named
+    assert ("weights" in second.model) == difference.startswith("weights")  # nor what other names say
     assert second.model.replace(difference, "") != first.model != second.model
+
+
+EXAMPLES = {"reports": {"dev": {"data": "1" * 64}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "titles"),
+    [
+        ({"reports": {"dev": {"data": "2" * 64}}}, ["rte (data 11111111)", "rte (data 22222222)"]),
+        ({"kind": "regression"}, ["rte (classification)", "rte (regression)"]),
+        ({"metrics": {"dev": {"f1": 0.6}}, "main_metric": "f1"}, ["rte (accuracy)", "rte (f1)"]),
+        ({"data": {"dev": {"files": {"other.tsv": "2" * 64}}}}, ["rte"]),  # the same examples from another file
+    ],
+)
+@pytest.mark.parametrize("name", ["tiny", "other"])
+def test_scores_stand_in_one_column_only_if_examples_kind_and_metric_are_the_same(tmp_path, change, titles, name):
+    first = evaluation_record("rte", 42, 0.5, **EXAMPLES)
+    second = evaluation_record("rte", 43, 0.6, model={"name_or_path": name}, **{**EXAMPLES, **change})
+    columns = cells([first, second])[0][0]
+    assert [column for column in columns if column.startswith("rte")] == titles
+    records = {tmp_path / str(record.seed): record for record in (first, second)}
+    has_difference = len(titles) == 1 and (name == "other" or "data" in change)
+    assert len(list(differences(records))) == has_difference
+
+
+def test_models_of_one_name_are_not_one_row_if_their_weights_differ_between_tasks():
+    records = [evaluation_record("rte"), evaluation_record("mrpc", model={"sha256": "0" * 64})]
+    assert len({result.model for result in summarize(records)}) == 2
 
 
 def test_a_setting_that_differs_on_one_task_names_the_row_of_all_tasks():
@@ -172,10 +205,10 @@ INTERVAL = "95 % interval over examples"
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ([report(0.8, 0.7, 0.8, 0.9)], report(0.5, 0.5, 0.5, 0.5), f"+30.0 ({INTERVAL} +20.5 to +39.5)"),
-        (MEDIANS, report(0.5, 0.2, 0.8, 0.5), f"+10.0 ({INTERVAL} +0.0 to +0.0)"),
-        ([report(0.5, 0.5)], report(0.5, 0.5, data="b"), "no interval, because"),
-        ([report(0.5, 0.5), None], report(0.5, 0.5), "no interval, because"),
+        ([report(0.8, 0.7, 0.8, 0.9)], report(0.5, 0.5, 0.5, 0.5), f"+30.00 ({INTERVAL} +20.50 to +39.50)"),
+        (MEDIANS, report(0.5, 0.2, 0.8, 0.5), f"+10.00 ({INTERVAL} +0.00 to +0.00)"),
+        ([report(0.5, 0.5)], report(0.5, 0.5, data="b"), "no difference"),
+        ([report(0.5, 0.5), None], report(0.5, 0.5), "no difference"),
     ],
 )
 def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, second, said):
@@ -196,7 +229,6 @@ def test_two_models_are_compared_on_the_same_samples(tmp_path, capsys, first, se
     [
         ([], "--output_dir"),
         ([FIRST, FIRST], "seed 42"),
-        ([FIRST, evaluation_record("rte", 43, metric="f1")], "rte"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(tmp_path, records, name):

@@ -157,6 +157,9 @@ class EvaluationRecord(_Record):
     versions: dict[str, str]
     predictions: dict[str, str] = field(default_factory=dict)  # of each predicted split: its file beside the record
     curves: list[dict[str, Any]] = field(default_factory=list)  # the log, one dict a line, each with `step`
+    # Of each split with labels, from its report: `interval`, `baseline`, `classes`, `mae`, `rmse`, the value that is
+    # always predicted (`constant_prediction`), and `data`, the hash of the scored examples.
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def score(self) -> float | None:
@@ -258,7 +261,7 @@ _PATH_OR_ID_FLAGS = (
     "generator_backbone",
 )
 # Names, also ends of names, of what is never a path: classes, and the tokens in `tokenizer_config.json`.
-_NO_PATHS = ("labels", "id2label", "label2id", "_token", "_tokens", "_tokens_decoder")
+_NO_PATHS = ("labels", "classes", "prediction", "id2label", "label2id", "_token", "_tokens", "_tokens_decoder")
 # Absolute paths, which are private if they exist here; and those that are private wherever they lead.
 _ABSOLUTE = re.compile(r"~|[\\/]|[A-Za-z]:[\\/]|file:")
 _PRIVATE = re.compile(r"\.\.?[\\/]|(?:file:(?://)?)?/(?:home|Users|root)/|~[\\/]|[A-Za-z]:[\\/](?!/)|\\\\[\w.-]+\\")

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -165,7 +166,7 @@ class Plan:
         if self.own.is_given or self.flags.benchmark == "own":
             if names[1:]:
                 raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
-            tasks = [own_task("own" if names == ["all"] else names[0], self.own)]
+            tasks = [own_task(_name_of_data(self.own) if names == ["all"] else names[0], self.own)]
         else:
             benchmark = self.flags.benchmark
             tasks = [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
@@ -257,6 +258,14 @@ class Plan:
                 f"--max_seq_length is {length}, but {self.model.name} reads {self.model.positions} tokens at most."
             )
         return int(min(length, self.model.positions))
+
+
+def _name_of_data(own: OwnTaskArguments) -> str:
+    """What one's own task is called without `task_name`: its first file without endings, or its dataset; with a hyphen
+    in place of spaces and signs."""
+    source = own.train_file or own.validation_file or own.test_file or own.dataset or ""
+    name = re.sub(r"(\.[a-z]+)(\.gz|\.zst)?$", "", Path(source).name, flags=re.IGNORECASE)
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "own"
 
 
 def guess_size(config: Any) -> str:

@@ -28,15 +28,18 @@ _SEED = 0  # one for all, so that models are compared on the same samples
 _WORST = 10  # errors
 _MOST_DRAWN = 20  # classes in the picture
 _LONGEST = 300  # characters of a text to read
+_IN_RECORD = ("interval", "baseline", "constant_prediction", "mae", "rmse", "classes", "data")
+_CORRELATIONS = ("matthews", "pearson", "spearman")
 
 
 def write_report(
     directory: Path, name: str, kind: Kind, predictions: Sequence[Any], scores: dict[str, float], split: Split
-) -> None:
+) -> dict[str, dict[str, Any]]:
     """Writes `report_<name>.json`, the same to read as `.txt`, and for up to 20 classes `confusion_<name>.png`;
-    nothing where no example is labeled. Warns of a model that always predicts the same."""
+    nothing where no example is labeled. Returns what the record holds of it, by the split's name. Warns of a model
+    that always predicts the same."""
     if not scores:
-        return
+        return {}
     known = [row for row, reference in enumerate(kind.references(split.examples)) if reference is not None]
     examples = split.examples.select(known)
     predicted = [predictions[row] for row in known]
@@ -44,8 +47,8 @@ def write_report(
     metric = kind.task.main_metric
     title = f"{kind.task.title}, {name}"
     samples = resampled_scores(kind, predicted, right)
-    shares = split.probabilities if kind.task.kind == "classification" else None
-    sure = None if shares is None else shares[known].max(axis=-1)
+    shares = None if split.probabilities is None else [split.probabilities[row] for row in known]
+    constant = _constant_prediction(kind, predicted, right)
     report = {
         "title": title,
         "metric": metric,
@@ -53,10 +56,11 @@ def write_report(
         "examples": len(right),
         "interval": np.quantile(samples, INTERVAL).tolist(),
         **compared(kind, predicted, right),
-        "errors": list(_worst_errors(kind, predicted, right, examples, sure)),
+        **constant,
+        "errors": list(_worst_errors(kind, predicted, right, examples, shares)),
         # For `compare`: the main score of each sample, and what was scored.
         "resampled": samples.round(6).tolist(),
-        "data": hashlib.sha256(json.dumps([metric, list(examples["id"]), right]).encode()).hexdigest(),
+        "data": hashlib.sha256(json.dumps(examples.remove_columns("id")[:]).encode()).hexdigest(),
     }
     write_text(directory / f"report_{name}.json", json.dumps(report, ensure_ascii=False) + "\n")
     paragraphs = list(_to_read(report))
@@ -64,14 +68,20 @@ def write_report(
     if 0 < len(report.get("labels", ())) <= _MOST_DRAWN:
         _draw_confusion(report, directory / f"confusion_{name}.png")
     logger.info(paragraphs[0])
+    for value in constant.values():
+        logger.warning(f"{title}: the model predicts nothing but {_shown(value)}.")
+    return {name: {key: report[key] for key in _IN_RECORD if key in report}}
+
+
+def _constant_prediction(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict[str, Any]:
+    """What is always predicted, though it is not always right; empty where predictions differ."""
     ours = _flat(kind, predicted)
     theirs = _flat(kind, right)
     if kind.task.kind == "regression":
         is_constant = np.ptp(ours) < np.ptp(theirs) / 100
     else:
         is_constant = ours != theirs and all(value == ours[0] for value in ours)
-    if is_constant:
-        logger.warning(f"{title}: the model predicts nothing but {ours[0]!r}.")
+    return {"constant_prediction": ours[0]} if is_constant else {}
 
 
 def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
@@ -144,10 +154,17 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
 
 
 def _worst_errors(
-    kind: Kind, predicted: Sequence[Any], right: Sequence[Any], examples: Any, sure: np.ndarray | None
+    kind: Kind, predicted: Sequence[Any], right: Sequence[Any], examples: Any, shares: Sequence[Any] | None
 ) -> Iterator[dict[str, Any]]:
-    """At most 10: those of the highest probability, the largest difference, or the most words."""
-    sizes = _errors(kind, predicted, right) * (1 if sure is None else sure)
+    """At most 10: those of the highest probability, the largest difference, or the most words. `shares` are the
+    probabilities of each example."""
+    sizes = _errors(kind, predicted, right)
+    sure = None
+    if shares is not None and kind.task.kind == "multi_label":
+        sizes = np.array([_wrong_share(kind, *pair) for pair in zip(shares, right, strict=True)])
+    elif shares is not None and kind.task.kind in ("classification", "multiple_choice"):
+        sure = np.array([max(of_example) for of_example in shares])
+        sizes = sizes * sure
     between = " " if kind.task.kind == "tagging" else " | "
     for row in np.argsort(-sizes, kind="stable")[: min(_WORST, np.count_nonzero(sizes))].tolist():
         example = examples[row]
@@ -163,13 +180,24 @@ def _worst_errors(
         yield error | {"text": between.join(texts)}
 
 
+def _wrong_share(kind: Kind, shares: np.ndarray, right: Sequence[str]) -> float:
+    """Of several labels: how sure the model was of what it decided wrongly, summed over the labels."""
+    is_right = np.isin(kind.task.labels, right)
+    return float(np.abs(shares - is_right)[(shares > 0.5) != is_right].sum())
+
+
 def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
     """Paragraphs, the first one a line."""
+
+    def score(value: float) -> str:
+        return f"{value:.3f}" if report["metric"] in _CORRELATIONS else f"{value:.1%}"
+
     low, high = report["interval"]
-    line = f"{report['title']}: {report['metric']} {report['score']:.1%} (95% interval {low:.1%} to {high:.1%})"
+    line = f"{report['title']}: {report['metric']} {score(report['score'])} "
+    line += f"(95% interval {score(low)} to {score(high)})"
     baseline = report.get("baseline", {})
     if baseline:
-        line += f"; always {baseline['prediction']!r} would score {baseline['score']:.1%}"
+        line += f"; always {_shown(baseline['prediction'])} would score {score(baseline['score'])}"
     for name in ("mae", "rmse") if "mae" in report else ():
         line += f"; {name} {report[name]:.4g}, always the mean: {baseline[name]:.4g}"
     yield line
@@ -179,12 +207,21 @@ def _to_read(report: Mapping[str, Any]) -> Iterator[str]:
     if "confusion" in report:
         rows = [[label, *row] for label, row in zip(report["labels"], report["confusion"], strict=True)]
         yield "Rows: the right label. Columns: the predicted one.\n" + _table([["", *report["labels"]], *rows])
-    if report["errors"]:
-        yield "The worst errors: id, prediction (its probability), right label; then the text."
-    for error in report["errors"]:
+    errors = report["errors"]
+    if errors:
+        sure = " (its probability)" if "probability" in errors[0] else ""
+        yield f"The worst errors: id, prediction{sure}, right label; then the text."
+    for error in errors:
         sure = f" ({error['probability']:.1%})" if "probability" in error else ""
-        head = f"{error['id']}: {error['prediction']}{sure}, right: {error['label']}"
+        head = f"{error['id']}: {_shown(error['prediction'])}{sure}, right: {_shown(error['label'])}"
         yield f"{head}\n    {error['text'][:_LONGEST]}"
+
+
+def _shown(value: Any) -> str:
+    """A prediction or a label, to read."""
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(repr, value)) or "no label"
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> str:

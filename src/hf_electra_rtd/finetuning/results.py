@@ -142,7 +142,8 @@ def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> No
     failure = None
     try:
         for name, (predictions, scores) in result.answers.items():
-            write_report(directory, name, job.kind, predictions, scores, result.splits[name])
+            report = write_report(directory, name, job.kind, predictions, scores, result.splits[name])
+            result.record.reports.update(report)
     except Exception as error:
         failure = error
     result.record.save(directory)

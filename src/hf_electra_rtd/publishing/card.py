@@ -17,16 +17,16 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.cli import flag
 from hf_electra_rtd.base.files import reading
-from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
-from hf_electra_rtd.base.tasks import BENCHMARKS
+from hf_electra_rtd.base.tasks import BENCHMARKS, SPANS, Task
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
 from hf_electra_rtd.publishing.tables import TaskResult, limits, markdown_table, results_table, summarize
 
 
-PROJECT_URL = "https://example.org/hf-electra-rtd"  # a placeholder until the project has an address
+PROJECT_URL: str | None = None  # of the repository; None while it is nowhere to be cloned from
 PACKAGE = "hf-electra-rtd"  # library of the pair, and a tag of all that comes from here
 # Of each kind of fine-tuning: the Hub's task (huggingface.js, packages/tasks), the model's class, and what it does.
 _KINDS = {
@@ -43,6 +43,8 @@ _GRAPHS = {
     "detector": ("token-classification", "TokenClassification", "tells which tokens of a text were replaced"),
     "generator": ("fill-mask", "MaskedLM", "fills masked tokens"),
 }
+# Tasks that `transformers.pipeline` knows.
+_PIPELINES = ("text-classification", "token-classification")
 # The Hub's ids of our metrics (hf.co/metrics), where they are not our own name for them.
 _METRICS = {
     "matthews": "matthews_correlation",
@@ -112,6 +114,26 @@ _PAPER = {
     "attention_probs_dropout_prob": 0.1,
     "bias_correction": False,
     "vocab_size": 30522,
+}
+# What fine-tuning has by default, beside what the size, the task and `FINETUNING` say.
+_FINE_TUNING = {
+    "batch_size": FINETUNING["per_device_train_batch_size"],
+    "max_steps": None,
+    "lr_scheduler_type": "linear",
+    "bias_correction": False,
+    "max_grad_norm": 1.0,
+    "layerwise_lr_decay_off_by_one": False,
+    "select": "last",
+    "early_stopping_patience": None,
+    "eval_strategy": None,
+    "class_weights": "none",
+    "neftune_noise_alpha": None,
+    "max_train_samples": None,
+    "max_eval_samples": None,
+    "few_shot": None,
+    "lora_r": None,
+    "lora_alpha": None,
+    "lora_dropout": None,
 }
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
 _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
@@ -236,7 +258,7 @@ def pretraining_card(
         changes=_changes(record) if step == record.steps else [],
         results=results_table([*shown, *others], published=size is not None) if own else "",
         cautions=_cautions(shown, others),
-        settings=[row if is_electra else row[:2] for row in _settings(record, reference, planned)],
+        settings=_settings(record, reference, planned),
         reference=f"ELECTRA-{reference.capitalize()}" if is_electra else None,
         license_of_text=_license_of_text(record),
         command=_command(record),
@@ -250,9 +272,11 @@ def fine_tuned_card(
     card: CardArguments,
     base_model: str | None = None,
     adapter: bool = False,
+    texts: Sequence[str] = (),
 ) -> str:
     """The card of a fine-tuned model, or of LoRA adapters, from the runs of one model on one task, the first of which
-    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub."""
+    made the weights. `base_model` is the Hub id of what was fine-tuned, None where it is not on the Hub; `texts` are
+    held-out ones to try the model on, which become public with the card."""
     run = records[0]
     results = summarize(records)
     if len(results) != 1:
@@ -286,6 +310,7 @@ def fine_tuned_card(
         datasets=list(dict.fromkeys(datasets)),
         base_model=derived,
         base_model_relation=None if derived is None else relation,
+        widget=[{"text": text} for text in texts],
     )
 
     cautions = [*_cautions(records, ()), *(f"{run.task}: {limit}." for limit in limits(run))]
@@ -309,6 +334,8 @@ def fine_tuned_card(
         model_class=run.model["architecture"] if has_own_head else f"AutoModelFor{auto_class}",
         texts=2 if run.kind == "question_answering" else len(run.dataset.get("text_columns") or [""]),
         results=results_table(named, published=False) if len(records) > 1 else "",
+        pipeline=task if task in _PIPELINES and not has_own_head and not adapter else None,
+        settings=_fine_tuning_settings(run),
     )
 
 
@@ -389,13 +416,18 @@ def _environment() -> Any:
 
     loader = PackageLoader("hf_electra_rtd.publishing")
     environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.globals |= {"project_url": PROJECT_URL, "picture": CURVES_FILE}
+    environment.globals |= {
+        "project": f"[its repository]({PROJECT_URL})" if PROJECT_URL else "its repository",
+        "project_url": PROJECT_URL,
+        "picture": CURVES_FILE,
+    }
     environment.filters |= {
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
         "duration": format_duration,
         "plain": lambda text: re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", str(text)),
-        "code": lambda text: "`" + str(text).replace("`", "'").replace("|", "\\|") + "`",
+        "code": _code,
+        "prediction": _prediction,
         "link": lambda repo_id: f"[{repo_id}](https://huggingface.co/{repo_id})",
         "json": lambda value: json.dumps(value, ensure_ascii=False),
         "pick": lambda values, *keys: [(f"`{key}`", values.get(key)) for key in keys],
@@ -405,8 +437,8 @@ def _environment() -> Any:
 
 
 def _table_of_values(rows: Sequence[Sequence[Any]], *header: str) -> str:
-    """Rows without a value are left out."""
-    cells = [[_number(cell) for cell in row] for row in rows if row[1] not in (None, "")]
+    """The first columns of rows, as many as there are titles. Rows without a value are left out."""
+    cells = [[_number(cell) for cell in row[: len(header)]] for row in rows if row[1] not in (None, "")]
     return markdown_table(header, cells)
 
 
@@ -416,6 +448,15 @@ def _render(template: str, data: ModelCardData, **values: Any) -> str:
     with reading(f"{record.FILE if record else 'The configuration'} of {values['repo_id']}", "Restore the file."):
         body = _environment().get_template(template).render(**values)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
+
+
+def _code(text: Any) -> str:
+    return "`" + str(text).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _prediction(value: Any) -> str:
+    """A label, several, or a number."""
+    return (", ".join(map(str, value)) or "no label") if isinstance(value, list) else _number(value)
 
 
 def _number(value: Any) -> str:
@@ -429,13 +470,15 @@ def _number(value: Any) -> str:
 
 
 def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord], **values: Any) -> ModelCardData:
-    """With the median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub."""
+    """With the median of each metric on each split, as a fraction or correlation, where the dataset is on the Hub and
+    no model predicts a constant."""
     results = []
     for result in _official(runs):
         run = result.runs[0]
         for split, metric in ((split, metric) for split, metrics in run.metrics.items() for metric in metrics):
             scores = result.scores(split, metric)
-            if split not in run.dataset["splits"] or not scores:
+            is_constant = any(_is_constant(record, split) for record in result.runs)
+            if split not in run.dataset["splits"] or not scores or is_constant:
                 continue
             results.append(
                 EvalResult(
@@ -461,20 +504,27 @@ def _metadata(repo_id: str, card: CardArguments, runs: Sequence[EvaluationRecord
 
 
 def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
-    """The result on each task whose dataset belongs to a benchmark and is on the Hub, of whole splits. A ValueError
-    for a task whose runs differ in more than their seed: which figure is published must not be left open."""
+    """The result on each task whose dataset belongs to a benchmark and is on the Hub, trained and evaluated on whole
+    splits. A ValueError for a task whose runs differ in more than their seed: which figure is published must not be
+    left open."""
     results: dict[str, TaskResult] = {}
-    whole = [run for run in records if not run.arguments.get("max_eval_samples")]
+    whole = [run for run in records if not limits(run)]
     for result in summarize(_named(run, "the model") for run in whole):
+        task = result.runs[0].task
         if result.benchmark == "own" or not result.runs[0].dataset.get("id"):
             continue
-        if result.task in results:
+        if task in results:
             raise ValueError(
-                f"{result.task}: the runs are of several settings: {results[result.task].model}, {result.model}. "
-                "Pass those of one as evaluations, and the others as compared."
+                f"{task}: the runs are of several settings: {results[task].model} on {results[task].task}, "
+                f"{result.model} on {result.task}. Pass those of one as evaluations, and the others as compared."
             )
-        results[result.task] = result
+        results[task] = result
     return list(results.values())
+
+
+def _is_constant(run: EvaluationRecord, split: str) -> bool:
+    """Whether a model predicts the same for every example; without a report only Matthews' correlation tells."""
+    return "constant_prediction" in run.reports.get(split, {}) or run.metrics[split].get("matthews") == 0
 
 
 # ---- Values of cards ----
@@ -531,6 +581,36 @@ def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[t
     return rows
 
 
+def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
+    """Name, value, and the recipe's where it is another one."""
+    lora = run.arguments.get("lora")
+    size = SIZES.get(run.model.get("size") or "small", SIZES["small"])
+    defaults: dict[str, Any] = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
+    if run.kind == "question_answering":
+        defaults |= SPANS
+    for task in BENCHMARKS.get(run.benchmark, ()):
+        if task.name == run.task:
+            defaults |= vars(task)
+    recipe = {
+        **FINETUNING,
+        **_FINE_TUNING,
+        "learning_rate": LORA_LEARNING_RATE if lora else size.learning_rate,
+        "layerwise_lr_decay": 1.0 if lora else size.layerwise_lr_decay,
+        "num_train_epochs": defaults["epochs"],
+        "max_seq_length": defaults["max_seq_length"],
+    }
+    rows = []
+    for name, value in {**run.arguments, **(lora or {})}.items():
+        is_set = value not in (None, "", -1)  # `max_steps` -1: as many as the epochs have
+        if not is_set or name in ("labels", "label_words", "metrics", "lora"):
+            continue
+        usual = recipe.get(name, value)
+        if usual == value:
+            usual = ""
+        rows.append((f"`{name}`", value, "none" if usual is None else usual))
+    return rows
+
+
 def _hidden_size(config: Mapping[str, Any]) -> int:
     return int(config.get("hidden_size") or config["dim"])  # DistilBERT has the second name
 
@@ -573,19 +653,27 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
     """How weak scores are to be read."""
     cautions = []
     scratch = summarize(run for run in others if run.model["from_scratch"])
-    random = {(result.benchmark, result.task): result.main for result in scratch}
+    random = {(result.benchmark, result.runs[0].task): result.main for result in scratch}
     majorities = {(name, task.name): task.majority for name, tasks in BENCHMARKS.items() for task in tasks}
     for result in summarize(own):
         task = result.task
-        key = (result.benchmark, task)
-        metric = result.runs[0].main_metric
+        first = result.runs[0]
+        key = (result.benchmark, first.task)
+        metric = first.main_metric
         score = result.figures.get("median", float("nan"))
-        if metric == "matthews" and score == 0:
+        reports = [next(iter(run.reports.values()), {}) for run in result.runs]
+        constants = [report["constant_prediction"] for report in reports if "constant_prediction" in report]
+        if constants:
+            models = f"{len(constants)} of {len(reports)} models predict" if len(reports) > 1 else "the model predicts"
+            values = dict.fromkeys(_code(_prediction(constant)) for constant in constants)
+            cautions.append(f"{task}: {models} nothing but {', '.join(values)}.")
+        elif metric == "matthews" and score == 0:
             cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
         elif random.get(key) and score <= median(random[key]):
             cautions.append(f"{task}: not better than the same architecture from random weights.")
-        is_whole = not result.runs[0].arguments.get("max_eval_samples")
+        is_whole = not first.arguments.get("max_eval_samples")
         majority = majorities.get(key, 0.0) if metric == "accuracy" and is_whole else 0.0
+        majority = reports[0].get("baseline", {}).get("score", majority)
         if majority and score - majority < 0.05:
             cautions.append(
                 f"{task}: the median is {100 * score:.1f}; always giving the most frequent label scores "

@@ -17,13 +17,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import hash_model, known_names, read_json, reading
+from hf_electra_rtd.base.files import hash_model, known_names, read_json, read_lines, reading
 from hf_electra_rtd.base.records import (
     HUB_TOKEN,
     EvaluationRecord,
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 PARTS = ("discriminator", "generator", "detector", "pair")
 PREVIEWS = "publish_preview"  # in the run's directory
+_SAMPLES = 2  # held-out texts in a card
 _FORCE = "Replace the model and card of a repository that another run or a person wrote to."
 
 
@@ -217,7 +219,7 @@ def fine_tuned_repositories(
             base = model["name_or_path"]
         adapter_config = best / "model" / hub.ADAPTER_CONFIG
         is_adapter = adapter_config.exists()
-        text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter)
+        text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter, _held_out_texts(best, runs[best]))
         more: Files = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         if is_adapter:
             config = {**read_json(adapter_config), "base_model_name_or_path": base}
@@ -227,6 +229,18 @@ def fine_tuned_repositories(
     if not repositories:
         raise ValueError(f"{directory} holds no fine-tuned model. Fine-tune with --keep_models best.")
     return repositories
+
+
+def _held_out_texts(directory: Path, record: EvaluationRecord) -> list[str]:
+    """Texts to try a model on: the first ones that it was scored on, of tasks with one text whose dataset is on the
+    Hub. Examples from files are not made public."""
+    split = next(iter(record.metrics), "")
+    path = directory / record.predictions.get(split, "")
+    if not record.dataset.get("id") or len(record.dataset.get("text_columns") or ()) != 1 or not path.is_file():
+        return []
+    with reading(path):
+        examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
+        return [text for example in examples for text in example["texts"] if public(text) == text]
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:

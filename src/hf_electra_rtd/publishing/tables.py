@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import statistics
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -28,11 +30,24 @@ from hf_electra_rtd.base.tasks import BENCHMARKS
 
 
 _DIGITS = 8  # of hashes, in names
-_HASHES = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
-_READ = ("examples", "features", "skipped", "truncated", "fingerprint")  # of a split: what reading it gave
+_LONGEST = 60  # characters of a setting in a name; of a longer one its hash stands there
+_ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
+# Of a split: what reading it gave.
+_READ = ("examples", "features", "skipped", "truncated", "unknown_share", "fingerprint")
 
 
 # ---- Results ----
+
+
+@dataclass(frozen=True)
+class Column:
+    """What scores have in common that stand in one column of a table: only they compare."""
+
+    benchmark: str
+    task: str
+    kind: str
+    metric: str
+    data: str  # hash of the scored examples
 
 
 @dataclass(frozen=True)
@@ -40,7 +55,7 @@ class TaskResult:
     """The runs of one model on one task, which differ in their seed."""
 
     benchmark: str
-    task: str
+    task: str  # its name, and what tells it from others of that name: kind, metric, data
     model: str  # its name, and what else tells models apart: random weights, head, adapters, settings that differ
     runs: list[EvaluationRecord]  # by seed
 
@@ -81,24 +96,30 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
 
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
-    """The results of each model on each task. Runs of other weights, settings or data are other models: what differs
-    on a task is part of their names. A ValueError for two runs of a model on a task with the same seed, and for a task
-    whose runs have different main metrics."""
-    models: dict[tuple[str, str], dict[str, list[EvaluationRecord]]] = {}
+    """The results of each model on each task. Tasks of one name with other data, kinds or metrics are other tasks, and
+    runs of other weights, settings or training data are other models: what differs is part of their names. A
+    ValueError for two runs of a model on a task with the same seed."""
+    columns: dict[Column, list[EvaluationRecord]] = {}
     for record in records:
-        tasks = models.setdefault((record.benchmark, _model_name(record)), {})
-        tasks.setdefault(record.task, []).append(record)
-    results: dict[tuple[str, str, str], TaskResult] = {}
-    for (benchmark, _), tasks in models.items():
-        different = _different_settings(tasks.values())
-        for task, runs in tasks.items():
-            for record in runs:
-                settings = _settings(record)
-                apart = [f"{name} {value}" for name, value in settings.items() if name in different and value]
-                model = _model_name(record, *apart)
-                result = TaskResult(benchmark, task, model, [])
-                results.setdefault((benchmark, task, model), result).runs.append(record)
-    metrics: dict[tuple[str, str], str] = {}
+        columns.setdefault(_column(record), []).append(record)
+    # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
+    settings: dict[str, set[str]] = defaultdict(set)
+    # By model: weights and tokenizers. Those of models with different names are different anyway.
+    origins: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for column, runs in columns.items():
+        settings[column.benchmark] |= _different([_settings(record) for record in runs])
+        for record in runs:
+            origins[_model_name(record)].append(_origin(record))
+    results: dict[tuple[Column, str], TaskResult] = {}
+    for column, runs in columns.items():
+        task = _title(column, columns)
+        for record in runs:
+            different = settings[column.benchmark] | _different(origins[_model_name(record)])
+            values = {**_settings(record), **_origin(record)}
+            apart = [f"{name} {value}" for name, value in values.items() if name in different and value]
+            model = _model_name(record, *apart)
+            result = TaskResult(column.benchmark, task, model, [])
+            results.setdefault((column, model), result).runs.append(record)
     for result in results.values():
         result.runs.sort(key=lambda record: record.seed)
         for first, second in pairwise(result.runs):
@@ -106,21 +127,33 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
                 raise ValueError(
                     f"{result.task}: {result.model} has several runs with seed {first.seed}. Pass one of them."
                 )
-        metric = metrics.setdefault((result.benchmark, result.task), result.runs[0].main_metric)
-        if any(record.main_metric != metric for record in result.runs):
-            raise ValueError(f"{result.task}: the runs have different main metrics. Compare them separately.")
     return list(results.values())
 
 
-def _different_settings(tasks: Iterable[Sequence[EvaluationRecord]]) -> set[str]:
-    """The names of the settings in which the runs of one task differ, for any of the tasks."""
-    different = set()
-    for runs in tasks:
-        settings = [_settings(record) for record in runs]
-        for name in set().union(*settings):
-            if len({values.get(name) for values in settings}) > 1:
-                different.add(name)
-    return different
+def _column(record: EvaluationRecord) -> Column:
+    split = _scored_split(record)
+    # Without a report (older records) examples are known by where they came from.
+    data = record.reports.get(split, {}).get("data") or _hash(record.data.get(split, {}))
+    return Column(record.benchmark, record.task, record.kind, record.main_metric, data)
+
+
+def _title(column: Column, columns: Iterable[Column]) -> str:
+    """The name of its task, and what tells it from others of this name."""
+    namesakes = [other for other in columns if (other.benchmark, other.task) == (column.benchmark, column.task)]
+    apart = []
+    if len({other.kind for other in namesakes}) > 1:
+        apart.append(column.kind)
+    if len({other.metric for other in namesakes}) > 1:
+        apart.append(column.metric)
+    if len({other.data for other in namesakes}) > 1:
+        apart.append(f"data {column.data[:_DIGITS]}")
+    return f"{column.task} ({', '.join(apart)})" if apart else column.task
+
+
+def _different(values: Sequence[Mapping[str, str]]) -> set[str]:
+    """The names whose values differ; what is missing is empty."""
+    names = set().union(*values)
+    return {name for name in names if len({of_run.get(name, "") for of_run in values}) > 1}
 
 
 def _model_name(record: EvaluationRecord, *more: str) -> str:
@@ -133,20 +166,34 @@ def _model_name(record: EvaluationRecord, *more: str) -> str:
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:
-    """What decides a run's result beside its task and seed."""
-    settings: dict[str, Any] = {}
-    for name, value in record.arguments.items():
-        settings |= value if isinstance(value, dict) else {name: value}
-    settings |= {name: str(record.model.get(key))[:_DIGITS] for name, key in _HASHES.items()}
-    settings["training data"] = _hash(record.data.get("train", {}))
-    settings["evaluation data"] = _hash(next((split for name, split in record.data.items() if name != "train"), {}))
-    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    """What decides a run's result beside its model, task and seed, as it would be typed; empty where it is not set."""
+    arguments = {**record.arguments, **(record.arguments.get("lora") or {})}
+    settings = {name: _typed(value) for name, value in arguments.items() if name not in ("lora", "metrics")}
+    settings["training data"] = _hash(record.data.get("train", {}))[:_DIGITS]
+    return settings
+
+
+def _typed(value: Any) -> str:
+    if value in (None, -1):  # `max_steps` -1: as many as the epochs have
+        return ""
+    if isinstance(value, dict):
+        value = [f"{name}={item}" for name, item in value.items()]
+    if isinstance(value, list):
+        value = shlex.join(map(str, value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _origin(record: EvaluationRecord) -> dict[str, str]:
+    return {name: str(record.model.get(key))[:_DIGITS] for name, key in _ORIGIN.items()}
 
 
 def _hash(described: Mapping[str, Any]) -> str:
-    """Of a split's source; not of what reading it gave on one machine."""
+    """Of a split's source; not of what reading it gave on one machine, nor of the names of its files."""
     source = {name: value for name, value in described.items() if name not in _READ}
-    return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+    if "files" in source:
+        source["files"] = sorted(source["files"].values())
+    return hashlib.sha256(json.dumps(source, sort_keys=True).encode()).hexdigest()
 
 
 def limits(run: EvaluationRecord) -> list[str]:
@@ -179,20 +226,17 @@ def _by_benchmark(records: Iterable[EvaluationRecord]) -> dict[str, dict[str, di
 
 
 def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
-    """Where exactly two models are compared on a benchmark: for each task of both the difference of their medians over
-    seeds, with a 95 % interval. It is taken over the same samples of the examples for both (paired bootstrap), whose
-    scores stand in the reports beside the records."""
+    """For each task with exactly two models the difference of their medians over seeds, with a 95 % interval. It is
+    taken over the same samples of the examples for both (paired bootstrap), whose scores stand in the reports beside
+    the records."""
     directories = {id(run): path.parent for path, run in records.items()}
-    for models in _by_benchmark(records.values()).values():
-        if len(models) != 2:
-            continue
-        first, second = models.values()
-        for task in first:
-            if task in second:
-                difference = _difference(
-                    *(_read_reports(result, directories) for result in (first[task], second[task]))
-                )
-                yield f"{task}, {' minus '.join(models)}: {difference}."
+    columns: dict[tuple[str, str], list[TaskResult]] = {}
+    for result in summarize(records.values()):
+        columns.setdefault((result.benchmark, result.task), []).append(result)
+    for (_, task), results in columns.items():
+        if len(results) == 2:
+            difference = _difference(*(_read_reports(result, directories) for result in results))
+            yield f"{task}, {' minus '.join(result.model for result in results)}: {difference}."
 
 
 def _read_reports(result: TaskResult, directories: Mapping[int, Path]) -> list[dict[str, Any]]:
@@ -205,11 +249,11 @@ def _difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str
     """The difference of the medians of two models' reports, with its interval."""
     examples = {(report["data"], len(report["resampled"])) for report in (*first, *second)}
     if not first or not second or len(examples) > 1:
-        return "no interval, because the runs have no reports of the same examples"
+        return "no difference, because the runs have no reports of the same examples"
     scores = [statistics.median(report["score"] for report in reports) for reports in (first, second)]
     samples = [np.median([report["resampled"] for report in reports], axis=0) for reports in (first, second)]
     low, high = 100 * np.quantile(samples[0] - samples[1], (0.025, 0.975))
-    return f"{100 * (scores[0] - scores[1]):+.1f} (95 % interval over examples {low:+.1f} to {high:+.1f})"
+    return f"{100 * (scores[0] - scores[1]):+.2f} (95 % interval over examples {low:+.2f} to {high:+.2f})"
 
 
 # ---- Tables ----
@@ -288,6 +332,10 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
         by_metric.setdefault(result.runs[0].main_metric, {})[result.task] = None
     metrics = [f"{metric} ({', '.join(tasks)})" for metric, tasks in by_metric.items()]
     sentences = [f"Figures x 100: {', '.join(metrics)}."]
+    if any(result.task != result.runs[0].task for result in results):
+        sentences.append(
+            "Columns of one task have different examples, kinds or metrics: their figures do not compare."
+        )
     for result in results:
         split = _scored_split(result.runs[0])
         if split != "dev":
@@ -298,8 +346,12 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
             sentences.append(f"{result.task}, {result.model}: {'; '.join(few)}.")
     if averaged:
         sentences.append(f"avg: over {', '.join(averaged)}.")
-    selections = dict.fromkeys(record.selection for result in results for record in result.runs)
-    sentences.append(f"Model of a run: {'; '.join(selections)}.")
+    selections: dict[str, dict[str, None]] = {}
+    for result in results:
+        for record in result.runs:
+            selections.setdefault(record.selection, {})[result.task] = None
+    chosen = [f"{selection} ({', '.join(tasks)})" for selection, tasks in selections.items()]
+    sentences.append(f"Model of a run: {'; '.join(chosen if len(chosen) > 1 else selections)}.")
     for result in results:
         missing = len(result.runs) - len(result.main)
         if missing:

@@ -315,6 +315,7 @@ def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeyp
     ("command", "argv", "status", "message"),
     [
         (lambda: run(lambda argv: None), ["--file", ""], FAILED, "'' (after --file) is empty"),
+        (lambda: run(lambda argv: 0), ["a text", ""], 0, ""),
         (lambda: run(lambda argv: None), ["--file", "\udcff"], FAILED, "is not UTF-8"),
         (hf_electra_rtd_command.main, [], FAILED, "COMMAND"),
         (hf_electra_rtd_command.main, ["--help"], 0, "pretrain"),

@@ -60,7 +60,7 @@ def test_the_library_is_the_one_that_is_clearly_faster(monkeypatch, gain, chosen
     assert products.bfloat16_gain() == 6 / max(1, gain)  # against the best in float32
 
 
-CPUINFO = "processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nflags\t\t: avx2 {}\n\nprocessor\t: 1\n"
+CPUINFO = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nflags\t\t: avx2 {}\n\nvendor_id\t: x\n"
 
 
 @pytest.mark.parametrize(

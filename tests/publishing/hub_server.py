@@ -188,7 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return (403, {"error": "You need the role write"}) if repo_id.startswith("museum/") else {}
             case [] | ["revision", _]:
                 commit = repository.find(rest[1] if rest else "main")
-                files = [{"rfilename": path, "blobId": hashlib.sha1(commit.tree[path]).hexdigest()} for path in commit.tree]
+                ids = {path: hashlib.sha1(content).hexdigest() for path, content in commit.tree.items()}
+                files = [{"rfilename": path, "blobId": blob_id} for path, blob_id in ids.items()]
                 return {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": files}
             case ["commits", revision]:
                 more = {"message": "", "authors": [], "date": DATE}

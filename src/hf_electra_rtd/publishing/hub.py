@@ -301,7 +301,7 @@ def _message(error: Exception) -> str:
     """An error of the library or the network in one line, without secrets, and what led to it if that says more."""
     text = str(error) or type(error).__name__
     if isinstance(error, json.JSONDecodeError):
-        text = f"{HfApi().endpoint} answers, but not as a Hub does: is it under maintenance, or is this its login page?"
+        text = f"{HfApi().endpoint} answers, but not as a Hub does. Is this a page of maintenance or of a login?"
     if error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
         text = f"{text} ({error.__cause__})"
     return " ".join(public(text).split())

@@ -253,7 +253,7 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
     for name in model.keys() & {*hub.WEIGHTS}:
         with reading(directory / name, "Restore the file, or finish the run again."):
-            safe_open(directory / name, framework="numpy")  # raises for a file that was cut, or whose header is damaged
+            safe_open(directory / name, framework="numpy")  # compares its header with its size
     repository.files = {**model, hub.CARD_FILE: hub.mark(card).encode(), **more}
     for name, content in repository.files.items():
         path = content if isinstance(content, Path) else directory / name

@@ -161,7 +161,7 @@ AREAS: dict[str, list[str]] = {
     ],
     "exports": [
         f"FAIL detect 'a river' --as_is --model exported --runtime onnx | exported/detector/{{{EXPORT}.onnx}}",
-        f"FAIL predict --model_name_or_path exported_tuned --runtime onnx-int8 | exported_tuned/{{{EXPORT}_quantized.onnx}}",
+        f"FAIL predict --runtime onnx-int8 --model_name_or_path tuned_graph | tuned_graph/{{{EXPORT}_quantized.onnx}}",
         "FAIL detect 'a river' --as_is --runtime onnx --discriminator {exported/generator,pair_run}",
         "FAIL publish --run exported | exported/detector/{export_record.json,onnx/model.onnx}",
     ],
@@ -175,7 +175,7 @@ AREAS: dict[str, list[str]] = {
         "WORK python {{classify,train}({DataFrame(table),Dataset.from_dict(table),table}),classify(str(7))}",
     ],
     "outputs": [
-        "FAIL {prepare,pretrain,finetune} | new_out\nFAIL {predict,correct} --output_file new_out | new_out",
+        "FAIL {prepare,pretrain,finetune} | new_out\nFAIL {predict,correct} --output_file pair_run/discriminator",
         "WORK {{prepare,pretrain,finetune} --output_dir,predict --output_file} {'odd name (1)',odd[1]*,odd_new/odd}",
         f"FAIL {{prepare,pretrain,finetune}} --output_dir {{'',a_file/below,{'odd' * 100},odd\udcffname}}",
         f"FAIL predict --output_file {{'',a_file/below,odd\udcffname,train.csv,tuned_run,{TUNED}/model/config.json}}",
@@ -406,7 +406,7 @@ def make_valid() -> None:
         f"{STEMS['pretrain']} --output_dir pair_run --checkpoint_fractions 0.5 1.0 --save_strategy no",
         f"{STEMS['finetune']} --output_dir tuned_run",
         "export --model pair_run --output_dir exported",
-        "export --model tuned_run --output_dir exported_tuned",
+        "export --model tuned_run --output_dir tuned_graph",
         "correct --model pair_run --calibrate pairs.tsv --thresholds correct.json",
         "detect --model pair_run --as_is --calibrate pairs.tsv --thresholds detect.json",
     ):

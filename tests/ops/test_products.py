@@ -91,6 +91,7 @@ def test_a_known_processor_is_not_timed(monkeypatch, tmp_path, text, is_known):
 
 
 def test_the_library_of_a_run_before_is_taken_and_none_of_one_that_was_on_a_gpu(library, caplog):
+    caplog.set_level("WARNING", "hf_electra_rtd")
     for name in (None, products.MKL, None):
         products.use_library(name)
         assert products.library() == (library if name is None else name)

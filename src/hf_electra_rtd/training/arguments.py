@@ -231,7 +231,7 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
     check_arguments(args, *facts, rules=rules)
 
 
-def settle_by_device(args: TrainingArguments) -> None:
+def settle_by_device(args: Any) -> None:
     """Sets `bf16` and `dataloader_pin_memory` by the device where they are None, and the library of products on a CPU
     where `matmul` names it."""
     if args.bf16 is None:

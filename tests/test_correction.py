@@ -475,13 +475,12 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
     [
         (["a", "--file", "b"], "--file"),
         (["--score", "a", "--calibrate", "a", "--thresholds", "b"], "--score"),
+        (["--file", "a", "--output_file", "m/a"], "m/a"),
+        (["--score", "a", "--output_file", "b"], "--output_file"),
         (["--calibrate", "a"], "--thresholds"),
         (["--calibrate", "a", "--thresholds", "a"], "a would replace"),
         (["--calibrate", "a", "--thresholds", "b", "--confusion_file", "b"], "b would replace"),
         (["a", "--threshold", "2"], "--threshold"),
-        (["a", "--margin", "nan"], "--margin"),
-        (["--file", "a", "--output_file", "m/a"], "m/a"),
-        (["--score", "a", "--output_file", "b"], "--output_file"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):

@@ -60,10 +60,10 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
     signal.signal(signal.SIGTERM, _terminate)
     try:
         for before, word in pairwise(sys.argv):
-            if not word and before.startswith("--"):
-                raise ValueError(f"{word!r} (after {before}) is empty. Give another name.")
+            if not word and before.startswith("-"):
+                raise ValueError(f"{before} has an empty value. Give another, or leave the flag out.")
             if word.encode(errors="replace") != word.encode(errors="surrogatepass"):
-                raise ValueError(f"{word!r} (after {before}) is not UTF-8. Give another name.")
+                raise ValueError(f"{word!r} (after {before}) is not UTF-8, or the locale is not (set PYTHONUTF8=1).")
         try:
             status: Any = command(sys.argv[1:])
         except SystemExit as nothing_to_do:

@@ -361,7 +361,7 @@ class CorrectArguments(detection.TextArguments):
 
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
     margin: float | None = flag(
-        None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).", "[-1000, inf)"
+        None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).", "(-inf, inf)"
     )
     top_k: int | None = flag(None, "Proposals that are tried for a word (10).", "[1, inf)")
     score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")

@@ -3,10 +3,10 @@ way or of another kind, flags that make no sense, foreign models, pickles.
 
     python tests/hostile.py --areas text shards --cases 300 --seed 0
 
-A case is a command line of `AREAS`, in a fork of this process, on a copy of small valid files, of which one may be
-mutated at random. What must come of it is the line's first word, unless the mutation may do no harm. Prints what is
-not clear, and keeps its directory. The exit status is 1 if more than 2 % of all cases are not clear, or if one loses
-data, hangs or runs code.
+A case is a command line of `AREAS`, in a fork of this process, on a copy of valid files, of which one may be mutated.
+What must come of it is the line's first word, unless the mutation may do no harm. Prints what is not clear, and keeps
+its directory. The exit status is 1 if more than 2 % of the cases are not clear, or if one loses data, hangs or runs
+code.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def run_python(argv: list[str]) -> None:
     names = {
         "classify": lambda rows: hf_electra_rtd.Classifier("tuned_run", use_cpu=True).predict(rows),
         "train": lambda rows: hf_electra_rtd.finetune("pair_run", rows, rows, "new_out", max_steps=2),
+        "text": "a river",
         "table": {"text": ["a river", "a mill", "in it", "a"] * 4, "label": ["yes", "no"] * 8},
     }
     try:
@@ -111,7 +112,7 @@ BAD_YAML = "max_steps: [1|a: b: c|\tx: 1|{|@x|- 1\n- 2|just text||null|42|!!x y|
 BAD_YAML += f"x: !!python/object/apply:os.mkdir [{MARKER}]|max_steps: [1, 2]|max_steps: {{a: 1}}|max_steps: two|"
 BAD_YAML += "help: true|seed: \ud800|seed: 1\0|--- {}\n--- {}|use_cpu: 7|seed: 2020-01-01|seed: 1\n  x: 2|config: x"
 BAD_TASKS = "task_kind: [a]|task_kind: 1|labels: {a: 1}|labels: [no, no]|labels: [no]|label_words: [no=x]|metrics: x|"
-BAD_TASKS += "label_column_name: id|dataset: x|template: 7|validation_share: 2|test_file: config"
+BAD_TASKS += "label_column_name: id|dataset: x|template: 7|validation_share: 2|seeds: x"
 YAML = {  # what must come of a command with a file of flags
     "FAIL pretrain": [*BAD_YAML.split("|"), "[" * 5000],
     "WORK pretrain": ["seed: 2", "\ufeffseed: 2", "seed: 2\r\nuse_cpu: true\r\n", "seed: &x 2\nlogging_steps: *x"],
@@ -119,7 +120,7 @@ YAML = {  # what must come of a command with a file of flags
     "WORK finetune": ["labels: [no, yes]", "metrics: [f1]", "text_column_name: text", "task_name: null"],
 }
 YAML_LINES = [f"{key} --config {key.split()[-1]}_{key[0]}{at}.yaml" for key in YAML for at in range(len(YAML[key]))]
-ROWS = "7,None,[7],[[]],[None],print,bytes(3),object(),dict(),DataFrame(),DataFrame(dict(x=[1])),Dataset.from_dict({})"
+ROWS = "7,None,[7],[[]],[None],print,bytes(3),object(),DataFrame(dict(x=[1])),Dataset.from_dict({})"
 CHECKPOINT = "resumed_run/checkpoint-4"
 STATE = "{optimizer.pt,scheduler.pt,rng_state.pth,model.safetensors,{config,trainer_state}.json}"
 PAIR = "pair_run/discriminator"
@@ -171,8 +172,9 @@ AREAS: dict[str, list[str]] = {
         "{threshold={-1,2,NaN},top_k={0,-1,1.5},batch_size={-1,0},error_rate={0,2,Infinity},margin=NaN}",
     ],
     "python": [
-        f"FAIL python {{classify,train}}({{{ROWS}}}) text label rows",
-        "WORK python {{classify,train}({DataFrame(table),Dataset.from_dict(table),table}),classify(str(7))}",
+        f"FAIL python {{classify,train}}({{{ROWS}}}) text Text label row Examples",
+        "FAIL python train({dict(),DataFrame()}) row",
+        "WORK python {classify,train}({DataFrame(table),Dataset.from_dict(table),table})\nWORK python classify(text)",
     ],
     "outputs": [
         "FAIL {prepare,pretrain,finetune} | new_out\nFAIL {predict,correct} --output_file pair_run/discriminator",

@@ -5,8 +5,7 @@ way or of another kind, flags that make no sense, foreign models, pickles.
 
 A case is a command line of `AREAS`, in a fork of this process, on a copy of valid files, of which one may be mutated.
 What must come of it is the line's first word, unless the mutation may do no harm. Prints what is not clear, and keeps
-its directory. The exit status is 1 if more than 2 % of the cases are not clear, or if one loses data, hangs or runs
-code.
+its directory. The exit status is 1 if that is more than 2 %, or if a case loses data, hangs or runs code.
 """
 
 from __future__ import annotations

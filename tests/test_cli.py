@@ -221,6 +221,7 @@ def another_value(entry):
         return next(name for name in entry.metadata["one_of"] if name != entry.default)
     if "interval" in entry.metadata:
         low, high = map(float, entry.metadata["interval"][1:-1].split(", "))
+        low = max(low, -1.0)
         inside = [low + min(1.0, high - low) / share for share in (2, 3)]
         return next(value for value in inside if value != entry.default)
     return "another"
@@ -313,8 +314,9 @@ def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeyp
 @pytest.mark.parametrize(
     ("command", "argv", "status", "message"),
     [
-        (lambda: run(lambda argv: None), ["--file", ""], FAILED, "'' (after --file) is empty"),
+        (lambda: run(lambda argv: None), ["--file", ""], FAILED, "--file"),
         (lambda: run(lambda argv: None), ["--file", "\udcff"], FAILED, "is not UTF-8"),
+        (lambda: run(lambda argv: None), ["--quiet", "a", ""], None, ""),  # an empty text is a text
         (hf_electra_rtd_command.main, [], FAILED, "COMMAND"),
         (hf_electra_rtd_command.main, ["--help"], 0, "pretrain"),
         (hf_electra_rtd_command.main, ["pretran"], FAILED, "pretrain"),

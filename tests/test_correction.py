@@ -239,7 +239,7 @@ def test_a_change_is_right_where_it_makes_the_right_word(source, right, word, ch
     assert _is_right(change, source, right) is expected
 
 
-def test_calibration_keeps_to_the_false_positive_rate_on_right_sentences(chinese):
+def test_calibration_keeps_to_the_false_positive_rate_on_right_sentences(chinese, caplog):
     ids, draw, size = chinese.get_vocab(), random.Random(0), len(chinese)
     noise = [draw.gauss(0, 2) for _ in range(size)]
 
@@ -259,6 +259,8 @@ def test_calibration_keeps_to_the_false_positive_rate_on_right_sentences(chinese
             assert flagged <= rate
             assert kept["false_positive_rate"] == pytest.approx(flagged)
             assert kept["threshold"] == judge.threshold
+            assert bool(caplog.text) == (kept.get("wrong_sentences_corrected_first") == 0)  # a warning
+            caplog.clear()
 
 
 # ---- Confusions ----
@@ -366,6 +368,9 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_
     flags = ["--model", directory, "--threshold", "0", "--margin", "-100", "--top_k", "3"]
     correction.main([*flags, "--file", str(tmp_path / "lines.txt")])
     output = capsys.readouterr()
+    correction.main([*flags, *lines, "--output_file", str(tmp_path / "results.jsonl")])
+    assert capsys.readouterr() == ("", output.err)
+    assert (tmp_path / "results.jsonl").read_text(encoding="utf-8") == output.out
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
     correction.main(flags)
     assert capsys.readouterr() == output
@@ -470,6 +475,8 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
     [
         (["a", "--file", "b"], "--file"),
         (["--score", "a", "--calibrate", "a", "--thresholds", "b"], "--score"),
+        (["--file", "a", "--output_file", "m/a"], "m/a"),
+        (["--score", "a", "--output_file", "b"], "--output_file"),
         (["--calibrate", "a"], "--thresholds"),
         (["--calibrate", "a", "--thresholds", "a"], "a would replace"),
         (["--calibrate", "a", "--thresholds", "b", "--confusion_file", "b"], "b would replace"),

@@ -171,6 +171,8 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert 0 < replaced == len(re.findall("found +|missed", text.partition("suspicion")[2]))
     ratios = [float(ratio) for ratio in scores if ratio != "x"]
     assert sum(ratios) / len(original) == pytest.approx(1, abs=0.05)  # of the average
+    main(["--model", str(directory), "", SENTENCE])
+    assert lines(capsys.readouterr().out, "original") == [original]
     main(["--discriminator", f"{directory}/discriminator", "--as_is", SENTENCE, "was it"])
     text = capsys.readouterr().out
     assert lines(text, "sentence")[1] == ["was", "it"]

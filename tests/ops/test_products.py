@@ -1,6 +1,7 @@
 """Products by either library: the same numbers as in float64, with their gradients; and which library is taken."""
 
 import functools
+import time
 
 import pytest
 import torch
@@ -59,7 +60,38 @@ def test_the_library_is_the_one_that_is_clearly_faster(monkeypatch, gain, chosen
     assert products.bfloat16_gain() == 6 / max(1, gain)  # against the best in float32
 
 
+CPUINFO = "vendor_id\t: AuthenticAMD\ncpu family\t: 26\nmodel\t\t: 2\nflags\t\t: avx2 {}\n\nvendor_id\t: x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_known"),
+    [
+        (CPUINFO.format("avx512_bf16"), True),
+        (CPUINFO.format("avx512f"), False),  # hidden by a virtual machine
+        (CPUINFO.format("avx512_bf16").replace("26", "27"), False),
+        (CPUINFO.format("avx512_bf16").replace("model\t\t: 2", "model\t\t: 36"), False),
+        ("processor\t: 0\nhart\t: 0\n", False),
+        (None, False),
+    ],
+)
+def test_a_known_processor_is_not_timed(monkeypatch, tmp_path, text, is_known):
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
+    monkeypatch.setattr(products, "_CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(products, "_chosen", None)
+    monkeypatch.setattr(products, "speeds", products.speeds.__wrapped__)
+    timed = []
+    clock = time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: timed.append(None) or clock())
+    chosen = products.library()
+    assert bool(timed) != is_known
+    if is_known and products.has_onednn():
+        assert chosen == products.ONEDNN
+        assert products.bfloat16_gain() > 1.5
+
+
 def test_the_library_of_a_run_before_is_taken_and_none_of_one_that_was_on_a_gpu(library, caplog):
+    caplog.set_level("WARNING", "hf_electra_rtd")
     for name in (None, products.MKL, None):
         products.use_library(name)
         assert products.library() == (library if name is None else name)
@@ -67,10 +99,11 @@ def test_the_library_of_a_run_before_is_taken_and_none_of_one_that_was_on_a_gpu(
     assert not caplog.text
 
 
-def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch):
+def test_without_onednn_it_is_neither_timed_nor_taken(monkeypatch, tmp_path):
     monkeypatch.setattr(products, "_chosen", None)
     monkeypatch.setattr(products, "has_onednn", lambda: False)
     monkeypatch.setattr(products, "_onednn", pytest.fail)
+    monkeypatch.setattr(products, "_CPUINFO", tmp_path / "none")
     monkeypatch.setattr(products, "speeds", products.speeds.__wrapped__)
     products.use_library(products.ONEDNN)
     assert products.library() == products.MKL

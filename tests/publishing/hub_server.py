@@ -60,7 +60,7 @@ class HubServer:
         self.repositories: dict[str, HubRepository] = {}
         self.collections: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
-        self.failures: dict[str, tuple[int, str]] = {}  # by pattern: the status and what the Hub says
+        self.failures: dict[str, tuple[int, str]] = {}  # by pattern: the status and what the Hub says (200: a page)
         self.actions: dict[str, Callable[[], object]] = {}  # by pattern: what happens before the answer
         self.silence: str | None = None  # from a request with this pattern on, nothing is answered
         self.is_silent = False
@@ -113,7 +113,8 @@ class _Handler(BaseHTTPRequestHandler):
                 action()
         failure = next((answer for pattern, answer in hub.failures.items() if re.search(pattern, request)), None)
         if failure is not None:
-            return self._answer(failure[0], {"error": failure[1]})
+            is_page = failure[0] == 200
+            return self._answer(failure[0], failure[1].encode() if is_page else {"error": failure[1]})
         try:
             answer = self._route(path.strip("/").split("/"))
         except KeyError:
@@ -125,12 +126,15 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_GET  # noqa: N815
 
     def _answer(self, status: int, body: Any, code: str = "") -> None:
-        content = b"" if self.command == "HEAD" else json.dumps(body).encode()
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
+        self.send_header("ETag", hashlib.sha1(content).hexdigest())
+        self.send_header("X-Repo-Commit", self.path.rpartition("/resolve/")[2].partition("/")[0])
         self.send_header("X-Error-Code", code)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _route(self, parts: list[str]) -> Any:
         """What is answered: a body, or a status and a body. A KeyError is for what does not exist."""
@@ -156,6 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return created
             case _, ["api", "collections", *slug]:
                 return self._collection("/".join(slug[:2]), asked)
+            case _, [owner, name, "resolve", revision, file]:
+                return hub.repositories[f"{owner}/{name}"].find(revision).tree[file]
             case _, ["api", "models", owner, name, *rest]:
                 return self._repository(f"{owner}/{name}", rest, asked)
         raise KeyError
@@ -182,7 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return (403, {"error": "You need the role write"}) if repo_id.startswith("museum/") else {}
             case [] | ["revision", _]:
                 commit = repository.find(rest[1] if rest else "main")
-                files = [{"rfilename": path} for path in commit.tree]
+                ids = {path: hashlib.sha1(content).hexdigest() for path, content in commit.tree.items()}
+                files = [{"rfilename": path, "blobId": blob_id} for path, blob_id in ids.items()]
                 return {"id": repo_id, "sha": commit.oid, "private": repository.private, "siblings": files}
             case ["commits", revision]:
                 more = {"message": "", "authors": [], "date": DATE}

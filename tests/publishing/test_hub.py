@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import constants
 
 from hf_electra_rtd.publishing import hub as way
-from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.hub import Published, Repository, check, mark, publish
 from tests.publishing.hub_server import COMMIT, DISCRIMINATOR, GENERATOR, TOKEN
 
 
@@ -74,6 +74,36 @@ def test_who_may_not_write_is_refused(repo_id, token, names, is_there, weights, 
         check([model(weights, repo_id)])
     assert names in publish([model(weights, repo_id)])[0].error
     assert hub.asked(COMMIT) == 0
+
+
+def test_what_people_write_around_our_sections_of_a_card_stays(weights, hub, caplog):
+    """Without force, beside files of theirs, and at every later push."""
+    old, new = (mark(f"---\nlicense: {name}\n---\n# {name}\n") for name in ("mit", "apache-2.0"))
+    ours = Repository(DISCRIMINATOR, {"README.md": old.encode(), "model.safetensors": weights}, RUN)
+    publish([ours])
+    edited = old.replace("license: mit", "tags: [x]").replace("---\n<!--", "---\nAbove.\r\n\n<!--") + "Below.\n"
+    hub.write(DISCRIMINATOR, {"README.md": edited.encode(), "cat.png": b"meow"})
+    check([ours])
+    ours.files["README.md"] = new.encode()
+    for changed in (True, False):
+        (result,) = publish([ours])
+        assert (result.error, result.changed) == (None, changed)
+        files = hub.files(DISCRIMINATOR)
+        assert files["cat.png"] == b"meow"
+        assert files["README.md"].decode() == new.replace("---\n<!--", "---\nAbove.\r\n\n<!--") + "Below.\n"
+    assert DISCRIMINATOR in caplog.text  # a warning
+
+
+@pytest.mark.parametrize("edit", [{"config.json": b"[]"}, {"spm.model": b"x"}, {"README.md": b"# A card"}])
+def test_what_a_push_would_lose_of_an_edit_needs_force(edit, weights, hub):
+    ours = model(weights)
+    ours.files["README.md"] = mark(CARD.decode()).encode()
+    publish([ours])
+    hub.write(DISCRIMINATOR, edit)
+    assert "force" in publish([ours])[0].error
+    assert hub.files(DISCRIMINATOR).items() >= edit.items()
+    assert publish([ours], force=True)[0].error is None
+    assert not hub.files(DISCRIMINATOR).items() & edit.items()
 
 
 @pytest.mark.parametrize("writer", ["a person", "another run", "a person after this run"])
@@ -156,6 +186,14 @@ def test_a_failure_is_told_in_the_hubs_words_and_a_later_push_completes_it(
     hub.failures.clear()
     assert publish([model(weights)])[0].error is None
     assert len(titles(hub)) == 2
+
+
+@pytest.mark.parametrize("pattern", ["whoami", "repos/create", COMMIT])
+def test_a_page_in_place_of_an_answer_is_told_and_does_not_stop_a_run(pattern, weights, hub, caplog):
+    hub.failures[pattern] = (200, "<html>Maintenance</html>")
+    check([model(weights)])
+    assert (hub.endpoint in caplog.text) == (pattern != COMMIT)
+    assert hub.endpoint in publish([model(weights)])[0].error
 
 
 def test_the_first_failure_ends_the_push(weights, hub):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import shlex
 import shutil
@@ -99,9 +100,11 @@ def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_the_same_command(
 
 
 def test_a_run_is_one_collection_and_a_private_run_stays_out_of_a_public_one(runs, hub, caplog):
-    hub.failures["collections"] = (500, "Out of order")
-    assert send(runs / "run") == 0
-    assert "the collection tiny" in caplog.text  # a warning: the models are there
+    for failure in ((500, "Out of order"), (200, "<html>")):
+        hub.failures["collections"] = failure
+        assert send(runs / "run") == 0
+        assert f"the collection {PREFIX}" in caplog.text  # a warning: the models are there
+        caplog.clear()
     hub.failures.clear()
     for _ in range(2):
         assert send(runs / "run") == 0
@@ -253,10 +256,14 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models"),
         (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors"),
+        (["--run", "{run}/cut", "--hub_model_id", PREFIX], r"generator/model\.safetensors"),
+        (["--run", "{run}/discriminator", "--hub_model_id", PREFIX], "ElectraForPreTraining"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_asked(flags, name, runs, hub):
     shutil.copytree(runs / "run", runs / "run/lost", ignore=shutil.ignore_patterns("lost", "fra*", "check*"))
+    shutil.copytree(runs / "run/lost", runs / "run/cut")
+    os.truncate(runs / "run/cut/generator/model.safetensors", 90)
     (runs / "run/lost/generator/model.safetensors").rename(runs / "run/lost/generator/pytorch_model.bin")
     with pytest.raises(ValueError, match=name):
         publish.main([flag.replace("{run}", str(runs / "run")) for flag in flags])

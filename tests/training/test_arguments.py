@@ -43,6 +43,16 @@ def test_a_cpu_multiplies_in_bfloat16_as_the_flag_or_the_checkpoint_says_and_els
     assert told in caplog.text if told else "bfloat16, " not in caplog.text and "would be" not in caplog.text
 
 
+def test_the_library_of_products_is_the_one_that_is_named_and_a_resumed_run_keeps_its_own(monkeypatch):
+    monkeypatch.setattr(products, "_chosen", None)
+    args = RTDTrainingArguments("out", use_cpu=True, matmul="mkl", bf16=False)
+    assert products.chosen_library() == "mkl"
+    settle_products(args, 128, {"run": {}, "products": "onednn"})
+    assert products.chosen_library() == ("onednn" if products.has_onednn() else "mkl")
+    with pytest.raises(ValueError, match="--matmul"):
+        RTDTrainingArguments("out", use_cpu=True, matmul="blas")
+
+
 def test_a_fraction_is_complete_at_the_end_of_its_step():
     assert fraction_steps([1.0, 0.5, 0.07], 100) == {7: 0.07, 50: 0.5, 100: 1.0}
     assert fraction_steps([0.001, 0.0625], 10) == {1: 0.0625}  # the largest of those that come to one step

@@ -23,7 +23,6 @@ SAVE_STEPS, MAX_STEPS = 40, 320  # processes agree on whether to stop every 200 
 WEIGHTS = ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 ENVIRONMENT["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"  # see `pretrain.check_launcher`
-ENVIRONMENT["ONEDNN_MAX_CPU_ISA"] = "SSE41"  # so that every run finds MKL faster, and rounds alike
 MODULE = ("-m", "hf_electra_rtd.training.pretrain")
 
 
@@ -39,7 +38,7 @@ def workplace(tmp_path_factory):
 def flags(workplace, output_dir, *more, **options):
     options = {"max_steps": MAX_STEPS, "save_steps": SAVE_STEPS, "eval_steps": 160, **options}
     options = {"logging_steps": 40, "save_total_limit": 100, **options}
-    options |= {"model_config": workplace / "dropout"}
+    options |= {"model_config": workplace / "dropout", "matmul": "mkl"}
     return pretraining_flags(workplace, workplace / "corpus.txt", output_dir, *more, **options)
 
 

@@ -60,9 +60,10 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
     signal.signal(signal.SIGTERM, _terminate)
     try:
         for before, word in pairwise(sys.argv):
-            if not word or word.encode(errors="replace") != word.encode(errors="surrogatepass"):
-                what = "not UTF-8" if word else "empty"
-                raise ValueError(f"{word!r} (after {before}) is {what}. Give another name.")
+            if not word and before.startswith("-"):
+                raise ValueError(f"{before} has an empty value. Give another, or leave the flag out.")
+            if word.encode(errors="replace") != word.encode(errors="surrogatepass"):
+                raise ValueError(f"{word!r} (after {before}) is not UTF-8, or the locale is not (set PYTHONUTF8=1).")
         try:
             status: Any = command(sys.argv[1:])
         except SystemExit as nothing_to_do:
@@ -188,6 +189,8 @@ def check_arguments(
             if interval is not None:
                 for number in value if isinstance(value, list) else [value]:
                     check_number(f"{dashes}{name}", number, interval)
+            if isinstance(value, list) and "" in value and "words" not in entry.metadata:
+                raise ValueError(f"{dashes}{name}: a name is empty. Leave it out.")
             if choices is not None and value not in choices:
                 known = known_names(str(value), choices, "names")
                 raise ValueError(f"{dashes}{name}: there is no {value!r}. {known}")

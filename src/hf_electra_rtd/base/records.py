@@ -364,8 +364,9 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def collect_hardware() -> dict[str, Any]:
-    """The machine: system, processor, cores, memory, accelerators."""
+def collect_hardware(matmul: str | None = None) -> dict[str, Any]:
+    """The machine: system, processor, cores, memory, accelerators; and the library of its matrix products, which
+    rounding depends on."""
     import torch
 
     hardware: dict[str, Any] = {
@@ -373,6 +374,7 @@ def collect_hardware() -> dict[str, Any]:
         "processor": platform.processor() or platform.machine(),
         "cpu_cores": count_cores(),
         "torch_threads": torch.get_num_threads(),
+        "matmul": matmul,
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }
     if sys.platform == "linux":

@@ -9,7 +9,8 @@ from transformers import TrainingArguments
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, required
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
-from hf_electra_rtd.training.arguments import TRAINER_INTERVALS, check_hub_options, settle_by_device
+from hf_electra_rtd.ops.products import LIBRARIES
+from hf_electra_rtd.training.arguments import MATMUL_HELP, TRAINER_INTERVALS, check_hub_options, settle_by_device
 
 
 @dataclass
@@ -135,6 +136,7 @@ class FineTuningArguments(TrainingArguments):
         None, "With --select best: evaluations without a better score.", "[1, inf)"
     )
     bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
+    matmul: str | None = flag(None, MATMUL_HELP, choices=LIBRARIES)
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
     save_total_limit: int | None = flag(2, "Checkpoints to keep.")

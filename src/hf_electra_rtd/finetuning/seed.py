@@ -97,7 +97,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
         epochs=training.epochs,
         train_seconds=training.seconds,
         examples_per_second=training.examples / training.seconds if training.seconds else 0.0,
-        hardware=collect_hardware(),
+        hardware=collect_hardware(products.chosen_library()),
         versions=collect_versions(),
         predictions={name: f"predictions_{name}.jsonl" for name in answers},
         curves=trainer.state.log_history,

@@ -1,7 +1,8 @@
 """Corrects wrong words of texts, such as characters of Chinese that sound or look alike.
 
     hf-electra-rtd correct --model runs/small "今天新情很好"
-    hf-electra-rtd correct --model runs/small --file letters.txt --thresholds thresholds.json > corrected.jsonl
+    hf-electra-rtd correct --model runs/small --file letters.txt --thresholds thresholds.json \\
+        --output_file corrected.jsonl
 
 A JSON line holds `source`, `target`, `errors` as [wrong, right, first character of wrong in `source`], and for a text
 of which not all can be judged `skipped`, why. Without texts and --file, lines of the standard input are read.
@@ -17,6 +18,7 @@ column `right`.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import random
 from collections.abc import Sequence
@@ -46,6 +48,8 @@ from hf_electra_rtd.pair.objectives import token_log_probability
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
 
+
+logger = logging.getLogger(__name__)
 
 _DRAWN = 0.15  # share of the tokens that a generator draws in pre-training
 _ANY_GAIN = -1000.0  # a margin that everything passes
@@ -321,6 +325,8 @@ class Corrector(detection.TextJudge):
             options.append((hits, least, margin, sum(gain > margin for gain in gains) / len(gains)))
         hits, least, self.margin, made = max(options, key=lambda option: option[0])
         self.threshold = 1 / (1 + math.exp(-least))
+        if not hits:
+            logger.warning(f"Nothing would be corrected: no first change is right in {len(pairs):,} wrong sentences.")
         return {
             "threshold": self.threshold,
             "margin": self.margin,
@@ -354,7 +360,9 @@ class CorrectArguments(detection.TextArguments):
     """Which model, which texts, and what is changed in them."""
 
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
-    margin: float | None = flag(None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).")
+    margin: float | None = flag(
+        None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).", "(-inf, inf)"
+    )
     top_k: int | None = flag(None, "Proposals that are tried for a word (10).", "[1, inf)")
     score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")
     sighan13: bool = flag(False, f"Score no change to {' or '.join(SIGHAN13)}, as papers do there.")
@@ -367,6 +375,7 @@ class CorrectArguments(detection.TextArguments):
 RULES = (
     *detection.TEXT_RULES,
     Rule("score", "Each says what is read.", excludes=("texts", "file", "calibrate")),
+    Rule("score", "It prints a table.", excludes=("output_file",)),
     Rule("margin", "It is chosen.", excludes=("calibrate",), changes_nothing=True),
     Rule("sighan13", "", needs=("score",), changes_nothing=True),
 )

@@ -28,11 +28,12 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from rich.console import Console
@@ -42,7 +43,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text
+from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text, writing
 from hf_electra_rtd.base.records import public
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
@@ -64,6 +65,7 @@ from hf_electra_rtd.training import console
 ERROR_RATE = 0.02
 REPLACED_RATE = 0.13
 _LINES_AT_ONCE = 256
+EMPTY = "it is empty"  # why a text is skipped
 JUDGED_BY = ("threshold", "error_rate", "max_length", "batch_size")  # options of a judge
 
 
@@ -83,6 +85,7 @@ class TextArguments:
     format: str | None = flag(
         None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
     )
+    output_file: str | None = flag(None, "JSON lines; by default standard output.")
     threshold: float | None = flag(None, "A word is wrong above this probability (0.5).", "[0, 1]")
     error_rate: float | None = flag(
         None, f"Share of wrong words that is expected in the texts ({ERROR_RATE}).", "(0, 1)"
@@ -96,6 +99,8 @@ class TextArguments:
     def __post_init__(self) -> None:
         if self.model is None and self.discriminator is None:
             raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
+        if self.output_file is not None:
+            check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
 
 
 # Of every command that judges texts.
@@ -105,6 +110,7 @@ TEXT_RULES = (
     Rule("calibrate", "Each says what is read.", excludes=("texts",)),
     Rule("calibrate", "It writes this file.", needs=("thresholds",)),
     Rule("threshold", "It is chosen.", excludes=("calibrate",), changes_nothing=True),
+    Rule("output_file", "It holds JSON lines, one for each text.", excludes=("format=text", "calibrate")),
     Rule("false_positive_rate", "", needs=("calibrate",), changes_nothing=True),
 )
 
@@ -127,13 +133,14 @@ class DetectArguments(TextArguments):
             raise ValueError("TEXT is missing. Give sentences before --mask, or add --as_is.")
 
 
+_READ_OR_WRITTEN = ("file", "output_file", "calibrate", "thresholds")
 _OF_TEXTS = ("format", "threshold", "error_rate", "false_positive_rate", "max_length", "batch_size")
 _OF_MASKS = ("generator", "mask_probability", "temperature", "top_k", "seed")
 RULES = (
     *TEXT_RULES,
     Rule("mask", "Each says what is scored.", excludes=("as_is",)),
     Rule("mask_probability", "It is of tokens at random.", excludes=("mask",), changes_nothing=True),
-    *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in ("file", "calibrate", "thresholds")),
+    *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in _READ_OR_WRITTEN),
     *(Rule(name, "It is of texts as they are.", needs=("as_is",), changes_nothing=True) for name in _OF_TEXTS),
     *(Rule(name, "It is of masked tokens.", excludes=("as_is",), changes_nothing=True) for name in _OF_MASKS),
 )
@@ -153,6 +160,9 @@ def main(argv: list[str]) -> None:
     options |= {"words": arguments.mask, "random": torch.Generator().manual_seed(arguments.seed)}
     for sentence in arguments.texts:
         screen.print(Text(f"\n{sentence}\n", style="bold"))
+        if not sentence.strip():
+            screen.print(f"Skipped: {EMPTY}.")
+            continue
         _print_masked(*detect(generator, discriminator, tokenizer, sentence, **options), tokenizer, screen)
 
 
@@ -274,7 +284,7 @@ class TextJudge(ABC):
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
         """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
         if not text.strip():
-            return [], "it is empty"
+            return [], EMPTY
         encoding = self._encode([text]).encodings[0]
         ids = encoding.ids  # which makes a list of all at each call
         if all(ids[unit.first] == self.tokenizer.unk_token_id for unit in find_units(text, encoding)):
@@ -407,23 +417,35 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
     num_unknown = 0
     num_tokens = 0
     skipped: Counter[str] = Counter()
-    is_text = (arguments.format or ("text" if arguments.texts else "json")) == "text"
+    is_shown = bool(arguments.texts) and arguments.output_file is None
+    is_text = (arguments.format or ("text" if is_shown else "json")) == "text"
     lines = iter(arguments.texts or read_lines(arguments.file))
     is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
-    while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
-        total += len(some)
-        results, of_unknown, of_all = judge.results(some)
-        num_unknown += of_unknown
-        num_tokens += of_all
-        for result in results:
-            skipped.update([result["skipped"]] if "skipped" in result else [])
-            if is_text:
-                show(result)
-            else:
-                print(json.dumps(result, ensure_ascii=False), flush=True)
+    with _opened(arguments.output_file) as output:
+        while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
+            total += len(some)
+            results, of_unknown, of_all = judge.results(some)
+            num_unknown += of_unknown
+            num_tokens += of_all
+            for result in results:
+                skipped.update([result["skipped"]] if "skipped" in result else [])
+                if is_text:
+                    show(result)
+                else:
+                    print(json.dumps(result, ensure_ascii=False), file=output, flush=True)
     for why, count in skipped.items():
         print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
     check_known(arguments.file or "The texts", num_unknown, num_tokens)
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[TextIO]:
+    """A file that is written whole or not at all, or the standard output."""
+    if path is None:
+        yield sys.stdout
+        return
+    with writing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
+        yield file
 
 
 # ---- One sentence. L tokens with [CLS] and [SEP], K of them masked, V tokens of the vocabulary ----

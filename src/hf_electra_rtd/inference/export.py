@@ -52,6 +52,7 @@ from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.predict import Classifier, answer_split
 from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.inference.detection import load_for_detection
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
 from hf_electra_rtd.pair.places import DETECTOR, FINE_TUNED, GENERATOR, NETWORKS, RUN, identify, read_stock_config
 from hf_electra_rtd.pair.towers import load_masked_lm
@@ -261,7 +262,7 @@ def export(source: Source, directory: Path, args: ExportArguments) -> ExportReco
                 "threads": torch.get_num_threads(),
                 "sentences_per_second": _speeds(models, timed),
             },
-            hardware=records.collect_hardware(),
+            hardware=records.collect_hardware(products.chosen_library()),
             versions=records.collect_versions() | {name: metadata.version(name) for name in PACKAGES},
         )
         write_text(partial / CARD_FILE, export_card(record, directory.name, CardArguments()))

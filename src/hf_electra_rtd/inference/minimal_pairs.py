@@ -35,6 +35,7 @@ from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, write_
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
 from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
+from hf_electra_rtd.ops import products
 from hf_electra_rtd.ops.masking import MaskedSlots
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.generators import predict_slots
@@ -390,7 +391,7 @@ def write_result(
         epochs=0,
         train_seconds=0.0,
         examples_per_second=result.num_pairs / seconds,
-        hardware=collect_hardware(),
+        hardware=collect_hardware(products.chosen_library()),
         versions=collect_versions(),
     )
     report = {

@@ -5,7 +5,7 @@
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
 [SEP], in nats, and `num_tokens`; or `skipped`, why the text has no score. Without texts, each line of the standard
-input is one; empty lines are left out. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of
+input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of
 a saved joint model, of the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     if torch.accelerator.is_available():
         model.to(torch.accelerator.current_accelerator())
     tokenizer = load_tokenizer(place.pair)
-    texts = filter(None, (line.strip() for line in lines))
+    texts = (line.strip() for line in lines)
     skipped = 0
 
     def score(batch: list[str]) -> list[dict[str, Any]]:

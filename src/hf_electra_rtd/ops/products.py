@@ -2,7 +2,8 @@
 
 torch multiplies float32 matrices by MKL, which takes its AVX2 path on some processors that have wider instructions.
 oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster,
-and how much faster still bfloat16 is, is measured once a process, the only state in these functions.
+and how much faster still bfloat16 is, is known by the processor, so that every run rounds alike. On a processor that
+is not in the table it is measured, once a process. The library is the only state in these functions.
 
 oneDNN multiplies for a linear layer by an operator of its own. Where both matrices are activations (attention, the
 gradients of weights), it is reached by torch's permission to round to bfloat16, which oneDNN makes use of only on
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import threading
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -26,61 +29,95 @@ from torch.nn import functional as F  # noqa: N812
 
 logger = logging.getLogger(__name__)
 
-MKL = "MKL"
-ONEDNN = "oneDNN"
+MKL = "mkl"
+ONEDNN = "onednn"
+LIBRARIES = (MKL, ONEDNN)
 BFLOAT16 = "bfloat16"
+# GFLOP/s of one thread (`benchmarks/LOG.md`), by vendor, family and models, of processors with `avx512_bf16`.
+_KNOWN = (
+    ("AuthenticAMD", 25, range(16, 32), {MKL: 98.0, ONEDNN: 107.0, BFLOAT16: 205.0}),  # EPYC 9004
+    ("AuthenticAMD", 26, range(0, 32), {MKL: 90.0, ONEDNN: 210.0, BFLOAT16: 430.0}),  # EPYC 9005
+)
 _GAIN = 1.2  # how much faster oneDNN must be: where both are as fast, noise shall not decide
 _PROBE = (1024, 256, 512)  # rows, inputs and outputs of a product that is timed
-_TRIES = 10  # of which the best time counts
+_TRIES = 30  # of which the best time counts: other programs only slow products down
+_CPUINFO = Path("/proc/cpuinfo")
 _mkldnn: Any = torch.backends.mkldnn
 _permission = threading.Lock()  # the setting is of the whole process
 _chosen: str | None = None
 
 
 def library() -> str:
-    """The library of float32 products on the CPU in this process, `"MKL"` (torch's usual one) or `"oneDNN"`. The first
-    call times both, in some hundredths of a second."""
+    """The library of float32 products on the CPU in this process, one of `LIBRARIES` (`"mkl"` is torch's usual one).
+    By the first call at the latest it is chosen; where the processor is not known, in some tenths of a second."""
     global _chosen
     if _chosen is None:
-        told = speeds()
-        _chosen = ONEDNN if told.get(ONEDNN, 0.0) > _GAIN * told[MKL] else MKL
-        listed = ", ".join(f"{name} {speed:.0f}" for name, speed in told.items())
-        logger.info(f"Matrix products on the CPU by {_chosen} (GFLOP/s: {listed}).")
+        gflops = speeds()
+        _chosen = ONEDNN if gflops.get(ONEDNN, 0.0) > _GAIN * gflops[MKL] else MKL
+        listed = ", ".join(f"{name} {speed:.0f}" for name, speed in gflops.items())
+        origin = "measured: another start may choose otherwise" if _known_speeds() is None else "as is known of it"
+        logger.info(f"Matrix products on this CPU by {_chosen} (GFLOP/s, {origin}: {listed}).")
+    return _chosen
+
+
+def chosen_library() -> str | None:
+    """As `library`; None in a process that has not multiplied on a CPU."""
     return _chosen
 
 
 def use_library(name: str | None) -> None:
-    """Chooses the library without measuring, so that a run that is resumed rounds as it did; None, of a run that was
-    not on a CPU, chooses nothing. In place of one that this machine does not have, the faster one is taken."""
+    """Chooses the library by its name, so that a run that is resumed rounds as it did; None, of a run that was not on
+    a CPU, chooses nothing. In place of one that this torch does not have, the faster one is taken."""
     global _chosen
+    if name is None:
+        return
+    name = name.lower()  # checkpoints of old have `oneDNN`
     if name == MKL or (name == ONEDNN and has_onednn()):
+        if _chosen not in (None, name):
+            logger.info(f"Matrix products on this CPU by {name}, no longer by {_chosen}.")
         _chosen = name
-    elif name is not None and name != library():
-        logger.warning(f"This torch cannot multiply by {name}, as the run did before: it rounds differently now.")
+    elif name != library():
+        logger.warning(f"This torch cannot multiply by {name}, as was asked for: {library()} rounds differently.")
 
 
 @functools.cache
 def speeds() -> dict[str, float]:
-    """GFLOP/s of a product on the CPU: in float32 by each library, and in bfloat16. Timed by turns."""
+    """GFLOP/s of a product on the CPU: in float32 by each library, and in bfloat16. Of processors that are not known,
+    they are timed, by turns."""
+    known = _known_speeds()
+    if known is not None:
+        return {name: speed for name, speed in known.items() if name != ONEDNN or has_onednn()}
     rows, inputs, outputs = _PROBE
     matrices = torch.ones(rows, inputs), torch.ones(outputs, inputs)
     ways: dict[str, Any] = {MKL: (F.linear, *matrices)}
     if has_onednn():
         ways[ONEDNN] = (_onednn, *matrices)
-    ways[BFLOAT16] = (F.linear, *(each.bfloat16() for each in matrices))
+    ways[BFLOAT16] = (F.linear, *(matrix.bfloat16() for matrix in matrices))
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(_TRIES):
-        for name, (multiply, *given) in ways.items():
+        for name, (multiply, *operands) in ways.items():
             began = time.perf_counter()
-            multiply(*given)
+            multiply(*operands)
             best[name] = min(best[name], time.perf_counter() - began)
     return {name: 2 * rows * inputs * outputs / seconds / 1e9 for name, seconds in best.items()}
 
 
+def _known_speeds() -> dict[str, float] | None:
+    """What was measured on processors like this one; None of others, and on other systems than Linux."""
+    text = _CPUINFO.read_text() if _CPUINFO.exists() else ""
+    facts = dict(re.findall(r"^(\w[\w ]*?)\s*: (.*)$", text.partition("\n\n")[0], re.MULTILINE))
+    if "avx512_bf16" not in facts.get("flags", "").split():
+        return None
+    for vendor, family, models, gflops in _KNOWN:
+        if (facts["vendor_id"], facts["cpu family"]) == (vendor, str(family)) and int(facts["model"]) in models:
+            return gflops
+    return None
+
+
 def bfloat16_gain() -> float:
     """How many times as fast as the best float32 one a bfloat16 product is."""
-    told = dict(speeds())
-    return told.pop(BFLOAT16) / max(told.values())
+    gflops = dict(speeds())
+    return gflops.pop(BFLOAT16) / max(gflops.values())
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

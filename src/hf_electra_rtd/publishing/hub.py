@@ -1,12 +1,15 @@
 """The way to the Hub, by `huggingface_hub`: one commit for each branch of a repository, private at first.
 
 The title of every commit names its run by the time of its start, which shows what another run or a person wrote last.
-A repeated push is the same push: `huggingface_hub` sends no file and makes no commit where nothing has changed.
+A repeated push is the same push: `huggingface_hub` sends no file and makes no commit where nothing has changed. In a
+card, our sections stand between two markers; what people write outside of them stays.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -15,14 +18,15 @@ from threading import Thread
 from typing import TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, errors, get_session
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG
 
 
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-ADAPTER_CONFIG = "adapter_config.json"
 # What may be uploaded of a model.
 CONFIGS = (
     "config.json",
@@ -51,6 +55,9 @@ GRAPHS = (
 )
 MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *GRAPHS)
 
+_BEGIN = "<!-- hf-electra-rtd: what follows is replaced by the next push. Write below its end. -->"
+_END = "<!-- hf-electra-rtd: end -->"
+
 # The library waits for ever. A silent Hub is given up after so many calls without an answer: after 60 seconds.
 CALLS = 3
 PAUSE = 10.0  # seconds before each call
@@ -77,6 +84,13 @@ class Repository:
         branch = "" if self.revision is None else f"/tree/{self.revision}"
         return f"{HfApi().endpoint}/{self.repo_id}{branch}"
 
+    @property
+    def replaced(self) -> set[str]:
+        """The files beside the card that a push writes or deletes."""
+        if self.files.keys() == {CARD_FILE}:
+            return set()
+        return {*self.files, *CONFIGS, *VOCABULARIES, *WEIGHTS} - {CARD_FILE}
+
 
 @dataclass(frozen=True)
 class Published:
@@ -93,6 +107,7 @@ class _State:
 
     last_commit: str
     paths: list[str]
+    card: str | None  # of this run, with what people may have written into it; else None
 
 
 def check(repositories: Sequence[Repository], private: bool = True, force: bool = False) -> None:
@@ -114,7 +129,8 @@ def publish(
     failure, and none is raised: they are in `Published.error`.
 
     Before anything is sent, it fails for what a run may not do: write where its user may not; to public repositories
-    if `private`; and, without `force`, over what another run or a person wrote."""
+    if `private`; and, without `force`, over what another run or a person wrote, other than around our sections of a
+    card."""
     api = HfApi()
     published: list[Published] = []
 
@@ -130,6 +146,8 @@ def publish(
     except Exception as error:
         logger.debug("Not published", exc_info=True)
         there = list(published)
+        if len(there) == len(repositories):
+            logger.warning(f"The models are published, but not in the collection {collection}: {_message(error)}")
         return there + [Published(each.url, error=_message(error)) for each in repositories[len(there) :]]
     return published
 
@@ -150,28 +168,72 @@ def _open(api: HfApi, repository: Repository, private: bool, force: bool) -> _St
         raise ValueError(f"{repo_id} is public. Make it private in its settings, or publish it with private=False.")
     paths = [file.rfilename for file in info.siblings or ()]
     commits = api.list_repo_commits(repo_id, revision=revision)
-    title = commits[0].title
-    is_new = len(commits) == 1 and _OF_A_NEW_REPOSITORY.issuperset(paths)
-    is_own = repository.run is not None and repository.run in title
-    if not (is_new or is_own or force):
-        writer = "another run" if _TITLE in title else "somebody else"
+    last = commits[0]
+    if force or (len(commits) == 1 and _OF_A_NEW_REPOSITORY.issuperset(paths)):
+        return _State(last.commit_id, paths, card=None)
+    pushes = [commit for commit in commits if _TITLE in commit.title]
+    is_own = bool(pushes) and repository.run is not None and repository.run in pushes[0].title
+    card = _read_card(api, repo_id, last.commit_id) if is_own and CARD_FILE in paths else None
+    if is_own and pushes[0] is not last:
+        before = _contents(api, repo_id, pushes[0].commit_id)
+        now = _contents(api, repo_id, last.commit_id)
+        altered = {path for path in repository.replaced if before.get(path) != now.get(path)}
+        is_own = not altered and (card is None or (_BEGIN in card and _END in card))
+        if is_own:
+            logger.warning(
+                f"{repo_id}, branch {revision or 'main'}, was edited since the last push. What stands outside of our "
+                "markers in the card stays; its metadata and our sections are replaced."
+            )
+    if not is_own:
+        writer = "another run" if _TITLE in last.title else "somebody else"
         raise ValueError(
-            f"{repo_id}, branch {revision or 'main'}: the last commit ({public(title)!r}) is of {writer}. "
-            "Choose another hub_model_id, or replace the model and its card with force."
+            f"{repo_id}, branch {revision or 'main'}: the last commit ({public(last.title)!r}) is of {writer}, and "
+            "more than text around our sections of the card would be lost. Choose another hub_model_id, or replace "
+            "the model and its card with force."
         )
-    return _State(commits[0].commit_id, paths)
+    return _State(last.commit_id, paths, card)
+
+
+def _contents(api: HfApi, repo_id: str, revision: str) -> dict[str, str | None]:
+    """The id of the content of each file."""
+    info = api.model_info(repo_id, revision=revision, files_metadata=True)
+    return {file.rfilename: file.blob_id for file in info.siblings or ()}
+
+
+def _read_card(api: HfApi, repo_id: str, revision: str) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        path = api.hf_hub_download(repo_id, CARD_FILE, revision=revision, local_dir=directory)
+        return Path(path).read_bytes().decode()
+
+
+def mark(card: str) -> str:
+    """The card, with our sections between markers."""
+    metadata = REGEX_YAML_BLOCK.match(card)
+    start = metadata.end() if metadata else 0
+    return f"{card[:start]}{_BEGIN}\n\n{card[start:].strip()}\n\n{_END}\n"
+
+
+def merge(card: str, theirs: str | None) -> str:
+    """Our card, with what stands outside of the markers in theirs; as it is if there are no markers in theirs."""
+    head, has_begin, rest = (theirs or "").partition(_BEGIN)
+    _, has_end, below = rest.partition(_END)
+    if not (has_begin and has_end):
+        return card
+    metadata, _, ours = card.partition(_BEGIN)
+    above = REGEX_YAML_BLOCK.sub("", head, count=1)
+    return f"{metadata}{above}{_BEGIN}{ours.partition(_END)[0]}{_END}{below}"
 
 
 def _commit(api: HfApi, repository: Repository, state: _State) -> bool:
     """Sends what has changed, and deletes files of a model that are no longer part of it: transformers would load
     them. Fails if anybody has written there since `state`. Returns whether anything has changed."""
+    files = dict(repository.files)
+    files[CARD_FILE] = merge(bytes(files[CARD_FILE]).decode(), state.card).encode()
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(path, content) for path, content in repository.files.items()
+        CommitOperationAdd(path, content) for path, content in files.items()
     ]
-    if repository.files.keys() != {CARD_FILE}:
-        for path in (*CONFIGS, *VOCABULARIES, *WEIGHTS):
-            if path in state.paths and path not in repository.files:
-                operations.append(CommitOperationDelete(path, is_folder=False))
+    for path in repository.replaced.intersection(state.paths).difference(repository.files):
+        operations.append(CommitOperationDelete(path, is_folder=False))
     commit = api.create_commit(
         repository.repo_id,
         operations,
@@ -183,18 +245,15 @@ def _commit(api: HfApi, repository: Repository, state: _State) -> bool:
 
 
 def _collect(api: HfApi, name: str, private: bool, repositories: Sequence[Repository]) -> None:
-    """Puts a run's repositories into their collection, which is made where there is none. Only warns where that fails,
-    and of a public one that would show what is private."""
+    """Puts a run's repositories into their collection, which is made where there is none. Warns of a public one that
+    would show what is private."""
     owner, _, title = name.partition("/")
-    try:
-        collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
-        if private and not collection.private:
-            logger.warning(f"The collection {title} is public, so this run stays out of it. Make it private.")
-            return
-        for repo_id in dict.fromkeys(repository.repo_id for repository in repositories):
-            api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
-    except errors.HfHubHTTPError as error:
-        logger.warning(f"The models are published, but not in the collection {title}: {_message(error)}")
+    collection = api.create_collection(title, namespace=owner, private=private, exists_ok=True)
+    if private and not collection.private:
+        logger.warning(f"The collection {title} is public, so this run stays out of it. Make it private.")
+        return
+    for repo_id in dict.fromkeys(repository.repo_id for repository in repositories):
+        api.add_collection_item(collection.slug, repo_id, "model", exists_ok=True)
 
 
 # ---- A Hub that fails ----
@@ -234,12 +293,15 @@ def _is_final(error: Exception) -> bool:
     if isinstance(error, errors.HfHubHTTPError):
         status = error.response.status_code
         return 400 <= status < 500 and status not in (408, 425, 429)
-    return isinstance(error, (ValueError, errors.LocalTokenNotFoundError))
+    is_answer = not isinstance(error, json.JSONDecodeError)  # which is a ValueError
+    return is_answer and isinstance(error, (ValueError, errors.LocalTokenNotFoundError))
 
 
 def _message(error: Exception) -> str:
     """An error of the library or the network in one line, without secrets, and what led to it if that says more."""
     text = str(error) or type(error).__name__
+    if isinstance(error, json.JSONDecodeError):
+        text = f"{HfApi().endpoint} answers, but not as a Hub does. Is this a page of maintenance or of a login?"
     if error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
         text = f"{text} ({error.__cause__})"
     return " ".join(public(text).split())

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
+from safetensors import safe_open
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
 from hf_electra_rtd.base.files import hash_model, known_names, read_json, read_lines, reading
@@ -34,6 +35,7 @@ from hf_electra_rtd.base.records import (
     public,
 )
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, identify
 from hf_electra_rtd.publishing import card as cards
 from hf_electra_rtd.publishing import hub
 from hf_electra_rtd.publishing.card import CardArguments
@@ -217,13 +219,13 @@ def fine_tuned_repositories(
         base = base_model
         if base is None and model["sha256"] is None:
             base = model["name_or_path"]
-        adapter_config = best / "model" / hub.ADAPTER_CONFIG
+        adapter_config = best / "model" / ADAPTER_CONFIG
         is_adapter = adapter_config.exists()
         text = cards.fine_tuned_card(records, repo_id, card, base, is_adapter, _held_out_texts(best, runs[best]))
         more: Files = {EvaluationRecord.FILE: best / EvaluationRecord.FILE}
         if is_adapter:
             config = {**read_json(adapter_config), "base_model_name_or_path": base}
-            more[hub.ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
+            more[ADAPTER_CONFIG] = json.dumps(config, indent=2).encode()
         first = min(record.started for record in records)
         repositories.append(_repository(Repository(repo_id, {}, first), best / "model", text, more))
     if not repositories:
@@ -263,7 +265,10 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
     model: Files = {name: directory / name for name in hub.MODEL_FILES if (directory / name).exists()}
     if model.keys().isdisjoint((*hub.WEIGHTS, *hub.GRAPHS)):
         raise ValueError(f"{directory} holds no {hub.WEIGHTS[0]}. Save it as safetensors, or publish other parts.")
-    repository.files = {**model, hub.CARD_FILE: card.encode(), **more}
+    for name in model.keys() & {*hub.WEIGHTS}:
+        with reading(directory / name, "Restore the file, or finish the run again."):
+            safe_open(directory / name, framework="numpy")  # compares its header with its size
+    repository.files = {**model, hub.CARD_FILE: hub.mark(card).encode(), **more}
     for name, content in repository.files.items():
         path = content if isinstance(content, Path) else directory / name
         if path.suffix not in (".json", ".txt", ".md"):
@@ -314,6 +319,8 @@ def _find_repositories(args: PublishArguments, card: CardArguments) -> list[Repo
     if ExportRecord.find(directory, 1):
         _warn_of_unused(args, "an export", "parts", "evaluations", "compared", "base_model")
         return exported_repositories(directory, hub_model_id, card)
+    if (directory / CONFIG_FILE).is_file():
+        raise identify(directory).error("the output_dir of the finished run, which has its record")
     raise ValueError(
         f"{directory} holds no {PretrainingRecord.FILE}, {EvaluationRecord.FILE} or {ExportRecord.FILE} of a finished "
         "run. Finish a pre-training with --resume_from_checkpoint latest."

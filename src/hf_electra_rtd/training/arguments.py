@@ -58,6 +58,7 @@ _LARGEST = 2**30  # bytes
 MUON = "muon"
 # Names that mean `ElectraAdamW` and `ElectraMuon`.
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
+MATMUL_HELP = "On a CPU, the library of matrix products. By default the one for this processor."
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/performance.md).
@@ -112,6 +113,7 @@ class RTDTrainingArguments(TrainingArguments):
         choices=(*(name.value for name in OptimizerNames), MUON),
     )
     clip_separately: bool = flag(False, "Clip generator and discriminator (and what they share) apart.")
+    matmul: str | None = flag(None, MATMUL_HELP, choices=products.LIBRARIES)
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
     hub_strategy: str = flag("end", "Leave it: a run is published at its end.")
@@ -212,6 +214,9 @@ HUB_RULES = (
 )
 
 
+DEVICE_RULES = (Rule("matmul", "It is of CPUs.", needs=("use_cpu",), changes_nothing=True),)
+
+
 def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
     check_arguments(args, rules=HUB_RULES)
@@ -226,8 +231,9 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
     check_arguments(args, *facts, rules=rules)
 
 
-def settle_by_device(args: TrainingArguments) -> None:
-    """Sets `bf16` and `dataloader_pin_memory` by the device where they are None."""
+def settle_by_device(args: Any) -> None:
+    """Sets `bf16` and `dataloader_pin_memory` by the device where they are None, and the library of products on a CPU
+    where `matmul` names it."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -235,6 +241,9 @@ def settle_by_device(args: TrainingArguments) -> None:
         args.use_cpu = True  # without which bfloat16 is refused, and processes do not find each other
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
+    check_arguments(args, rules=DEVICE_RULES)
+    if args.use_cpu:
+        products.use_library(args.matmul)
 
 
 def settle_products(args: RTDTrainingArguments, hidden_size: int, before: Mapping[str, Any] | None = None) -> None:

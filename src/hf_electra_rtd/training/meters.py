@@ -21,7 +21,7 @@ from transformers import TrainerState
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.ops import masked_slots, num_masked
+from hf_electra_rtd.ops import masked_slots, num_masked, products
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
@@ -258,7 +258,7 @@ def make_record(
         model=records.public(model.config.to_dict()),
         parameters=count_parameters(model),
         data={name: _describe(sequences) for name, sequences in parts.items() if sequences is not None},
-        hardware=records.collect_hardware(),
+        hardware=records.collect_hardware(products.chosen_library()),
         versions=records.collect_versions(),
         steps=step,
         sequences=num_sequences,

@@ -174,6 +174,17 @@ def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
+def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:
+    """`from_pretrained` of a class of transformers. All of them are loaded here: code that lies with a model is never
+    run, nor asked about on the standard input. Raises ValueError for what cannot be loaded without its code."""
+    try:
+        return stock_class.from_pretrained(source, **{**options, "trust_remote_code": False})
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(f"{source} brings code of its own, which is not run. Name a model of transformers.") from None
+
+
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
     """Locks a directory for this process until `release()` or the end of the process, however it ends. Raises
     ValueError if another process holds the lock."""

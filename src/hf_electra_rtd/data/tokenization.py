@@ -17,7 +17,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.base.files import read_json, reading, writing
+from hf_electra_rtd.base.files import load_pretrained, read_json, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
@@ -76,7 +76,7 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     else:
         with reading(name_or_path, _REMEDY):
             _check_directory(Path(name_or_path))
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+            tokenizer = load_pretrained(AutoTokenizer, name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
     with reading(name_or_path):
         get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown

@@ -329,7 +329,7 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
         make = masked_scorer
     elif (place.architecture or "").endswith(("ForCausalLM", "LMHeadModel")):
         network_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read_stock_config(place.name))]
-        network, _ = load_whole(network_class.from_pretrained, network_class, place.name, dtype="float32")
+        network, _ = load_whole(network_class, place.name, dtype="float32")
         make = causal_scorer
     else:
         raise place.error("a pair of networks, a masked or a causal language model")

@@ -171,15 +171,24 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         assert caplog.messages == [
             f"Passed over, for they are no texts: {', '.join(str(tmp_path / name) for name in passed.split())}."
         ] * bool(passed)
-    (tmp_path / "shards").mkdir()
-    for name in ("index.json", "shards/index.json"):
-        (tmp_path / name).touch()
-    assert len(find_files(str(tmp_path))) == 2  # among texts it is no index of shards
-    assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
     not_text = r"c\.pdf is neither text nor prepared"
     for wrong, message in (("[xo]*/*/*.txt", "No file matches"), ("deep/*.pdf", not_text)):
         with pytest.raises(ValueError, match=message):
             find_files(str(tmp_path / wrong))
+
+
+def test_a_directory_of_shards_is_shards_whatever_text_lies_beside_them(tmp_path, caplog):
+    for name in ("corpus/a.txt", "corpus/index.json", "shards/0.blocks", "shards/index.json", "empty/index.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for directory in ("shards", "empty"):
+        assert find_files(str(tmp_path / directory)) == [str(tmp_path / directory)]
+    assert not caplog.messages
+    (tmp_path / "shards/notes.txt").touch()
+    assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
+    assert "notes.txt" in caplog.text
+    text = str(tmp_path / "corpus/a.txt")  # beside which an index is something else
+    assert find_files(str(tmp_path / "corpus")) == find_files(str(tmp_path)) == [text]
 
 
 def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):

@@ -17,7 +17,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.base.files import load_pretrained, read_json, reading, writing
+from hf_electra_rtd.base.files import load_pretrained, naming, read_json, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
@@ -168,12 +168,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
     read."""
     if tokenizer.is_fast:
         _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
-    tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
-    # A line's number is its token's id.
-    if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
-        text = "".join(f"{token}\n" for token, _ in vocabulary)
-        (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
+    with naming(directory):
+        tokenizer.save_pretrained(directory)
+        # A line's number is its token's id.
+        if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
+            text = "".join(f"{token}\n" for token, _ in vocabulary)
+            (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:

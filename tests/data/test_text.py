@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, settings
 
-from hf_electra_rtd.data import text
+from hf_electra_rtd.data import reader, text
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.reader import MAX_LINE
 from hf_electra_rtd.data.text import (
@@ -295,3 +295,17 @@ def test_a_compressed_file_is_read_whatever_the_case_of_its_name(tmp_path):
     (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"the river\n"))
     (source,) = parse_sources(str(tmp_path / "A.TXT.GZ"))
     assert list(read_lines(source)) == ["the river", ""]
+
+
+def test_lines_end_with_a_line_feed_alone_also_in_a_compressed_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(text := "\ufeffone\rtwo\r\nthree\u2028\n\nfour".encode())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+    for name in ("a.txt", "a.txt.gz"):
+        assert list(reader.read_lines(tmp_path / name)) == ["one\rtwo", "three\u2028", "", "four"]
+
+
+@pytest.mark.parametrize("lines", [b"a\n" + b"a" * (MAX_LINE + 1), b"a\n\xff\n"])
+def test_a_line_that_fills_the_memory_or_is_no_text_is_refused_with_its_number(tmp_path, lines):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(lines, 1))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz, line 2"):
+        list(reader.read_lines(tmp_path / "a.txt.gz"))

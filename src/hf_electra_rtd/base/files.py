@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
-from safetensors import SafetensorError
 
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
@@ -99,23 +98,23 @@ def remove_partial(directory: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch or
-    safetensors raise as an error of their own."""
+    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch, safetensors
+    or tokenizers raise as an error of their own."""
     try:
         yield
-    except (RuntimeError, SafetensorError) as error:
-        system = re.search(r"\(os error (\d+)\)", str(error))
-        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
-            raise
-        code = int(system[1]) if system else errno.ENOSPC
-        with naming(path):
-            raise OSError(code, os.strerror(code)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"No space left to write {os.fspath(path)}. Free some, or choose another directory."
         else:
             message = f"{os.fspath(path)} cannot be written: {error.strerror or error}. Choose another directory."
         raise OSError(error.errno, message) from error
+    except Exception as error:  # tokenizers raises no more special one
+        system = re.search(r"\(os error (\d+)\)", str(error))
+        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
+            raise
+        code = int(system[1]) if system else errno.ENOSPC
+        with naming(path):
+            raise OSError(code, os.strerror(code)) from error
 
 
 @contextmanager
@@ -165,13 +164,6 @@ def open_text(
     compression = {".gz": "gzip", ".zst": "zstd"}.get(Path(path).suffix.lower())
     stream = pa.input_stream(os.fspath(path), compression=compression)
     return io.TextIOWrapper(stream, encoding, encoding_errors, newline)
-
-
-def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """The lines of a text (see `open_text`) without their ends, \\n or \\r\\n."""
-    with reading(path or "The standard input", "It must be text in UTF-8."), open_text(path) as file:
-        for line in file:
-            yield line.rstrip("\r\n")
 
 
 def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:

@@ -26,7 +26,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import check_output, named_file, read_lines, writing
+from hf_electra_rtd.base.files import check_output, named_file, writing
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change

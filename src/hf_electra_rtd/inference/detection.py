@@ -42,8 +42,9 @@ from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text
+from hf_electra_rtd.base.files import check_output, named_file, read_json, write_text
 from hf_electra_rtd.base.records import public
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens

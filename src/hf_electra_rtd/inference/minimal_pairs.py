@@ -31,9 +31,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, write_text
+from hf_electra_rtd.base.files import hash_files, hash_model, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
 from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.ops.masking import MaskedSlots
 from hf_electra_rtd.pair.bigram import CountedBigram

@@ -354,7 +354,9 @@ class CorrectArguments(detection.TextArguments):
     """Which model, which texts, and what is changed in them."""
 
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
-    margin: float | None = flag(None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).")
+    margin: float | None = flag(
+        None, "What the right word must gain, in logarithms (by --error_rate; trained: 0).", "(-inf, inf)"
+    )
     top_k: int | None = flag(None, "Proposals that are tried for a word (10).", "[1, inf)")
     score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")
     sighan13: bool = flag(False, f"Score no change to {' or '.join(SIGHAN13)}, as papers do there.")

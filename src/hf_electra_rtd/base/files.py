@@ -24,6 +24,8 @@ from filelock import BaseFileLock, FileLock, Timeout
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
 LOCK_FILE = ".lock"
+_MOST_NAMES = 40  # in a message: of our tables, only that of flags has more
+_NEAREST = 5
 _LONGEST_REASON = 400  # characters of a library's message
 _REPLACED = "replaced"  # where `writing` keeps a directory until the new one has its name
 
@@ -214,10 +216,13 @@ def hash_model(directory: str | os.PathLike[str]) -> str:
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:
-    """The end of a message about an unknown name: `Did you mean 'x'?`, or all known names."""
+    """The end of a message about an unknown name: `Did you mean 'x'?`, or the known names, of many the nearest."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known {what}: {', '.join(names)}."
+    if close := difflib.get_close_matches(name, names, n=1):
+        return f"Did you mean {close[0]!r}?"
+    if len(names) > _MOST_NAMES:
+        return f"Some known {what}: {', '.join(difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0))}."
+    return f"Known {what}: {', '.join(names)}."
 
 
 def _discard(scratch: Path, path: Path) -> None:

@@ -179,7 +179,9 @@ class MisspellArguments:
     confusion_files: list[str] = required("Rows `wrong right right ...`, one file for each kind.")
     output_file: str = required("The table, .tsv.")
     shares: list[float] | None = flag(
-        None, "Of the errors that come from each file; the others are random words. Default: equal, none random."
+        None,
+        "Of the errors that come from each file; the others are random words. Default: equal, none random.",
+        "[0, 1]",
     )
     clean_share: float = flag(0.3, "Of sentences that stay as they are.", "[0, 1]")
     max_pairs: int | None = flag(None, "End after so many sentences.", "[1, inf)")
@@ -211,6 +213,10 @@ def main(argv: list[str]) -> None:
             file.write(f"{text}\t{sentence}\n")
             pairs += 1
             changed += text != sentence
+        if not pairs:
+            raise ValueError(
+                f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
+            )
         if not changed:
             raise ValueError(
                 f"{', '.join(arguments.confusion_files)}: of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} "

@@ -173,7 +173,7 @@ def load_for_detection(
     is_graph = runtime != TORCH
     if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
         raise place.error("a run, a checkpoint or a saved pair (a single network is a generator or discriminator)")
-    if is_graph and place.detector is None:
+    if is_graph and model is not None and place.detector is None:
         raise ValueError(f"runtime={runtime!r} needs exports: give what `hf-electra-rtd export` made of a run.")
     place.refuse_energies()
     fills: Any = None

@@ -241,7 +241,7 @@ def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
 
 def read_stock_config(source: str) -> Any:
     """The configuration of a stock model, with what transformers notes about where it came from."""
-    with reading(source, "It must hold the config.json of an encoder."):
+    with reading(f"The configuration of {source}"):
         return load_pretrained(AutoConfig, source)
 
 

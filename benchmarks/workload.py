@@ -14,6 +14,7 @@ from transformers import AutoConfig, BertTokenizer
 
 from hf_electra_rtd import BlockFile, DataCollatorForRTD, ElectraRTDConfig, SequenceStream
 from hf_electra_rtd.base.accounting import model_flops
+from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.data.blocks import writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
@@ -46,7 +47,7 @@ class Workload:
 
     def config(self) -> ElectraRTDConfig:
         if self.backbone is not None:
-            tower = AutoConfig.from_pretrained(self.backbone, vocab_size=self.vocab_size)
+            tower = load_pretrained(AutoConfig, self.backbone, vocab_size=self.vocab_size)
             tower.update({name: self.dropout for name in DROPOUTS if hasattr(tower, name)})
             return ElectraRTDConfig(discriminator_config=tower)
         return ElectraRTDConfig.from_size(

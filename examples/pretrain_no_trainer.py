@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer
 
 import hf_electra_rtd as rtd
+from hf_electra_rtd.data.tokenization import load_tokenizer
 
 
 CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
@@ -34,7 +34,7 @@ def main() -> None:
     args = parser.parse_args()
     accelerator = Accelerator()
     set_seed(SEED)
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer = load_tokenizer(TOKENIZER)
     with accelerator.main_process_first():
         train, held_out = rtd.prepare_blocks([CORPUS], tokenizer, args.output_dir, LENGTH, held_out_share=0.05)
     # The stream decides the order, and with the collator's seed all masks and samples: a run can go on at any step.

@@ -30,7 +30,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "compare": ("publishing.tables", "compare fine-tuning results in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
-INTERRUPTED = 130  # exit status after Ctrl-C
+FAILED = 2  # exit status after a mistake, with a message
+INTERRUPTED = 130  # after Ctrl-C
 
 
 def main() -> NoReturn:
@@ -41,6 +42,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         print("\nInterrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    except FileNotFoundError as error:
+        print(f"error: {error}. Was the working directory removed?", file=sys.stderr)
+        sys.exit(FAILED)
     # `run` tells what goes wrong from here on, also while the module of the command is imported.
     run(lambda argv: importlib.import_module(f"hf_electra_rtd.{COMMANDS[name][0]}").main(argv), name)
 

@@ -25,6 +25,7 @@ from hf_electra_rtd.base.cli import (
     required,
     run,
 )
+from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.inference import correction, detection, export, scoring
@@ -326,6 +327,25 @@ def test_a_command_line_that_names_nothing_is_refused(monkeypatch, capsys, comma
     code, printed = exit_of(command, monkeypatch, capsys, "hf-electra-rtd", *argv)
     assert code == status
     assert message in printed
+
+
+def test_a_closed_standard_input_is_an_empty_one_and_a_directory_that_is_gone_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", None)
+    monkeypatch.setattr("sys.argv", ["command"])
+    with pytest.raises(SystemExit):
+        run(lambda argv: sys.stdin.read() and 1)
+    code = "import os, sys, hf_electra_rtd_command as command; os.rmdir(os.getcwd()); command.main()"
+    done = subprocess.run([sys.executable, "-c", code, "detect"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == FAILED
+    assert "working directory" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_of_many_known_names_a_message_lists_the_nearest():
+    names = [f"flag_{number}" for number in range(200)]
+    assert "flag_7" in known_names("flagg_7", names, "flags")
+    assert len(known_names("labels", names, "flags")) < 100
+    assert known_names("x", names[:5], "flags").count("flag_") == 5
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "pretran"])

@@ -460,11 +460,6 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
         with pytest.raises(ValueError, match="confusion_file"):
             correction.main([*named, "the old mill ."])
     words.write_text("mill river\n")
-    content = kept.read_text()
-    kept.write_text(json.dumps({**json.loads(content), "margin": "high"}))
-    with pytest.raises(ValueError, match=r"kept\.json: margin"):
-        correction.main([*flags, "the old mill ."])
-    kept.write_text(content)
     ElectraForRTDPretraining(tiny_config()).save_pretrained(directory)
     with pytest.raises(ValueError, match="weights"):
         correction.main([*flags, "the old mill ."])
@@ -481,11 +476,33 @@ def test_thresholds_are_written_and_read_and_refused_for_what_they_were_not_chos
         (["--calibrate", "a", "--thresholds", "a"], "a would replace"),
         (["--calibrate", "a", "--thresholds", "b", "--confusion_file", "b"], "b would replace"),
         (["a", "--threshold", "2"], "--threshold"),
+        (["a", "--margin", "nan"], "--margin"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
         correction.main(["--model", "m", *flags])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threshold", math.nan),
+        ("threshold", 10**400),
+        ("error_rate", 0),
+        ("margin", "high"),
+        ("margin", math.inf),
+        ("top_k", 0),
+        ("batch_size", 1.5),
+        ("max_length", True),
+    ],
+)
+def test_values_of_a_file_of_thresholds_are_checked_as_those_of_flags(tmp_path, name, value):
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps({"threshold": 0.5, name: value}))
+    arguments = correction.CorrectArguments(model="m", thresholds=str(kept))
+    with pytest.raises(ValueError, match=rf"kept\.json: {name}"):
+        detection.open_judge(pytest.fail, ["threshold", name], arguments)
 
 
 # ---- Pairs of other families ----

@@ -26,6 +26,7 @@ from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_a
 from hf_electra_rtd.finetuning.kinds import KINDS
 from hf_electra_rtd.finetuning.predict import Classifier
 from hf_electra_rtd.inference import correction, export
+from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.pair.onnx_model import GRAPHS, load_onnx
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import exported_repositories
@@ -135,6 +136,16 @@ def test_another_tokenizer_another_graph_and_no_export_are_refused(copy, file):
         (copy / file).unlink()
     with pytest.raises(ValueError, match=Path(file).stem):
         load_onnx(copy)
+
+
+@pytest.mark.parametrize("kind", ["detector", "generator"])
+def test_the_graph_of_another_network_is_refused_as_the_network_is(copy, kind):
+    """A detector in the generator's place, or what is one by its record in the detector's."""
+    record = ExportRecord.load(copy)
+    record.kind = kind
+    record.save(copy)
+    with pytest.raises(ValueError, match=f"{copy}.*{kind}"):
+        load_for_detection(generator=str(copy), discriminator=str(copy), runtime="onnx")
 
 
 def test_an_export_is_published_whole_and_only_if_it_is_the_accepted_one(copy):

@@ -1,7 +1,9 @@
 """What the package promises as a whole: its names, and what importing it does not do."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,21 @@ assert "transformers.trainer" not in sys.modules
 assert "hf_electra_rtd.training.trainer" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_whatever_transformers_loads_is_loaded_by_the_function_that_runs_no_code_of_others():
+    root = Path(__file__).parents[1]
+    files = [file for room in ("src", "examples", "benchmarks") for file in (root / room).rglob("*.py")]
+    assert len(files) > 50
+    # Of this project, whose loading goes there, too; and adapters, which hold weights alone.
+    safe = {"Corrector", "Detector", "ElectraForRTDPretraining", "PeftModel"}
+    loading = {
+        f"{file.name}: {ast.unparse(node)}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "from_pretrained" and ast.unparse(node.value) not in safe
+    }
+    assert loading == {"files.py: stock_class.from_pretrained"}
 
 
 @pytest.mark.slow

@@ -1,18 +1,23 @@
 """What every command makes of every kind of name."""
 
+import io
+import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import ElectraForSequenceClassification
+from transformers import AutoModel, ElectraForSequenceClassification
 
 from hf_electra_rtd import Classifier, ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.base.files import load_pretrained
+from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.finetuning.heads import open_encoder
 from hf_electra_rtd.inference import scoring
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.inference.export import open_sources
-from hf_electra_rtd.pair.places import identify
+from hf_electra_rtd.pair.places import identify, read_stock_config
 from hf_electra_rtd.training.model import ModelArguments
 from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config
@@ -145,3 +150,23 @@ def test_reading_flags_reads_no_file(monkeypatch):
         {"model_config": "x"},
     ):
         ModelArguments(**flags)
+
+
+def test_code_in_the_directory_of_a_model_does_not_run_whatever_the_standard_input_answers(
+    root, tmp_path, monkeypatch
+):
+    auto_map = {
+        "AutoConfig": "code.Config",
+        "AutoModelForSequenceClassification": "code.Model",
+        "AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"],
+    }
+    evil = Path(shutil.copytree(root / TUNED, tmp_path / "evil"))
+    (evil / "code.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass Config: pass\n")
+    config = json.loads((evil / "config.json").read_text())
+    (evil / "config.json").write_text(json.dumps({**config, "model_type": "unknown", "auto_map": auto_map}))
+    (evil / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Tokenizer", "auto_map": auto_map}))
+    for command in (*COMMANDS, load_tokenizer, read_stock_config, partial(load_pretrained, AutoModel)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
+        with pytest.raises(ValueError, match="evil"):
+            command(str(evil))
+    assert not (tmp_path / "it ran").exists()

@@ -92,7 +92,7 @@ def test_what_the_original_ignores_is_left_out():
     ("hparams", "message"),
     [
         ({"generator_size": 0.5}, "no option 'generator_size'. Did you mean 'generator_hidden_size'"),
-        ({"foo": 1}, "no option 'foo'. Known options: .*debug"),
+        ({"foo": 1}, "no option 'foo'"),
         ({"model_hparam_overrides": {"embedding_size": 64}}, "model_hparam_overrides has no option 'embedding_size'"),
         ({"model_size": "tiny"}, "no model_size 'tiny'. Known sizes: small, base, large"),
         ({"electric_objective": True}, "electric.*two_tower"),

@@ -74,6 +74,15 @@ def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
         BlockFile(write(tmp_path / "x.blocks", make_sequences(0), vocab_size=40).path, verify=True)
 
 
+def test_a_file_that_is_cut_off_while_it_is_read_is_named(file):
+    whole = Path(file.path).read_bytes()
+    Path(file.path).write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=file.path):
+        file[0]
+    Path(file.path).write_bytes(whole)
+    assert len(file[0]["input_ids"])
+
+
 def test_a_file_lives_on_when_its_name_is_replaced_and_no_worker_takes_the_other_one(file):
     before = file.read(np.arange(20)).ids
     pickled = pickle.dumps(file)

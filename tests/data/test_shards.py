@@ -323,6 +323,8 @@ def test_an_index_that_was_altered_is_refused(many):
         lambda index: index["shards"].reverse(),
         lambda index: index["shards"][0].pop("size"),
         lambda index: index["shards"][0].update(sha256="x/y"),
+        lambda index: index["shards"][0].update(size=str(index["shards"][0]["size"])),
+        lambda index: index.update(shards=[], header=index["header"] | shards._sums([])),
         lambda index: index.pop("shards"),
     ):
         index = json.loads(json.dumps(whole))
@@ -336,6 +338,23 @@ def test_an_index_that_was_altered_is_refused(many):
     (many / INDEX_FILE).write_text(json.dumps(whole))
     with pytest.raises(ValueError, match="was altered"):  # another than that of the run
         open_blocks(many, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("field", ["num_sequences", "num_tokens", "vocab_size", "tokenizer_hash", "recipe"])
+@pytest.mark.parametrize("far", [False, True])
+def test_an_index_with_other_counts_or_settings_than_its_shards_is_refused(many, field, far):
+    index = json.loads((many / INDEX_FILE).read_text())
+    first, *_, last = index["shards"]
+    if field in first:  # the sums stay
+        first[field] += 1
+        last[field] -= 1
+    else:
+        index["header"][field] = {"vocab_size": 99, "tokenizer_hash": "u", "recipe": {}}[field]
+    (many / INDEX_FILE).write_text(json.dumps(index))
+    place = f"file://{many}" if far else str(many)
+    for read in (lambda: open_blocks(place, verify=True).read(np.array([0])), lambda: open_blocks(place)[0]):
+        with pytest.raises(ValueError, match=rf"train-\d+\.blocks .*{INDEX_FILE}"):
+            read()
 
 
 @pytest.mark.parametrize("how", ["missing", "cut off", "altered", "exchanged"])

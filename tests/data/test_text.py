@@ -13,7 +13,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, settings
 
-from hf_electra_rtd.data import text
+from hf_electra_rtd.data import reader, text
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.reader import MAX_LINE
 from hf_electra_rtd.data.text import (
@@ -171,15 +171,24 @@ def test_texts_are_found_and_what_is_none_and_the_output_among_them_passed_over_
         assert caplog.messages == [
             f"Passed over, for they are no texts: {', '.join(str(tmp_path / name) for name in passed.split())}."
         ] * bool(passed)
-    (tmp_path / "shards").mkdir()
-    for name in ("index.json", "shards/index.json"):
-        (tmp_path / name).touch()
-    assert len(find_files(str(tmp_path))) == 2  # among texts it is no index of shards
-    assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
     not_text = r"c\.pdf is neither text nor prepared"
     for wrong, message in (("[xo]*/*/*.txt", "No file matches"), ("deep/*.pdf", not_text)):
         with pytest.raises(ValueError, match=message):
             find_files(str(tmp_path / wrong))
+
+
+def test_a_directory_of_shards_is_shards_whatever_text_lies_beside_them(tmp_path, caplog):
+    for name in ("corpus/a.txt", "corpus/index.json", "shards/0.blocks", "shards/index.json", "empty/index.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for directory in ("shards", "empty"):
+        assert find_files(str(tmp_path / directory)) == [str(tmp_path / directory)]
+    assert not caplog.messages
+    (tmp_path / "shards/notes.txt").touch()
+    assert find_files(str(tmp_path / "shards")) == [str(tmp_path / "shards")]
+    assert "notes.txt" in caplog.text
+    text = str(tmp_path / "corpus/a.txt")  # beside which an index is something else
+    assert find_files(str(tmp_path / "corpus")) == find_files(str(tmp_path)) == [text]
 
 
 def test_options_stand_behind_a_source_and_win_over_the_defaults(tmp_path):
@@ -286,3 +295,17 @@ def test_a_compressed_file_is_read_whatever_the_case_of_its_name(tmp_path):
     (tmp_path / "A.TXT.GZ").write_bytes(gzip.compress(b"the river\n"))
     (source,) = parse_sources(str(tmp_path / "A.TXT.GZ"))
     assert list(read_lines(source)) == ["the river", ""]
+
+
+def test_lines_end_with_a_line_feed_alone_also_in_a_compressed_file(tmp_path):
+    (tmp_path / "a.txt").write_bytes(text := "\ufeffone\rtwo\r\nthree\u2028\n\nfour".encode())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text))
+    for name in ("a.txt", "a.txt.gz"):
+        assert list(reader.read_lines(tmp_path / name)) == ["one\rtwo", "three\u2028", "", "four"]
+
+
+@pytest.mark.parametrize("lines", [b"a\n" + b"a" * (MAX_LINE + 1), b"a\n\xff\n"])
+def test_a_line_that_fills_the_memory_or_is_no_text_is_refused_with_its_number(tmp_path, lines):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(lines, 1))
+    with pytest.raises(ValueError, match=r"a\.txt\.gz, line 2"):
+        list(reader.read_lines(tmp_path / "a.txt.gz"))

@@ -7,6 +7,7 @@ starts it in several processes.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import os
@@ -24,14 +25,13 @@ from typing import Any, NoReturn
 from transformers import HfArgumentParser
 
 from hf_electra_rtd.base.files import known_names, reading
-from hf_electra_rtd_command import COMMANDS, INTERRUPTED
+from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 
 logger = logging.getLogger(__name__)
 
 # What `--help` shows: the flags under each title, with a text of their own or None for that of the field.
 HelpGroups = Mapping[str, Mapping[str, str | None]]
-FAILED = 2  # exit status after a mistake, with a message
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
         if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):
             sys.argv[0] = f"hf-electra-rtd {known}"
     signal.signal(signal.SIGTERM, _terminate)
+    sys.stdin = sys.stdin or io.StringIO()  # it is None where it was closed
     try:
         for before, word in pairwise(sys.argv):
             if not word and before.startswith("-"):
@@ -129,7 +130,10 @@ def parse_arguments(
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)
-    *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
+    try:
+        *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"The value {error.doc} of a flag is not JSON: {error}.") from None
     if unknown:
         names = known_names(unknown[0], parser._option_string_actions, "flags")
         parser.error(f"there is no flag {unknown[0]}. {names}")
@@ -237,9 +241,12 @@ def check_number(name: str, number: float | None, interval: str) -> None:
     below = number <= high if interval[-1] == "]" else number < high
     if above and below:
         return
-    lower = f"{'at least' if interval[0] == '[' else 'above'} {low:g}"
-    upper = "finite" if high == inf else f"{'at most' if interval[-1] == ']' else 'below'} {high:g}"
-    raise ValueError(f"{name} is {number:g}: it must be {lower} and {upper}.")
+    ends = []
+    if low != -inf:
+        ends.append(f"{'at least' if interval[0] == '[' else 'above'} {low:g}")
+    ends.append("finite" if high == inf else f"{'at most' if interval[-1] == ']' else 'below'} {high:g}")
+    shown = f"{number:g}" if isinstance(number, float) else number
+    raise ValueError(f"{name} is {shown}: it must be {' and '.join(ends)}.")
 
 
 @cache

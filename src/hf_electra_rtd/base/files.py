@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, Timeout
-from safetensors import SafetensorError
 
 
 PARTIAL = ".partial-"  # in the names of what is not finished yet
 LOCK_FILE = ".lock"
+_MOST_NAMES = 40  # in a message: of our tables, only that of flags has more
+_NEAREST = 5
 _LONGEST_REASON = 400  # characters of a library's message
 _REPLACED = "replaced"  # where `writing` keeps a directory until the new one has its name
 
@@ -99,23 +100,23 @@ def remove_partial(directory: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch or
-    safetensors raise as an error of their own."""
+    """Adds the path and the remedy to an `OSError` raised while `path` is written, also to one that torch, safetensors
+    or tokenizers raise as an error of their own."""
     try:
         yield
-    except (RuntimeError, SafetensorError) as error:
-        system = re.search(r"\(os error (\d+)\)", str(error))
-        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
-            raise
-        code = int(system[1]) if system else errno.ENOSPC
-        with naming(path):
-            raise OSError(code, os.strerror(code)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             message = f"No space left to write {os.fspath(path)}. Free some, or choose another directory."
         else:
             message = f"{os.fspath(path)} cannot be written: {error.strerror or error}. Choose another directory."
         raise OSError(error.errno, message) from error
+    except Exception as error:  # tokenizers raises no more special one
+        system = re.search(r"\(os error (\d+)\)", str(error))
+        if not system and not re.search("inline_container|iostream", str(error)):  # torch's writer, without a reason
+            raise
+        code = int(system[1]) if system else errno.ENOSPC
+        with naming(path):
+            raise OSError(code, os.strerror(code)) from error
 
 
 @contextmanager
@@ -167,11 +168,15 @@ def open_text(
     return io.TextIOWrapper(stream, encoding, encoding_errors, newline)
 
 
-def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
-    """The lines of a text (see `open_text`) without their ends, \\n or \\r\\n."""
-    with reading(path or "The standard input", "It must be text in UTF-8."), open_text(path) as file:
-        for line in file:
-            yield line.rstrip("\r\n")
+def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:
+    """`from_pretrained` of a class of transformers. All of them are loaded here: code that lies with a model is never
+    run, nor asked about on the standard input. Raises ValueError for what cannot be loaded without its code."""
+    try:
+        return stock_class.from_pretrained(source, **{**options, "trust_remote_code": False})
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        raise ValueError(f"{source} brings code of its own, which is not run. Name a model of transformers.") from None
 
 
 def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
@@ -211,10 +216,13 @@ def hash_model(directory: str | os.PathLike[str]) -> str:
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:
-    """The end of a message about an unknown name: `Did you mean 'x'?`, or all known names."""
+    """The end of a message about an unknown name: `Did you mean 'x'?`, or the known names, of many the nearest."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Known {what}: {', '.join(names)}."
+    if close := difflib.get_close_matches(name, names, n=1):
+        return f"Did you mean {close[0]!r}?"
+    if len(names) > _MOST_NAMES:
+        return f"Some known {what}: {', '.join(difflib.get_close_matches(name, names, n=_NEAREST, cutoff=0))}."
+    return f"Known {what}: {', '.join(names)}."
 
 
 def _discard(scratch: Path, path: Path) -> None:

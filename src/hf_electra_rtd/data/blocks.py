@@ -10,6 +10,7 @@ which a file that was cut off does not end with.
 import dataclasses
 import hashlib
 import json
+import mmap
 import os
 import struct
 import tempfile
@@ -158,17 +159,19 @@ def write_header(file: BinaryIO, header: BlockHeader) -> None:
     file.write(text + _FOOTER.pack(len(text), hashlib.sha256(text).digest()))
 
 
-def _map_file(path: str) -> tuple[np.ndarray, BlockHeader]:
-    """The content of a memory-mapped block file before its header, as bytes, and the header. Raises ValueError for one
-    that was cut off, or is no block file."""
-    # A plain array over the mapped file: indexing a `memmap` makes another one, which costs more than reading.
-    content = np.asarray(np.memmap(path, np.uint8, "r"))
+def _map_file(path: str) -> tuple[mmap.mmap, np.ndarray, BlockHeader]:
+    """A block file in memory, its content before its header, as bytes, and the header. Raises ValueError for one that
+    was cut off, or is no block file."""
+    with open(path, "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # A plain array: indexing a `np.memmap` makes another one, which costs more than reading.
+    content = np.frombuffer(mapped, np.uint8)
     end = len(content) - _FOOTER.size
     length, digest = _FOOTER.unpack(content[end:].tobytes())
     header = content[end - length : end].tobytes()
     if content[: len(_MAGIC)].tobytes() != _MAGIC or hashlib.sha256(header).digest() != digest:
         raise ValueError("it is no whole block file of this version")
-    return content[: end - length], BlockHeader(**json.loads(header))
+    return mapped, content[: end - length], BlockHeader(**json.loads(header))
 
 
 @contextmanager
@@ -231,7 +234,7 @@ class BlockFile(Blocks):
     def __init__(self, path: str | os.PathLike[str], verify: bool = False, sha256: str | None = None) -> None:
         self.path = os.fspath(path)
         with reading(self.path, _REMEDY):
-            content, header = _map_file(self.path)
+            self._mapped, content, header = _map_file(self.path)
             dtype = id_dtype(header.vocab_size)
             row_size = -(-header.max_seq_length // 8)
             end = len(_MAGIC) + header.num_tokens * dtype.itemsize
@@ -270,6 +273,8 @@ class BlockFile(Blocks):
         return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
+        if self._mapped.size() < len(self._mapped):  # of the file as it is now: reading on would end the process
+            raise ValueError(f"{self.path} was cut off or overwritten while it was read. {_REMEDY}")
         ends = self._index["end"]
         return (ends[indices] - np.where(indices > 0, ends[indices - 1], 0)).astype(np.int64)
 

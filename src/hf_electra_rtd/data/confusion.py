@@ -26,7 +26,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import check_output, named_file, read_lines, writing
+from hf_electra_rtd.base.files import check_output, named_file, writing
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
@@ -178,7 +179,9 @@ class MisspellArguments:
     confusion_files: list[str] = required("Rows `wrong right right ...`, one file for each kind.")
     output_file: str = required("The table, .tsv.")
     shares: list[float] | None = flag(
-        None, "Of the errors that come from each file; the others are random words. Default: equal, none random."
+        None,
+        "Of the errors that come from each file; the others are random words. Default: equal, none random.",
+        "[0, 1]",
     )
     clean_share: float = flag(0.3, "Of sentences that stay as they are.", "[0, 1]")
     max_pairs: int | None = flag(None, "End after so many sentences.", "[1, inf)")
@@ -210,6 +213,10 @@ def main(argv: list[str]) -> None:
             file.write(f"{text}\t{sentence}\n")
             pairs += 1
             changed += text != sentence
+        if not pairs:
+            raise ValueError(
+                f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
+            )
         if not changed:
             raise ValueError(
                 f"{', '.join(arguments.confusion_files)}: of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} "

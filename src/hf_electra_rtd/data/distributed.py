@@ -436,8 +436,19 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
     """Raises ValueError for an executor that is not here, and for what none can do."""
     if arguments.executor == "ray" and importlib.util.find_spec("ray") is None:
         raise ValueError("--executor ray needs the package ray: pip install 'hf-electra-rtd[ray]'")
-    if arguments.executor == "slurm" and shutil.which("sbatch") is None:
-        raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
+    if arguments.executor == "slurm":
+        # What datatrove writes into scripts as it is.
+        directory = os.path.abspath(arguments.output_dir)
+        if shlex.quote(directory) != directory:
+            raise ValueError(
+                f"--output_dir {directory} stands in scripts of a shell. Choose one without spaces and other special "
+                "characters."
+            )
+        for option in arguments.slurm:
+            if not option.isprintable():
+                raise ValueError(f"--slurm {option!r} stands in a script: it must be one line of text.")
+        if shutil.which("sbatch") is None:
+            raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
     refused = {
         "block files or datasets": any(source.is_prepared or source.is_dataset for source in sources),
         "weights": any(source.weight != 1 for source in sources),

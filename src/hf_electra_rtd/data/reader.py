@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -58,6 +59,15 @@ def records_of(
             yield from _table_rows(path, file, format == "csv", columns, skip_broken_lines)
 
 
+def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
+    """The lines of a text, plain or compressed, or of the standard input, without their ends, \\n or \\r\\n. Raises
+    ValueError, with the line, for what is not UTF-8, and for a line of more than `MAX_LINE` characters."""
+    name = "The standard input" if path is None else os.fspath(path)
+    with reading(name, "It must be text in UTF-8."), open_text(path) as file:
+        for _, line in _lines(name, file, MAX_LINE):
+            yield line.rstrip("\r\n")
+
+
 def _lines(path: str, file: Any, longest: int) -> Iterator[tuple[int, str]]:
     """The lines of a file with their ends, each after its number."""
     number = 1
@@ -71,8 +81,9 @@ def _lines(path: str, file: Any, longest: int) -> Iterator[tuple[int, str]]:
         if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
             number += error.object.count(b"\n", 0, error.start)
         raise ValueError(
-            f"{path}, line {number} is not {file.encoding.removesuffix('-sig').upper()}. Save it as UTF-8, name its "
-            "encoding (encoding=latin-1, ...), or replace what does not fit (encoding_errors=replace)."
+            f"{path}, line {number} is not {file.encoding.removesuffix('-sig').upper()}. Save it as UTF-8, or, where "
+            "it is text to train on, name its encoding (encoding=latin-1, ...) or replace what does not fit "
+            "(encoding_errors=replace)."
         ) from None
 
 

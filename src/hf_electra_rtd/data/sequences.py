@@ -133,8 +133,6 @@ def check_held_out(train: Blocks, held_out: Blocks) -> None:
     """Raises ValueError for held-out text that is trained on, or whose words were found in another way."""
     first = train.header
     second = held_out.header
-    if first.sha256 == second.sha256:
-        raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     is_split = (first.sources, first.recipe) == (second.sources, second.recipe) and first.recipe["held_out_share"]
     names = {source["sha256"]: source["name"] for source in first.sources}
     for source in second.sources:
@@ -143,6 +141,8 @@ def check_held_out(train: Blocks, held_out: Blocks) -> None:
                 f"{source['name']}, which is held out, holds the same text as {names[source['sha256']]}, which is "
                 "trained on. Take it out of the one or the other."
             )
+    if first.sha256 == second.sha256:
+        raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     if first.word_segmenter != second.word_segmenter:
         raise ValueError(
             f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by "

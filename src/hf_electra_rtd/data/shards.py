@@ -4,8 +4,6 @@ The directory may lie on this machine or anywhere that fsspec knows. From elsewh
 when they are read (fsspec's `filecache`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json
@@ -54,7 +52,7 @@ _LARGEST_TOKEN = 8  # bytes, at most
 _LARGEST_ROW = 64  # bytes of what else a sequence has, at most
 
 
-@strict
+@strict  # which takes annotations alone for types, not their texts (`from __future__ import annotations`)
 @dataclass
 class Shard:
     """What an index says of a shard."""
@@ -147,6 +145,12 @@ def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **desc
     return whole
 
 
+def _described(header: BlockHeader) -> dict[str, Any]:
+    """What each shard says as the index does."""
+    own = ("num_sequences", "num_tokens", "sha256", "statistics", "sources")
+    return {name: value for name, value in vars(header).items() if name not in own}
+
+
 def _sums(shards: Sequence[Shard]) -> dict[str, Any]:
     """What the header of all says that follows from its shards."""
     return {
@@ -190,7 +194,11 @@ class ShardedBlocks(Blocks):
             self._shards = [Shard(**shard) for shard in content["shards"]]
             adds_up = vars(self.header).items() >= _sums(self._shards).items()
             # A hash is the name of a directory in the cache.
-            if not adds_up or not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
+            if (
+                not self._shards
+                or not adds_up
+                or not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards)
+            ):
                 raise ValueError("its shards do not add up to what it says of all")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
@@ -200,7 +208,7 @@ class ShardedBlocks(Blocks):
             self._warn_of_little_room(self._cache)
         elif verify:
             with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
-                list(threads.map(lambda shard: BlockFile(self._name(shard), True, shard.sha256), self._shards))
+                list(threads.map(lambda shard: self._open_file(shard, self._name(shard), True), self._shards))
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -237,13 +245,22 @@ class ShardedBlocks(Blocks):
                     f"{self._name(shard)} has {size:,} bytes, not the {shard.size:,} of its index. {_REMEDY}"
                 )
 
+    def _open_file(self, shard: Shard, path: str, verify: bool = False) -> BlockFile:
+        """A file as the index says. Raises ValueError for another one."""
+        file = BlockFile(path, verify, shard.sha256)
+        counts = (shard.num_sequences, shard.num_tokens)
+        is_same = counts == (file.header.num_sequences, file.header.num_tokens)
+        if not is_same or _described(file.header) != _described(self.header):
+            raise ValueError(f"{path} is not what {INDEX_FILE} says: it has other counts or settings. {_REMEDY}")
+        return file
+
     def _get(self, number: int) -> BlockFile:
         """An open shard."""
         file = self._open.pop(number, None)
         if file is None:
             shard = self._shards[number]
             if self._cache is None:
-                file = BlockFile(self._name(shard), sha256=shard.sha256)
+                file = self._open_file(shard, self._name(shard))
             else:
                 file = self._open_copy(shard, self._cache)
         self._open[number] = file
@@ -278,7 +295,7 @@ class ShardedBlocks(Blocks):
         """Opens a copy. Raises ValueError if it is not the shard of the index; the copy is removed then."""
         path = self._copy(shard, cache)
         try:
-            file = BlockFile(path, shard.sha256 not in self._verified, shard.sha256)
+            file = self._open_file(shard, path, shard.sha256 not in self._verified)
         except ValueError as error:  # which names the copy
             shutil.rmtree(cache / shard.sha256, ignore_errors=True)
             raise ValueError(str(error).replace(path, self._name(shard), 1)) from error
@@ -306,7 +323,7 @@ class ShardedBlocks(Blocks):
 
     # ---- As one file ----
 
-    def part(self, shards: Sequence[int]) -> ShardedBlocks:
+    def part(self, shards: Sequence[int]) -> "ShardedBlocks":
         part = object.__new__(ShardedBlocks)
         part.__dict__ |= self.__dict__
         part._shards = [self._shards[shard] for shard in shards]

@@ -113,7 +113,7 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
 
 def find_files(pattern: str) -> list[str]:
     """The files that a path, a directory (searched to its depth, without hidden files) or a glob names, sorted. An
-    address, and a directory of shards without texts, stay as they are.
+    address and a directory of shards stay as they are.
 
     What is no file (FIFOs, devices, links that lead nowhere or back), in a directory files of other kinds, and what
     this program wrote is passed over with a warning. Raises ValueError if there is none, or one is neither text nor
@@ -133,12 +133,14 @@ def find_files(pattern: str) -> list[str]:
         files = [file for file in files if not os.path.isfile(os.path.join(os.path.dirname(file), TOKENIZER_FILE))]
     if is_directory:
         files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
-        if not files and os.path.isfile(os.path.join(pattern, INDEX_FILE)):
+        names = os.listdir(pattern)
+        if _holds_shards(names) or (not files and INDEX_FILE in names):
+            if files:
+                logger.warning(f"{pattern} is read as shards. Texts that lie there are passed over: {_listed(files)}.")
             return [pattern]
     passed = sorted(paths.difference(files))
     if passed:
-        more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
-        logger.warning(f"Passed over, for they are no texts: {', '.join(passed[:_SHOWN])}{more}.")
+        logger.warning(f"Passed over, for they are no texts: {_listed(passed)}.")
     kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     for file in files:
         if not file.lower().endswith(kinds):
@@ -148,12 +150,23 @@ def find_files(pattern: str) -> list[str]:
     return files
 
 
+def _holds_shards(names: Sequence[str]) -> bool:
+    """Whether files of these names are shards with their index, beside whatever lies there."""
+    return INDEX_FILE in names and any(name.endswith(BLOCK_SUFFIX) for name in names)
+
+
+def _listed(files: Sequence[str]) -> str:
+    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
+    return ", ".join(files[:_SHOWN]) + more
+
+
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
     """Files, and the directories that are passed over."""
     real = os.path.realpath(directory)
     names = sorted(os.listdir(directory))
-    # A link that leads back; a tokenizer, a model or the output of a run, unless it was named itself.
-    if real in seen or (seen and not {TOKENIZER_FILE, LOCK_FILE}.isdisjoint(names)):
+    # A link that leads back; a tokenizer, a model, shards or the output of a run, unless it was named itself.
+    is_ours = _holds_shards(names) or not {TOKENIZER_FILE, LOCK_FILE}.isdisjoint(names)
+    if real in seen or (seen and is_ours):
         yield directory
         return
     seen.add(real)

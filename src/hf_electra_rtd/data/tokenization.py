@@ -17,7 +17,7 @@ from tokenizers.models import Unigram
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.base.files import read_json, reading, writing
+from hf_electra_rtd.base.files import load_pretrained, naming, read_json, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
@@ -76,7 +76,7 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
     else:
         with reading(name_or_path, _REMEDY):
             _check_directory(Path(name_or_path))
-            tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+            tokenizer = load_pretrained(AutoTokenizer, name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
     with reading(name_or_path):
         get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown
@@ -168,12 +168,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
     read."""
     if tokenizer.is_fast:
         _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
-    tokenizer.save_pretrained(directory)
     vocabulary = _vocabulary(tokenizer)
-    # A line's number is its token's id.
-    if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
-        text = "".join(f"{token}\n" for token, _ in vocabulary)
-        (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
+    with naming(directory):
+        tokenizer.save_pretrained(directory)
+        # A line's number is its token's id.
+        if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
+            text = "".join(f"{token}\n" for token, _ in vocabulary)
+            (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
 
 def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:

@@ -140,8 +140,9 @@ def token_classifier_class(model_type: str) -> type[PreTrainedModel] | None:
 
 
 def _stock_class(mapping: Any, model_type: str) -> Any:
-    known = model_type in CONFIG_MAPPING
-    config_class: Any = CONFIG_MAPPING[model_type] if known else None  # `get` does not import it
+    if model_type not in CONFIG_MAPPING:
+        return None
+    config_class: Any = CONFIG_MAPPING[model_type]  # `get` does not import it
     if getattr(config_class, "is_encoder_decoder", False):
         return None  # it predicts by a decoder
     return mapping.get(config_class, None)

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
 from hf_electra_rtd.encoders.layers import exchange_layers
@@ -149,9 +150,9 @@ def load_with_head(
     if from_scratch:
         model = model_class(config).float()
     else:
-        load = model_class.from_pretrained if is_kept else partial(_load_encoder, model_class)
+        load = None if is_kept else partial(_load_encoder, model_class)
         options = {"config": config, "dtype": torch.float32, "state_dict": tensors}
-        model, _ = load_whole(load, model_class, name if tensors is None else None, **options)
+        model, _ = load_whole(model_class, name if tensors is None else None, load, **options)
     if head == PAPER_HEAD and not is_kept:
         _initialize_as_the_original(model)
     if auto_class is AutoModelForSequenceClassification and not labels:
@@ -252,9 +253,9 @@ def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
 
 
 def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
-    """`from_pretrained` for a new head: one of the source with tensors of the same names is not taken over, unless the
+    """`load_pretrained` for a new head: one of the source with tensors of the same names is not taken over, unless the
     class has `takes_head`, and the report leaves out tensors of heads and poolers."""
-    model, report = model_class.from_pretrained(source, **options)
+    model, report = load_pretrained(model_class, source, **options)
     prefix = model.base_model_prefix
     not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
     has_read_head = any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read)

@@ -26,8 +26,9 @@ import pandas as pd
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import check_output, read_lines, reading, write_text
+from hf_electra_rtd.base.files import check_output, reading, write_text
 from hf_electra_rtd.base.tasks import Task
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, load_tokenizer
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.finetuning.data import LABELED, Split

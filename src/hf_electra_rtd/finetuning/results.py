@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_electra_rtd.base.files import PARTIAL, check_output, remove_directory, remove_partial
+from hf_electra_rtd.base.files import PARTIAL, check_output, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
 from hf_electra_rtd.data.tokenization import save_tokenizer
@@ -138,7 +138,8 @@ def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> No
         owner, of_server = owners.get(name, (job.task, name))
         write_submission(owner, of_server, predictions, split, directory / SUBMISSION_DIRECTORY)
     if plan.flags.keep_models != "none":
-        save_model(plan, result.model, directory)
+        with naming(directory):
+            save_model(plan, result.model, directory)
     failure = None
     try:
         for name, (predictions, scores) in result.answers.items():

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import islice
 from statistics import fmean
@@ -42,9 +42,10 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import check_output, named_file, read_json, read_lines, write_text, writing
+from hf_electra_rtd.base.cli import Rule, check_arguments, check_number, flag, parse_arguments, run
+from hf_electra_rtd.base.files import check_output, named_file, read_json, write_text, writing
 from hf_electra_rtd.base.records import public
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
 from hf_electra_rtd.data.units import cut_text, find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
@@ -56,7 +57,7 @@ from hf_electra_rtd.finetuning.correction_scores import read_pairs
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH, load_onnx
-from hf_electra_rtd.pair.places import NETWORKS, PAIR, RUN, identify
+from hf_electra_rtd.pair.places import DETECTOR, GENERATOR, NETWORKS, PAIR, RUN, identify
 from hf_electra_rtd.pair.towers import hash_weights, load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
@@ -182,7 +183,7 @@ def load_for_detection(
     is_graph = runtime != TORCH
     if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
         raise place.error("a run, a checkpoint or a saved pair (a single network is a generator or discriminator)")
-    if is_graph and place.detector is None:
+    if is_graph and model is not None and place.detector is None:
         raise ValueError(f"runtime={runtime!r} needs exports: give what `hf-electra-rtd export` made of a run.")
     place.refuse_energies()
     fills: Any = None
@@ -190,9 +191,9 @@ def load_for_detection(
         source = place.detector or str(discriminator)
         generator = generator or place.generator
         graph: Any = partial(load_onnx, quantized=runtime == "onnx-int8")
-        detector = (graph if is_graph else load_detector)(source)
+        detector = graph(source, kind=DETECTOR) if is_graph else load_detector(source)
         if generator is not None and not as_is:
-            fills = (graph if is_graph else load_masked_lm)(generator)
+            fills = graph(generator, kind=GENERATOR) if is_graph else load_masked_lm(generator)
     elif place.pair is None:
         raise place.error("a run, or its discriminator")
     else:
@@ -391,8 +392,12 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextAr
         return make(**given)
     kept = read_json(arguments.thresholds)
     chosen = {name: kept[name] for name in names if name in kept}
-    if wrong := [name for name, value in chosen.items() if type(value) not in (int, float)]:
-        raise ValueError(f"{arguments.thresholds}: {', '.join(wrong)} must be numbers, as --calibrate writes them.")
+    flags = {entry.name: entry for entry in fields(arguments)}
+    for name, value in chosen.items():
+        numbers = (int, float) if "float" in str(flags[name].type) else (int,)
+        if type(value) not in numbers:
+            raise ValueError(f"{arguments.thresholds}: {name} must be a number, as --calibrate writes it.")
+        check_number(f"{arguments.thresholds}: {name}", value, flags[name].metadata["interval"])
     judge = make(**{**chosen, **given})
     if other := [name for name, value in judge.described().items() if kept.get(name) != value]:
         raise ValueError(

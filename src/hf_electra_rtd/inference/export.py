@@ -38,9 +38,10 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, reading, write_text, writing
+from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text, writing
 from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord
 from hf_electra_rtd.base.tasks import get_task
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders import detectors
 from hf_electra_rtd.encoders.families import inputs_of, max_length

@@ -31,9 +31,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from hf_electra_rtd.base.files import hash_files, hash_model, read_lines, write_text
+from hf_electra_rtd.base.files import hash_files, hash_model, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
 from hf_electra_rtd.data.blocks import BlockFile
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.ops.masking import MaskedSlots
@@ -330,7 +331,7 @@ def load_judge(name: str, within_words: bool = False, counted_on: str | None = N
         make = masked_scorer
     elif (place.architecture or "").endswith(("ForCausalLM", "LMHeadModel")):
         network_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(read_stock_config(place.name))]
-        network, _ = load_whole(network_class.from_pretrained, network_class, place.name, dtype="float32")
+        network, _ = load_whole(network_class, place.name, dtype="float32")
         make = causal_scorer
     else:
         raise place.error("a pair of networks, a masked or a causal language model")

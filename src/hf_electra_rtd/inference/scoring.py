@@ -27,8 +27,8 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import read_lines
 from hf_electra_rtd.base.records import public_command, utc_now
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.inference.minimal_pairs import judge_pairs, load_judge, read_pairs, write_result
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError

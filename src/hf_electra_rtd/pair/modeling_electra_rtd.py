@@ -9,6 +9,7 @@ import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from transformers import ElectraForPreTraining, PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
+from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.encoders.detectors import with_two_labels, without_head, without_head_dropout
 from hf_electra_rtd.encoders.families import (
@@ -124,7 +126,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         (`hf_electra_rtd.pair.towers.load_whole`). With `output_loading_info=True` the report is returned and nothing
         is refused."""
         name: Any = pretrained_model_name_or_path
-        load: Any = super().from_pretrained
+        load: Any = partial(load_pretrained, super())
         if name is not None and (wanted := kwargs.get("sharing")) is not None:
             saved = towers.read_config(name, **kwargs).get("sharing", cls.config_class.sharing)
             if saved != wanted and "gdes" in (saved, wanted):  # whose tensors are differences, named as the others
@@ -133,7 +135,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
                     "towers (save_towers) and join them anew."
                 )
         with_report = kwargs.get("output_loading_info", False)
-        model, report = load(name, **kwargs) if with_report else towers.load_whole(load, cls, name, **kwargs)
+        model, report = load(name, **kwargs) if with_report else towers.load_whole(cls, name, load, **kwargs)
         model._settle_learning()  # loading makes new parameters
         return (model, report) if with_report else model
 

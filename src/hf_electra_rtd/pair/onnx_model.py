@@ -72,10 +72,12 @@ class OnnxModel(nn.Module):
         return HeadOutput(best_and_lead(output.logits, input_ids))
 
 
-def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None) -> OnnxModel:
+def load_onnx(
+    directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None, kind: str | None = None
+) -> OnnxModel:
     """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `quantized` takes that in int8.
-    Raises ValueError for another directory, for files that are not those of the export (graph and tokenizer), and
-    without onnxruntime."""
+    Raises ValueError for another directory, for an export of another `kind` than is wanted, for files that are not
+    those of the export (graph and tokenizer), and without onnxruntime."""
     directory = Path(directory)
     graph = GRAPHS["onnx-int8" if quantized else "onnx"]
     if not (directory / ExportRecord.FILE).is_file():
@@ -84,6 +86,8 @@ def load_onnx(directory: str | os.PathLike[str], quantized: bool = False, thread
             "name its directory."
         )
     record = ExportRecord.load(directory)
+    if kind not in (None, record.kind):
+        raise ValueError(f"{directory} is the export of a model of kind {record.kind!r}. Name one of kind {kind!r}.")
     record.check_files(directory, graph)
     if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
         raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")

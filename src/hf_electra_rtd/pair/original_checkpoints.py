@@ -27,7 +27,7 @@ from transformers import ElectraConfig, ElectraForPreTraining
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import read_json, reading
+from hf_electra_rtd.base.files import naming, read_json, reading
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig, derive_generator_config, refuse_unknown
@@ -88,7 +88,8 @@ def main(argv: list[str]) -> None:
         print(f"found    objective={config.objective}, generator={config.generator}, sharing={config.sharing}")
         pair = model_from_variables(config, variables)
         towers = pair.native_towers()
-        pair.save_pretrained(output)
+        with naming(output):
+            pair.save_pretrained(output)
         save_tokenizer(tokenizer, output)
         print(f"wrote    {output}: the joint model")
     save_towers(towers, output, tokenizer)

@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from hf_electra_rtd.base.files import read_json, reading
+from hf_electra_rtd.base.files import load_pretrained, read_json, reading
 from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, ElectraRTDConfig
 
@@ -242,7 +242,7 @@ def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
 def read_stock_config(source: str) -> Any:
     """The configuration of a stock model, with what transformers notes about where it came from."""
     with reading(f"The configuration of {source}"):
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return load_pretrained(AutoConfig, source)
 
 
 def unreachable(source: Any, error: Exception) -> str:

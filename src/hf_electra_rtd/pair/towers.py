@@ -9,6 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from safetensors import safe_open
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
-from hf_electra_rtd.base.files import reading
+from hf_electra_rtd.base.files import load_pretrained, naming, reading
 from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.encoders.families import masked_lm_class, token_classifier_class
@@ -86,7 +87,7 @@ def load_tower(
         return source
     # Training needs float32 parameters; `from_pretrained` keeps the precision of the file.
     options = {"dtype": torch.float32, "unused": _UNUSED, **kwargs}
-    return load_whole(model_class.from_pretrained, model_class, source, **options)[0]
+    return load_whole(model_class, source, **options)[0]
 
 
 def load_masked_lm(source: str | os.PathLike[str] | PreTrainedModel, **kwargs: Any) -> Any:
@@ -132,12 +133,16 @@ def load_detector(source: str | os.PathLike[str]) -> Any:
 
 
 def load_whole(
-    load: Callable[..., Any], model_class: type[PreTrainedModel], source: str | os.PathLike[str] | None, **kwargs: Any
+    model_class: type[PreTrainedModel],
+    source: str | os.PathLike[str] | None,
+    load: Callable[..., Any] | None = None,
+    **kwargs: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Loads a model by `load`, a `from_pretrained` that gets `kwargs`. Returns it and the loading info. `unused` is a
-    regular expression for names of tensors that may be there, and are not read; `new` one for tensors that may be
-    missing, and are drawn. Raises ValueError for a source that cannot be reached, holds another type of model or a
-    pickle, is damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped tensors."""
+    """Loads a model by `load` (`load_pretrained`), which gets `source` and `kwargs`. Returns it and the loading info.
+    `unused` is a regular expression for names of tensors that may be there, and are not read; `new` one for tensors
+    that may be missing, and are drawn. Raises ValueError for a source that cannot be reached, holds another type of
+    model or a pickle, is damaged, or has missing, unknown or (without `ignore_mismatched_sizes=True`) wrongly shaped
+    tensors."""
     if source is not None:
         _check_source(model_class, source, kwargs)
     mismatches_allowed = kwargs.pop("ignore_mismatched_sizes", False)
@@ -146,10 +151,10 @@ def load_whole(
     options = {
         "use_safetensors": True,
         **kwargs,
-        "trust_remote_code": False,
         "ignore_mismatched_sizes": True,
         "output_loading_info": True,
     }
+    load = load or partial(load_pretrained, model_class)
     with reading(source, "Its config.json or its weights are damaged."):
         try:
             model, report = load(source, **options)
@@ -223,7 +228,8 @@ def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike
     """Writes each tower as a native checkpoint into `directory/<name>`, with the tokenizer as it reads it."""
     for name, tower in towers.items():
         path = Path(directory) / name
-        tower.save_pretrained(path)
+        with naming(path):
+            tower.save_pretrained(path)
         if tokenizer is not None:
             own = copy.deepcopy(tokenizer)
             fit_tokenizer(own, tower.config)

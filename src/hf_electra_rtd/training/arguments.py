@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 # For `check_arguments`: fields of `transformers.TrainingArguments`, whose declarations have no intervals.
 TRAINER_INTERVALS = {
-    "num_train_epochs": "(0, inf)",
-    "max_steps": "[1, inf)",
+    "num_train_epochs": "(0, 1e9]",
+    "max_steps": "[1, 1e12]",
     "per_device_train_batch_size": "[1, inf)",
     "per_device_eval_batch_size": "[1, inf)",
     "gradient_accumulation_steps": "[1, inf)",
@@ -41,6 +41,7 @@ TRAINER_INTERVALS = {
     "adam_beta1": "[0, 1)",
     "adam_beta2": "[0, 1)",
     "adam_epsilon": "(0, inf)",
+    "neftune_noise_alpha": "[0, inf)",
     "label_smoothing_factor": "[0, 1)",
     "logging_steps": "(0, inf)",
     "eval_steps": "(0, inf)",

@@ -25,7 +25,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import hash_model, known_names, read_json, read_lines, reading
+from hf_electra_rtd.base.files import hash_model, known_names, read_json, reading
 from hf_electra_rtd.base.records import (
     HUB_TOKEN,
     EvaluationRecord,
@@ -34,6 +34,7 @@ from hf_electra_rtd.base.records import (
     PretrainingRecord,
     public,
 )
+from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, exports_generator
 from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, identify
 from hf_electra_rtd.publishing import card as cards

@@ -323,8 +323,6 @@ def test_an_index_that_was_altered_is_refused(many):
         lambda index: index["shards"].reverse(),
         lambda index: index["shards"][0].pop("size"),
         lambda index: index["shards"][0].update(sha256="x/y"),
-        lambda index: index["shards"][0].update(size=str(index["shards"][0]["size"])),
-        lambda index: index.update(shards=[], header=index["header"] | shards._sums([])),
         lambda index: index.pop("shards"),
     ):
         index = json.loads(json.dumps(whole))

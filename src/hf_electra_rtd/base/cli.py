@@ -133,7 +133,7 @@ def parse_arguments(
     try:
         *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
     except json.JSONDecodeError as error:
-        raise ValueError(f"The value {error.doc} of a flag is not JSON: {error}.") from None
+        raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
     if unknown:
         names = known_names(unknown[0], parser._option_string_actions, "flags")
         parser.error(f"there is no flag {unknown[0]}. {names}")

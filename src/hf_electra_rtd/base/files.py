@@ -169,8 +169,9 @@ def open_text(
 
 
 def load_pretrained(stock_class: Any, source: Any, **options: Any) -> Any:
-    """`from_pretrained` of a class of transformers. All of them are loaded here: code that lies with a model is never
-    run, nor asked about on the standard input. Raises ValueError for what cannot be loaded without its code."""
+    """Calls `from_pretrained` of a class of transformers. Every model, tokenizer and configuration is loaded by this
+    function, so that code in its directory never runs, and transformers never asks on the standard input. Raises
+    ValueError for what cannot be loaded without its code."""
     try:
         return stock_class.from_pretrained(source, **{**options, "trust_remote_code": False})
     except ValueError as error:

@@ -273,7 +273,7 @@ class BlockFile(Blocks):
         return SequenceBatch(ids, lengths, second_segments, word_starts=words, document_starts=starts[:, 1])
 
     def lengths(self, indices: np.ndarray) -> np.ndarray:
-        if self._mapped.size() < len(self._mapped):  # of the file as it is now: reading on would end the process
+        if self._mapped.size() < len(self._mapped):  # the size on disk now; reading past it ends the process
             raise ValueError(f"{self.path} was cut off or overwritten while it was read. {_REMEDY}")
         ends = self._index["end"]
         return (ends[indices] - np.where(indices > 0, ends[indices - 1], 0)).astype(np.int64)

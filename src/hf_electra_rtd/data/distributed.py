@@ -441,7 +441,7 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
         directory = os.path.abspath(arguments.output_dir)
         if shlex.quote(directory) != directory:
             raise ValueError(
-                f"--output_dir {directory} stands in scripts of a shell. Choose one without spaces and other special "
+                f"--output_dir: the job scripts contain {directory}. Choose a path without spaces and other special "
                 "characters."
             )
         for option in arguments.slurm:

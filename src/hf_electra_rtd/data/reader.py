@@ -128,7 +128,7 @@ def _table_rows(
 
 
 def check_columns(names: Iterable[str], path: str = "The table") -> None:
-    """Raises ValueError for a column that is there twice. Those without a name are nobody's."""
+    """Raises ValueError for a column that is there twice. Columns without a name are not compared."""
     twice = [name for name, number in Counter(filter(None, names)).items() if number > 1]
     if twice:
         raise ValueError(f"{path} has the column {twice[0]!r} twice. Rename one.")

@@ -52,7 +52,7 @@ _LARGEST_TOKEN = 8  # bytes, at most
 _LARGEST_ROW = 64  # bytes of what else a sequence has, at most
 
 
-@strict  # which takes annotations alone for types, not their texts (`from __future__ import annotations`)
+@strict  # needs real types: with `from __future__ import annotations` they would be strings
 @dataclass
 class Shard:
     """What an index says of a shard."""

@@ -136,7 +136,7 @@ def find_files(pattern: str) -> list[str]:
         names = os.listdir(pattern)
         if _holds_shards(names) or (not files and INDEX_FILE in names):
             if files:
-                logger.warning(f"{pattern} is read as shards. Texts that lie there are passed over: {_listed(files)}.")
+                logger.warning(f"{pattern} holds shards. Texts beside them are not read: {_listed(files)}.")
             return [pattern]
     passed = sorted(paths.difference(files))
     if passed:

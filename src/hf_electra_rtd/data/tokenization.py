@@ -119,16 +119,16 @@ def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, in
 
 
 def check_known(name: str, unknown: int, total: int) -> float:
-    """The share of unknown tokens in a text of this `name`. Warns if it is above 1 %; above 50 % is a ValueError: the
-    text is in another language than the vocabulary."""
+    """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Raises ValueError above 50 %:
+    such a text is usually in another language."""
     share = unknown / max(total, 1)
     if share > MOST_UNKNOWN:
         raise ValueError(
-            f"{name}: {share:.1%} of the tokens are unknown to the vocabulary, so there is nothing to read. "
-            "Take a model, or a tokenizer, of this language."
+            f"{name}: the vocabulary does not know {share:.1%} of the tokens. "
+            "Choose a model or a tokenizer for the language of this text."
         )
     if share > WARNED_UNKNOWN:
-        logger.warning(f"{name}: {share:.1%} of the tokens are unknown to the vocabulary.")
+        logger.warning(f"{name}: the vocabulary does not know {share:.1%} of the tokens.")
     return share
 
 

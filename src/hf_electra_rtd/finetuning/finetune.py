@@ -68,8 +68,8 @@ def finetune(
     """Does what the command `finetune` does, with its `flags` (`learning_rate=1e-4`), and returns the model of the
     best seed. `model` is a directory or Hub id of an encoder. Examples are a file, a pandas DataFrame, a
     `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
-    the splits `train`, `validation` and `test`. Anything else, and a flag that there is not, is a TypeError; what the
-    command refuses is a ValueError."""
+    the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag, and
+    ValueError for what the command refuses."""
     known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)}
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
@@ -77,8 +77,12 @@ def finetune(
         raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
     given: dict[str, Any] = {"train": train, "validation": validation, "test": test}
     if isinstance(train, datasets.DatasetDict):
-        if train.keys() - given.keys() or validation is not None or test is not None:
-            raise ValueError(f"A DatasetDict has {', '.join(given)} and nothing else; this one: {', '.join(train)}.")
+        if validation is not None or test is not None:
+            raise ValueError("train is a DatasetDict, which brings its own splits. Leave validation and test out.")
+        for split in train.keys() - given.keys():
+            raise ValueError(f"train has the split {split!r}. A DatasetDict has train, validation and test.")
+        if "train" not in train:
+            raise ValueError(f"The DatasetDict has no split train, but {', '.join(train)}.")
         given = dict(train)
     values = {
         "model_name_or_path": os.fspath(model),

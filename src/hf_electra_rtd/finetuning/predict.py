@@ -154,7 +154,7 @@ def _as_list(texts: Any) -> Sequence[Any]:
     try:
         return rows_of(texts)
     except TypeError as error:
-        raise TypeError(f"Texts are a text, or a list or Series of texts, or examples. {error}") from None
+        raise TypeError(f"predict takes a text, a list or Series of texts, or examples. {error}") from None
 
 
 def _in_characters(row: Any, column: str) -> Any:

@@ -122,8 +122,9 @@ def rows_of(examples: Any) -> list[Row]:
             raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
         return [dict(zip(examples, cells, strict=True)) for cells in zip(*columns, strict=True)]
     raise TypeError(
-        "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists; "
-        f"this is a {type(examples).__name__}{' of other things' if isinstance(examples, (list, dict)) else ''}."
+        "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists, "
+        f"but this is a {type(examples).__name__}"
+        f"{' with other elements' if isinstance(examples, (list, dict)) else ''}."
     )
 
 

@@ -181,7 +181,7 @@ def _worst_errors(
 
 
 def _wrong_share(kind: Kind, shares: np.ndarray, right: Sequence[str]) -> float:
-    """Of several labels: how sure the model was of what it decided wrongly, summed over the labels."""
+    """For several labels: the model's confidence in its wrong decisions, summed over the labels."""
     is_right = np.isin(kind.task.labels, right)
     return float(np.abs(shares - is_right)[(shares > 0.5) != is_right].sum())
 

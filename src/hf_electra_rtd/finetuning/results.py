@@ -59,8 +59,8 @@ def seed_directories(directory: Path, task: Task) -> list[Path]:
 
 
 def check_directories(plan: Plan, job: Job) -> None:
-    """Raises a ValueError for results of other settings, and for what this call would delete, but reads, or did not
-    write: a run's directory has its record, or `OUTPUTS` until that is there."""
+    """Raises a ValueError in three cases: the results are of other settings, this call reads what it would delete, or
+    a directory to be deleted is not a run's. A run's directory has its record, or `OUTPUTS` while it has none."""
     if plan.flags.overwrite_output_dir:
         deleted = seed_directories(plan.directory, job.task)
     else:

@@ -107,7 +107,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
     """The newest whole checkpoint of a run that was broken off, if a run can go on from it. Else the main process
-    clears the directory, of which `check_directories` knew that it is ours."""
+    clears the directory, which `check_directories` found to be ours."""
     checkpoint = latest_checkpoint(directory)
     manifest = read_checkpoint(checkpoint)[0] if checkpoint else {"files": {}}
     if "optimizer.pt" not in manifest["files"]:

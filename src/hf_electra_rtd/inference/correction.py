@@ -326,7 +326,9 @@ class Corrector(detection.TextJudge):
         hits, least, self.margin, made = max(options, key=lambda option: option[0])
         self.threshold = 1 / (1 + math.exp(-least))
         if not hits:
-            logger.warning(f"Nothing would be corrected: no first change is right in {len(pairs):,} wrong sentences.")
+            logger.warning(
+                f"These thresholds correct nothing: in none of {len(pairs):,} wrong sentences the first change was right."
+            )
         return {
             "threshold": self.threshold,
             "margin": self.margin,

@@ -394,9 +394,9 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextAr
     chosen = {name: kept[name] for name in names if name in kept}
     flags = {entry.name: entry for entry in fields(arguments)}
     for name, value in chosen.items():
-        numbers = (int, float) if "float" in str(flags[name].type) else (int,)
-        if type(value) not in numbers:
-            raise ValueError(f"{arguments.thresholds}: {name} must be a number, as --calibrate writes it.")
+        is_whole = "float" not in str(flags[name].type)
+        if type(value) not in ((int,) if is_whole else (int, float)):
+            raise ValueError(f"{arguments.thresholds}: {name} must be a {'whole ' if is_whole else ''}number.")
         check_number(f"{arguments.thresholds}: {name}", value, flags[name].metadata["interval"])
     judge = make(**{**chosen, **given})
     if other := [name for name, value in judge.described().items() if kept.get(name) != value]:

@@ -49,19 +49,23 @@ _chosen: str | None = None
 
 def library() -> str:
     """The library of float32 products on the CPU in this process, one of `LIBRARIES` (`"mkl"` is torch's usual one).
-    By the first call at the latest it is chosen; where the processor is not known, in some tenths of a second."""
+    The first call chooses it, unless `use_library` did. On an unknown processor this takes some tenths of a second."""
     global _chosen
     if _chosen is None:
         gflops = speeds()
         _chosen = ONEDNN if gflops.get(ONEDNN, 0.0) > _GAIN * gflops[MKL] else MKL
         listed = ", ".join(f"{name} {speed:.0f}" for name, speed in gflops.items())
-        origin = "measured: another start may choose otherwise" if _known_speeds() is None else "as is known of it"
+        origin = (
+            "measured: another start may choose otherwise"
+            if _known_speeds() is None
+            else "from the table of processors"
+        )
         logger.info(f"Matrix products on this CPU by {_chosen} (GFLOP/s, {origin}: {listed}).")
     return _chosen
 
 
 def chosen_library() -> str | None:
-    """As `library`; None in a process that has not multiplied on a CPU."""
+    """As `library`; None where none has been chosen yet."""
     return _chosen
 
 
@@ -71,19 +75,19 @@ def use_library(name: str | None) -> None:
     global _chosen
     if name is None:
         return
-    name = name.lower()  # checkpoints of old have `oneDNN`
+    name = name.lower()  # older checkpoints say `oneDNN`
     if name == MKL or (name == ONEDNN and has_onednn()):
         if _chosen not in (None, name):
             logger.info(f"Matrix products on this CPU by {name}, no longer by {_chosen}.")
         _chosen = name
     elif name != library():
-        logger.warning(f"This torch cannot multiply by {name}, as was asked for: {library()} rounds differently.")
+        logger.warning(f"This torch has no {name}. Products use {library()}, which rounds differently.")
 
 
 @functools.cache
 def speeds() -> dict[str, float]:
-    """GFLOP/s of a product on the CPU: in float32 by each library, and in bfloat16. Of processors that are not known,
-    they are timed, by turns."""
+    """GFLOP/s of a product on the CPU: in float32 by each library, and in bfloat16. On an unknown processor they are
+    timed in turns."""
     known = _known_speeds()
     if known is not None:
         return {name: speed for name, speed in known.items() if name != ONEDNN or has_onednn()}

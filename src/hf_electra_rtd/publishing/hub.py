@@ -55,7 +55,7 @@ GRAPHS = (
 )
 MODEL_FILES = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *GRAPHS)
 
-_BEGIN = "<!-- hf-electra-rtd: what follows is replaced by the next push. Write below its end. -->"
+_BEGIN = "<!-- hf-electra-rtd: the next push replaces this part, down to the end marker. Write above or below it. -->"
 _END = "<!-- hf-electra-rtd: end -->"
 
 # The library waits for ever. A silent Hub is given up after so many calls without an answer: after 60 seconds.
@@ -181,15 +181,15 @@ def _open(api: HfApi, repository: Repository, private: bool, force: bool) -> _St
         is_own = not altered and (card is None or (_BEGIN in card and _END in card))
         if is_own:
             logger.warning(
-                f"{repo_id}, branch {revision or 'main'}, was edited since the last push. What stands outside of our "
-                "markers in the card stays; its metadata and our sections are replaced."
+                f"{repo_id}, branch {revision or 'main'}, was edited since the last push. The card keeps its text "
+                "outside our markers. Our part and the metadata are replaced."
             )
     if not is_own:
         writer = "another run" if _TITLE in last.title else "somebody else"
         raise ValueError(
-            f"{repo_id}, branch {revision or 'main'}: the last commit ({public(last.title)!r}) is of {writer}, and "
-            "more than text around our sections of the card would be lost. Choose another hub_model_id, or replace "
-            "the model and its card with force."
+            f"{repo_id}, branch {revision or 'main'}: the last commit ({public(last.title)!r}) was made by {writer}. "
+            "A push would overwrite more than our part of the card. Choose another hub_model_id, or replace the model "
+            "and its card with force."
         )
     return _State(last.commit_id, paths, card)
 
@@ -301,7 +301,9 @@ def _message(error: Exception) -> str:
     """An error of the library or the network in one line, without secrets, and what led to it if that says more."""
     text = str(error) or type(error).__name__
     if isinstance(error, json.JSONDecodeError):
-        text = f"{HfApi().endpoint} answers, but not as a Hub does. Is this a page of maintenance or of a login?"
+        text = (
+            f"{HfApi().endpoint} answered with something that is not JSON, such as a maintenance page or a login page."
+        )
     if error.__cause__ is not None and not isinstance(error, errors.HfHubHTTPError):
         text = f"{text} ({error.__cause__})"
     return " ".join(public(text).split())

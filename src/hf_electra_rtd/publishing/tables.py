@@ -30,7 +30,7 @@ from hf_electra_rtd.base.tasks import BENCHMARKS
 
 
 _DIGITS = 8  # of hashes, in names
-_LONGEST = 60  # characters of a setting in a name; of a longer one its hash stands there
+_LONGEST = 60  # characters of a setting in a name; a longer one is shown by its hash
 _ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
 # Of a split: what reading it gave.
 _READ = ("examples", "features", "skipped", "truncated", "unknown_share", "fingerprint")

@@ -213,9 +213,8 @@ HUB_RULES = (
         for name in ("hub_strategy", "hub_revision", "hub_always_push")
     ),
 )
-
-
-DEVICE_RULES = (Rule("matmul", "It is of CPUs.", needs=("use_cpu",), changes_nothing=True),)
+# Of every run.
+DEVICE_RULES = (Rule("matmul", "It chooses a library for CPUs.", needs=("use_cpu",), changes_nothing=True),)
 
 
 def check_hub_options(args: TrainingArguments) -> None:

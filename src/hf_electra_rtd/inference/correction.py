@@ -327,7 +327,8 @@ class Corrector(detection.TextJudge):
         self.threshold = 1 / (1 + math.exp(-least))
         if not hits:
             logger.warning(
-                f"These thresholds correct nothing: in none of {len(pairs):,} wrong sentences the first change was right."
+                "These thresholds correct nothing: "
+                f"in none of {len(pairs):,} wrong sentences the first change was right."
             )
         return {
             "threshold": self.threshold,

@@ -289,6 +289,11 @@ def test_nothing_is_deleted_before_everything_is_checked_and_what_others_wrote_n
     assert record_of(run).finished == first
     for name in ("seed_42/mine.csv", "seed_44"):
         (run / "reviews" / name).rename(tmp_path / Path(name).name)
+    notes = model / "README.md"
+    notes.touch()
+    with pytest.raises(ValueError, match=str(notes)):
+        run_finetune(**flags)
+    notes.unlink()
     assert run_finetune(**flags | {"learning_rate": 0, "seeds": 1, "max_steps": 2}) == 0
     assert (record_of(run).steps, record_of(run).arguments["learning_rate"]) == (2, 0)
     assert not (run / "reviews/seed_43").exists()

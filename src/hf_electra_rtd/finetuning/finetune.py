@@ -73,6 +73,12 @@ def finetune(
     known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)}
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
+    if not isinstance(model, (str, os.PathLike)):
+        raise TypeError(f"model must be a directory or Hub id, but is a {type(model).__name__}. Save it first.")
+    for split in ("train", "validation", "test"):
+        name = f"{split}_file"
+        if not isinstance(flags.get(name), (str, os.PathLike, type(None))):
+            raise TypeError(f"{name} must be a file, but is a {type(flags[name]).__name__}. Give it as {split}.")
     if flags.get("keep_models") == "none":
         raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
     given: dict[str, Any] = {"train": train, "validation": validation, "test": test}

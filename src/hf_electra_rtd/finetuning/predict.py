@@ -35,7 +35,7 @@ from hf_electra_rtd.finetuning.data import LABELED, Split
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
 from hf_electra_rtd.finetuning.kinds.base import Prediction
-from hf_electra_rtd.finetuning.reading import example_features, is_list, make_examples, read_rows, rows_of
+from hf_electra_rtd.finetuning.reading import example_features, is_array, is_list, make_examples, read_rows, rows_of
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
@@ -147,14 +147,16 @@ def _as_list(texts: Any) -> Sequence[Any]:
     """The texts or rows that `Classifier.predict` takes."""
     if isinstance(texts, str):
         return [texts]
-    if isinstance(texts, pd.Series):
+    if is_array(texts):
         return texts.tolist()
     if is_list(texts):
         return texts
     try:
         return rows_of(texts)
     except TypeError as error:
-        raise TypeError(f"predict takes a text, a list or Series of texts, or examples. {error}") from None
+        raise TypeError(
+            f"predict takes a text, a list or array of texts or pairs (tuples), or examples. {error}"
+        ) from None
 
 
 def _in_characters(row: Any, column: str) -> Any:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hf_electra_rtd.base.files import known_names, open_text, reading
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.reader import check_columns, load_json, records_of
@@ -116,7 +114,7 @@ def rows_of(examples: Any) -> list[Row]:
     if is_list(examples) and all(isinstance(row, Mapping) for row in examples):
         return list(examples)
     columns: list[Any] = list(examples.values()) if isinstance(examples, Mapping) else [None]
-    if all(is_list(column) or isinstance(column, (pd.Series, np.ndarray)) for column in columns):
+    if all(is_list(column) or is_array(column) for column in columns):
         lengths = [len(column) for column in columns]
         if len(set(lengths)) > 1:
             raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
@@ -124,13 +122,18 @@ def rows_of(examples: Any) -> list[Row]:
     raise TypeError(
         "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists, "
         f"but this is a {type(examples).__name__}"
-        f"{' with other elements' if isinstance(examples, (list, dict)) else ''}."
+        f"{' with other elements' if isinstance(examples, (list, tuple, dict)) else ''}."
     )
 
 
 def is_list(value: Any) -> bool:
     """Whether a value is a list, a tuple or the like, and no text."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of one dimension, of NumPy or pandas."""
+    return getattr(value, "ndim", None) == 1 and hasattr(value, "tolist")
 
 
 def _named_row(features: Mapping[str, Any], row: Row) -> Row:

@@ -18,6 +18,7 @@ from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     OUTPUTS,
@@ -45,6 +46,17 @@ _OURS = (
     "report_*.txt",
     "confusion_*.png",
     "runs",
+)
+# What a model's directory holds: weights, configurations and a tokenizer.
+_OF_MODEL = (
+    "*.safetensors",
+    "*config.json",
+    "tokenizer.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
 )
 
 
@@ -85,6 +97,15 @@ def check_directories(plan: Plan, job: Job) -> None:
     for path in deleted:
         is_finished = (path / EvaluationRecord.FILE).exists()
         check_output(path, replaces=EvaluationRecord.FILE if is_finished else OUTPUTS, ours=_OURS)
+        for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
+            if (path / name).exists():
+                _check_model(path / name)
+
+
+def _check_model(path: Path) -> None:
+    """Raises a ValueError for a model's directory that holds what we did not write."""
+    is_adapter = (path / ADAPTER_CONFIG).exists()
+    check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=_OF_MODEL)
 
 
 def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
@@ -188,6 +209,7 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
         for name in (MODEL_DIRECTORY, MERGED_DIRECTORY):
             path = seed_directory(plan.directory, task, seed) / name
             if path.exists():
+                _check_model(path)
                 logger.info(f"{task.title}: deletes {path} (--keep_models {plan.flags.keep_models}).")
                 remove_directory(path)
 

@@ -276,7 +276,12 @@ def print_summary(
         auc = record.metrics["eval_discriminator_auc"] or math.nan
         bigram = record.metrics.get("eval_bigram_auc")
         if not math.isnan(auc):
-            says = "does not read context yet" if auc < NEAR_CHANCE else "reads context"
+            if auc < NEAR_CHANCE:
+                says = "does not read context yet"
+            elif bigram is not None and auc < bigram:
+                says = "knows less than pairs of words"
+            else:
+                says = "reads context"
             counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
             console.print(f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance).")
         sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)

@@ -89,6 +89,9 @@ def test_muon_is_torchs_for_the_matrices_of_the_layers_and_adam_for_all_else():
             theirs.grad = ours.grad.clone()
         for each in (optimizer, *references):
             each.step()
+        kept = optimizer.state_dict()
+        optimizer = ElectraMuon(get_parameter_groups(model, 0.01, muon=True), lr=1e-2)
+        optimizer.load_state_dict(kept)
     of_matrices = set(map(id, matrices))
     for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
         # torch multiplies matrices in bfloat16.

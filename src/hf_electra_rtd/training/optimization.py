@@ -110,7 +110,9 @@ class ElectraMuon(ElectraAdamW):
             for parameter in parameters:
                 state = self.state[parameter]
                 if not state:
+                    state["step"] = torch.zeros(())  # Adam looks for one where a state is loaded
                     state["momentum_buffer"] = torch.zeros_like(parameter)
+                state["step"] += 1
                 gradient = cast(Tensor, parameter.grad)
                 state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
                 directions.append(gradient.lerp(state["momentum_buffer"], group["momentum"]))

@@ -114,11 +114,21 @@ def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_
             assert others[1][name] == pytest.approx(value, rel=1e-5), name
 
 
-@pytest.mark.parametrize(("stop", "accumulation", "directory"), [(4, 1, "parts"), (5, 2, "new")])
+STABLE = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}}
+
+
+@pytest.mark.parametrize(
+    ("stop", "accumulation", "directory", "more"),
+    [
+        (4, 1, "parts", {}),
+        (5, 2, "new", {}),
+        (4, 1, "new", {"optim": "muon", **STABLE}),
+    ],
+)
 def test_a_resumed_run_is_bit_for_bit_the_run_that_was_not_interrupted(
-    tmp_path, blocks, tokenizer, stop, accumulation, directory
+    tmp_path, blocks, tokenizer, stop, accumulation, directory, more
 ):
-    options = {"dropout": 0.1, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4}
+    options = {"dropout": 0.1, "gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 4, **more}
     whole = make_trainer(tmp_path / "whole", blocks, tokenizer, **options)
     whole.train()
     interrupted = make_trainer(tmp_path / "parts", blocks, tokenizer, callbacks=[At(stop, interrupt)], **options)

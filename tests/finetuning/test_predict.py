@@ -23,6 +23,7 @@ from hf_electra_rtd.base.files import write_text
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.results import best_seed
+from hf_electra_rtd.publishing.tables import read_evaluations
 from tests.finetuning.conftest import read_lines, run_finetune
 
 
@@ -101,6 +102,7 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
     assert found == [found[0]] * 5
     assert (tmp_path / "split/own/seed_42/predictions_test.jsonl").exists()
     assert mine.read_text() == "mine"
+    assert {record.command for record in read_evaluations([tmp_path]).values()} == {""}  # the rows' files are gone
     assert model.labels == ("no", "yes")
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in TEXTS))
     lines = predicted(tmp_path / "rows", "--file", tmp_path / "a.txt")

@@ -222,6 +222,14 @@ def test_a_fine_tuned_card_shows_the_settings_that_differ_from_the_recipe_before
     assert re.findall(r"\| `(\w+)` \|", others.partition("</details>")[0]) == ["learning_rate"]
 
 
+def test_a_fine_tuned_card_names_the_files_and_counts_its_steps():
+    data = {"train": {"examples": 4, "files": {"a.csv": "1" * 64, "b.csv": "2" * 64}}}
+    body = parts(fine_tuned_card([evaluation_record(data=data, epochs=1, steps=1, command="")], REPO, CARD))[1]
+    assert f"a.csv, SHA-256 {'1' * 64}; b.csv, SHA-256 {'2' * 64}\n" in body
+    assert "1 (1 step)" in body
+    assert "--" not in body.partition("```bash")[2].partition("```")[0]
+
+
 def test_texts_to_try_a_model_on_are_metadata_of_its_card():
     texts = ["a: 'b'", "- c"]
     metadata, _ = parts(fine_tuned_card([evaluation_record()], REPO, CARD, texts=texts))

@@ -104,6 +104,37 @@ def test_scores_stand_in_one_column_only_if_examples_kind_and_metric_are_the_sam
     assert len(list(differences(records))) == has_difference
 
 
+def test_an_older_record_of_the_same_source_stands_in_the_column_of_its_task():
+    records = [FIRST, evaluation_record("rte", 43, 0.6, **EXAMPLES), evaluation_record("mrpc", **EXAMPLES)]
+    assert [(result.task, result.main) for result in summarize(records)] == [("rte", [0.5, 0.6]), ("mrpc", [0.7])]
+
+
+def test_own_tasks_are_one_column_if_their_examples_are_the_same_and_have_no_average():
+    own = {**EXAMPLES, "benchmark": "own"}
+    records = [
+        evaluation_record("reviews", 42, 0.5, **own),
+        evaluation_record("own", 42, 0.6, model={"name_or_path": "other"}, **own),
+    ]
+    rows, caption = cells(records)
+    assert [row[2:] for row in rows] == [["reviews"], ["50.0"], ["60.0"]]
+    assert "do not compare" not in caption
+    records.append(evaluation_record("news", 42, 0.7, benchmark="own", reports={"dev": {"data": "2" * 64}}))
+    assert cells(records)[0][0][2:] == ["reviews", "news"]
+
+
+def test_no_average_counts_a_task_twice():
+    others = [evaluation_record("rte", 42, reports={"dev": {"data": str(number) * 64}}) for number in (1, 2)]
+    rows, caption = cells([*others, evaluation_record("cola"), evaluation_record("mrpc")])
+    assert rows[0][-1] == "avg"
+    assert "avg: over cola, mrpc." in caption
+
+
+def test_the_caption_names_the_model_of_each_selection_where_a_task_has_several():
+    other = evaluation_record("rte", model={"name_or_path": "other"}, selection="best of 2")
+    caption = cells([evaluation_record("rte", selection="last step"), other])[1]
+    assert f"last step ({MODEL} on rte); best of 2 (other (transformers head) on rte)." in caption
+
+
 def test_models_of_one_name_are_not_one_row_if_their_weights_differ_between_tasks():
     records = [evaluation_record("rte"), evaluation_record("mrpc", model={"sha256": "0" * 64})]
     assert len({result.model for result in summarize(records)}) == 2

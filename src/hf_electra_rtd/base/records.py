@@ -127,7 +127,7 @@ class EvaluationRecord(_Record):
 
     FILE = "evaluation_record.json"
 
-    command: str  # as typed
+    command: str  # as typed; empty for examples from Python
     started: str  # UTC, ISO 8601
     finished: str
     benchmark: str  # `glue`, `clue`, `more`, or `own` for a user's task

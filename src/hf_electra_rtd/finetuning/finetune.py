@@ -104,6 +104,8 @@ def finetune(
                     raise ValueError(f"{split} and {split}_file both name examples. Leave one out.")
                 values[f"{split}_file"] = _file(examples, Path(directory, f"{split}.jsonl"))
         call = _Call(list(_words(values)), "hf-electra-rtd finetune")
+        if any(Path(directory).iterdir()):
+            call.plan.command = ""  # no command repeats a run whose files are gone
         if call.run():
             raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))

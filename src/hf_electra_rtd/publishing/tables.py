@@ -97,11 +97,10 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     """The results of each model on each task. Tasks of one name with other data, kinds or metrics are other tasks, and
-    runs of other weights, settings or training data are other models: what differs is part of their names. A
-    ValueError for two runs of a model on a task with the same seed."""
-    columns: dict[Column, list[EvaluationRecord]] = {}
-    for record in records:
-        columns.setdefault(_column(record), []).append(record)
+    runs of other weights, settings or training data are other models: what differs is part of their names. Own tasks
+    of the same data, kind and metric are one task, which has the first of their names. A ValueError for two runs of a
+    model on a task with the same seed."""
+    columns = _columns(list(records))
     # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
     settings: dict[str, set[str]] = defaultdict(set)
     # By model: weights and tokenizers. Those of models with different names are different anyway.
@@ -130,11 +129,27 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     return list(results.values())
 
 
-def _column(record: EvaluationRecord) -> Column:
-    split = _scored_split(record)
-    # Without a report (older records) examples are known by where they came from.
-    data = record.reports.get(split, {}).get("data") or _hash(record.data.get(split, {}))
-    return Column(record.benchmark, record.task, record.kind, record.main_metric, data)
+def _columns(records: Sequence[EvaluationRecord]) -> dict[Column, list[EvaluationRecord]]:
+    """The records of each column."""
+    # Older records have no hash of their examples: all examples of such a task are known by where they came from.
+    older = {(record.benchmark, record.task) for record in records if not _examples_hash(record)}
+    names: dict[tuple[str, ...], str] = {}
+    columns: dict[Column, list[EvaluationRecord]] = {}
+    for record in records:
+        task = record.task
+        data = _examples_hash(record)
+        if (record.benchmark, task) in older:
+            data = _hash(record.data.get(_scored_split(record), {}))
+        elif record.benchmark == "own":
+            task = names.setdefault((record.kind, record.main_metric, data), task)
+        column = Column(record.benchmark, task, record.kind, record.main_metric, data)
+        columns.setdefault(column, []).append(record)
+    return columns
+
+
+def _examples_hash(record: EvaluationRecord) -> str:
+    """Of the scored examples; empty where no report has it."""
+    return str(record.reports.get(_scored_split(record), {}).get("data", ""))
 
 
 def _title(column: Column, columns: Iterable[Column]) -> str:
@@ -263,7 +278,8 @@ def results_table(records: Iterable[EvaluationRecord], published: bool = True) -
     """One Markdown table for each benchmark, with a caption. A column is a task. Rows are the median of each model's
     runs, mean ± sample standard deviation and best, x 100; then published models (`published.json`) of the size of the
     first one here, by the same metrics on the same development sets.
-    `avg` is over the tasks that every model here and the first published one have."""
+    `avg` is over the benchmark's tasks that every model here and the first published one have, each with one column;
+    own tasks have none."""
     return "\n".join(_table(name, models, published) for name, models in _by_benchmark(records).items())
 
 
@@ -284,7 +300,7 @@ def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], publi
         scores = {task: score for task, score in row["scores"].items() if task in tasks}
         figures[row["name"]] = {task: {"median": score / 100} for task, score in scores.items()}
     compared = [*models, *(row["name"] for row in beside[:1])]
-    averaged = [task for task in tasks if all(task in figures[name] for name in compared)]
+    averaged = [task for task in tasks if task in official and all(task in figures[name] for name in compared)]
     columns = [*tasks, "avg"] if len(averaged) > 1 else tasks
 
     lines = []
@@ -332,7 +348,8 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
         by_metric.setdefault(result.runs[0].main_metric, {})[result.task] = None
     metrics = [f"{metric} ({', '.join(tasks)})" for metric, tasks in by_metric.items()]
     sentences = [f"Figures x 100: {', '.join(metrics)}."]
-    if any(result.task != result.runs[0].task for result in results):
+    names = {record.task for result in results for record in result.runs}
+    if any(result.task not in names for result in results):
         sentences.append(
             "Columns of one task have different examples, kinds or metrics: their figures do not compare."
         )
@@ -346,11 +363,15 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
             sentences.append(f"{result.task}, {result.model}: {'; '.join(few)}.")
     if averaged:
         sentences.append(f"avg: over {', '.join(averaged)}.")
+    by_task: dict[str, set[str]] = defaultdict(set)
+    for result in results:
+        by_task[result.task].update(record.selection for record in result.runs)
     selections: dict[str, dict[str, None]] = {}
     for result in results:
+        place = result.task if len(by_task[result.task]) == 1 else f"{result.model} on {result.task}"
         for record in result.runs:
-            selections.setdefault(record.selection, {})[result.task] = None
-    chosen = [f"{selection} ({', '.join(tasks)})" for selection, tasks in selections.items()]
+            selections.setdefault(record.selection, {})[place] = None
+    chosen = [f"{selection} ({', '.join(places)})" for selection, places in selections.items()]
     sentences.append(f"Model of a run: {'; '.join(chosen if len(chosen) > 1 else selections)}.")
     for result in results:
         missing = len(result.runs) - len(result.main)

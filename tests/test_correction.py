@@ -403,6 +403,35 @@ def test_files_and_standard_input_give_a_json_line_for_each_line(directory, tmp_
     assert out.count("[-") == out.count("{+") > 0
 
 
+def test_text_that_is_unknown_is_refused_of_files_alone_and_leaves_no_output(directory, tmp_path):
+    text = "Привет мир"
+    (tmp_path / "lines.txt").write_text(f"{text}\n", encoding="utf-8")
+    output = tmp_path / "results.jsonl"
+    for module, more in ((detection, ["--as_is"]), (correction, [])):
+        flags = ["--model", directory, *more, "--output_file", str(output)]
+        with pytest.raises(ValueError, match=r"lines\.txt"):
+            module.main([*flags, "--file", str(tmp_path / "lines.txt")])
+        assert not output.exists()
+        module.main([*flags, "", text])
+        assert len(output.read_text(encoding="utf-8").splitlines()) == 2
+        output.unlink()
+
+
+@pytest.mark.parametrize("name", ["file", "discriminator", "generator", "thresholds", "calibrate", "confusion_file"])
+def test_what_is_written_replaces_nothing_that_is_read(name, tmp_path):
+    path = str(tmp_path / "a")
+    given = {"discriminator": "tower", name: path}
+    if name == "calibrate":
+        given["thresholds"] = path
+    else:
+        given["output_file"] = path
+    with pytest.raises(ValueError, match="replace"):
+        correction.CorrectArguments(**given)
+    if name == "confusion_file":
+        with pytest.raises(ValueError, match="replace"):
+            correction.CorrectArguments(model="tower", calibrate="pairs", thresholds=path, confusion_file=path)
+
+
 def test_thresholds_keep_how_texts_were_read_when_they_were_chosen(directory, tmp_path, capsys, monkeypatch):
     pairs, kept = tmp_path / "pairs.tsv", tmp_path / "kept.json"
     pairs.write_text("text\tright\nthe old mill .\tthe old river .\nin it\tin it\n")

@@ -233,3 +233,4 @@ def test_what_cannot_be_predicted_is_refused(finished, tmp_path, predicted):
     (tmp_path / "a.txt").write_text("die Mühle\nwar\nthe mill\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"a\.txt: .*60"):
         predicted(finished[0] / "run", "--file", tmp_path / "a.txt")
+    assert len(Classifier(str(finished[0] / "run"), use_cpu=True).predict(["Mühle"])) == 1

@@ -61,8 +61,6 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
     sys.stdin = sys.stdin or io.StringIO()  # it is None where it was closed
     try:
         for before, word in pairwise(sys.argv):
-            if not word and before.startswith("-"):
-                raise ValueError(f"{before} has an empty value. Give another, or leave the flag out.")
             if word.encode(errors="replace") != word.encode(errors="surrogatepass"):
                 raise ValueError(f"{word!r} (after {before}) is not UTF-8, or the locale is not (set PYTHONUTF8=1).")
         try:
@@ -193,8 +191,8 @@ def check_arguments(
             if interval is not None:
                 for number in value if isinstance(value, list) else [value]:
                     check_number(f"{dashes}{name}", number, interval)
-            if isinstance(value, list) and "" in value and "words" not in entry.metadata:
-                raise ValueError(f"{dashes}{name}: a name is empty. Leave it out.")
+            if "" in (value if isinstance(value, list) else [value]) and "words" not in entry.metadata:
+                raise ValueError(f"{dashes}{name} has an empty value. Give another, or leave it out.")
             if choices is not None and value not in choices:
                 known = known_names(str(value), choices, "names")
                 raise ValueError(f"{dashes}{name}: there is no {value!r}. {known}")

@@ -118,11 +118,11 @@ def count_unknown(tokenizer: PreTrainedTokenizerBase, ids: Any) -> tuple[int, in
     return unknown, unknown + int(np.count_nonzero(np.isin(ids, tokenizer.all_special_ids, invert=True)))
 
 
-def check_known(name: str, unknown: int, total: int) -> float:
-    """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Raises ValueError above 50 %:
-    such a text is usually in another language."""
+def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> float:
+    """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Where it `refuses`, it raises
+    ValueError above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
-    if share > MOST_UNKNOWN:
+    if refuses and share > MOST_UNKNOWN:
         raise ValueError(
             f"{name}: the vocabulary does not know {share:.1%} of the tokens. "
             "Choose a model or a tokenizer for the language of this text."

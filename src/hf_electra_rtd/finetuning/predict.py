@@ -107,12 +107,13 @@ class Classifier:
         return self.answer(rows, _TEXT_COLUMNS[: self.number]) if rows else []
 
     def answer(
-        self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], source: str = "The texts"
+        self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], file: str | None = None
     ) -> list[dict[str, Any]]:
         """As `predict`, for rows, each after its place, whose texts are in `columns`. A text that is null is a
-        ValueError, and so are texts that are unknown to the vocabulary (see `check_known`)."""
+        ValueError, and so is a `file` that is unknown to the vocabulary (see `check_known`)."""
         self.check_number("a row", len(columns))
         task = dataclasses.replace(self.task, columns=tuple(columns))
+        source = file or "The texts"
         with reading(source):
             if self._characters:
                 rows = [(place, _in_characters(row, columns[0])) for place, row in rows]
@@ -122,7 +123,7 @@ class Classifier:
                     raise ValueError(f"{place}: its text is null. An empty one is ''.")
         dataset = datasets.Dataset.from_list(examples, features=example_features(task.kind))
         split = Split(dataset, 0, {}, self.kind.encode(dataset, training=False))
-        check_known(source, *self.kind.count_unknown(split.features))
+        check_known(source, *self.kind.count_unknown(split.features), refuses=file is not None)
         predictions, _ = answer_split(self.model, self.kind, split, self.batch_size, self.use_cpu)
         if task.kind == "question_answering":
             return [{"answer": prediction["text"], "nbest": prediction["nbest"]} for prediction in predictions]

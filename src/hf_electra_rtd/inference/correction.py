@@ -34,9 +34,9 @@ from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
-from hf_electra_rtd.base.files import check_output, hash_files
+from hf_electra_rtd.base.files import hash_files
 from hf_electra_rtd.data.confusion import Confusions, read_confusions
-from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.tokenization import check_known, load_tokenizer
 from hf_electra_rtd.data.units import Unit, align, find_units, in_case_of, is_han, may_change, replace_parts
 from hf_electra_rtd.data.words import whole_words
 from hf_electra_rtd.encoders.families import inputs_of
@@ -386,15 +386,14 @@ RULES = (
 
 def main(argv: list[str]) -> None:
     (arguments,) = parse_arguments((CorrectArguments,), argv, __doc__)
-    if arguments.calibrate:
-        check_output(arguments.thresholds, arguments.calibrate, arguments.confusion_file)
     disable_progress_bar()
     named = {name: getattr(arguments, name) for name in ("generator", "discriminator", "runtime", "confusion_file")}
     make = partial(Corrector.from_pretrained, arguments.model, **named)
     corrector = detection.open_judge(make, (*detection.JUDGED_BY, "margin", "top_k"), arguments)
     if arguments.score:
         sources, rights = read_pairs(arguments.score)
-        predictions = [result["target"] for result in corrector(sources)]
+        check_known(arguments.score, *corrector.count_unknown(sources))
+        predictions = [result["target"] for result in corrector.results(sources)]
         scores = score_correction(sources, predictions, rights, SIGHAN13 if arguments.sighan13 else "")
         print(json.dumps(scores) if arguments.format == "json" else describe_scores(scores))
         return

@@ -100,8 +100,12 @@ class TextArguments:
     def __post_init__(self) -> None:
         if self.model is None and self.discriminator is None:
             raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
+        confusion_file = getattr(self, "confusion_file", None)
+        read = (self.file, self.model, self.generator, self.discriminator, self.calibrate, confusion_file)
+        if self.calibrate and self.thresholds:
+            check_output(self.thresholds, *read)
         if self.output_file is not None:
-            check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
+            check_output(self.output_file, *read, self.thresholds)
 
 
 # Of every command that judges texts.
@@ -256,19 +260,21 @@ class TextJudge(ABC):
 
     def __call__(self, texts: str | Sequence[str]) -> Any:
         """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
-        it could not be judged, if so. Texts that are unknown to the vocabulary (see `check_known`) are a ValueError.
-        """
+        it could not be judged, if so. Warns of texts that are unknown to the vocabulary (see `check_known`)."""
         if isinstance(texts, str):
             return self([texts])[0]
-        results, unknown, total = self.results(texts)
-        check_known("The texts", unknown, total)
-        return results
+        check_known("The texts", *self.count_unknown(texts), refuses=False)
+        return self.results(texts)
 
-    @torch.no_grad()
-    def results(self, texts: Sequence[str]) -> tuple[list[dict[str, Any]], int, int]:
-        """What is returned for each of several texts; how many of their tokens are unknown, and how many there are."""
+    def count_unknown(self, texts: Sequence[str]) -> tuple[int, int]:
+        """How many tokens of some texts are unknown, and how many there are."""
         encodings = self._encode([*texts]).encodings if texts else []
         counts = [count_unknown(self.tokenizer, encoding.ids) for encoding in encodings]
+        return sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
+
+    @torch.no_grad()
+    def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """What is returned for each of several texts."""
         cut = list(map(self.pieces, texts))
         pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
         findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
@@ -280,7 +286,7 @@ class TextJudge(ABC):
             if why:
                 result["skipped"] = why
             results.append(result)
-        return results, sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
+        return results
 
     def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
         """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
@@ -409,10 +415,12 @@ def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextAr
 
 def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
     """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
-    texts were skipped. Raises ValueError then, if they are unknown to the vocabulary (see `check_known`)."""
+    texts were skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
+    `check_known`), before the output file has its name."""
     if arguments.calibrate and arguments.thresholds:
-        check_output(arguments.thresholds, arguments.calibrate)
-        kept = judge.calibrate(*read_pairs(arguments.calibrate), arguments.false_positive_rate)
+        sources, rights = read_pairs(arguments.calibrate)
+        check_known(arguments.calibrate, *judge.count_unknown(sources))
+        kept = judge.calibrate(sources, rights, arguments.false_positive_rate)
         kept["model"] = public(arguments.model or arguments.discriminator, "model_name_or_path")
         kept |= {"calibrate": named_file(arguments.calibrate), **judge.described()}
         write_text(arguments.thresholds, json.dumps(kept, indent=2) + "\n")
@@ -429,18 +437,18 @@ def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str,
     with _opened(arguments.output_file) as output:
         while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
             total += len(some)
-            results, of_unknown, of_all = judge.results(some)
+            of_unknown, of_all = judge.count_unknown(some)
             num_unknown += of_unknown
             num_tokens += of_all
-            for result in results:
+            for result in judge.results(some):
                 skipped.update([result["skipped"]] if "skipped" in result else [])
                 if is_text:
                     show(result)
                 else:
                     print(json.dumps(result, ensure_ascii=False), file=output, flush=True)
-    for why, count in skipped.items():
-        print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
-    check_known(arguments.file or "The texts", num_unknown, num_tokens)
+        for why, count in skipped.items():
+            print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
+        check_known(arguments.file or "The texts", num_unknown, num_tokens, refuses=not arguments.texts)
 
 
 @contextmanager
@@ -498,7 +506,7 @@ def detect(
             f"The sentence {sentence[:40]!r}... has {len(ids_L)} tokens with [CLS] and [SEP], and the model "
             f"{positions} positions. Split it."
         )
-    check_known(f"The sentence {sentence[:40]!r}", *count_unknown(tokenizer, encoding["input_ids"]))
+    check_known(f"The sentence {sentence[:40]!r}", *count_unknown(tokenizer, encoding["input_ids"]), refuses=False)
     if words is None:
         count = min(num_masked(mask_probability, len(ids_L)), int(candidates_L.sum()))
         uniforms_L = torch.rand(len(ids_L), generator=random)

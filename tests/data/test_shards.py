@@ -402,7 +402,7 @@ def test_an_address_that_cannot_be_read_is_refused(address):
 
 @pytest.mark.parametrize("size", ["much", "-5MB", "12XB", ""])
 def test_sizes_are_checked(size):
-    with pytest.raises(ValueError, match=r"--shard_size .* is no size"):
+    with pytest.raises(ValueError, match="--shard_size"):
         DataArguments(shard_size=size)
     assert DataArguments(shard_size="1.5MB").shard_bytes == 1_500_000
     assert DataArguments(shard_size="4096").shard_bytes == 4096

@@ -172,7 +172,7 @@ def test_a_model_of_characters_tags_characters_and_columns_of_the_input_are_kept
             predicted(tmp_path / "run", "--file", tmp_path / "a.jsonl")
 
 
-def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_notes_the_command(encoder, tmp_path):
+def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_notes_no_command(encoder, tmp_path):
     rows = [
         {"text": text, "label": np.int64(n % 2), "day": np.datetime64("2020-01-01")}
         for n, text in enumerate(TEXTS * 9)
@@ -181,7 +181,7 @@ def test_python_gives_the_best_of_several_kept_models_from_rows_of_numpy_and_not
     model = finetune_in_python(encoder, rows, output_dir=str(tmp_path), **flags)
     records = [EvaluationRecord.load(tmp_path / f"reviews/seed_{seed}") for seed in (42, 43)]
     assert model.name == str(tmp_path / f"reviews/seed_{best_seed(records)}/model")
-    assert all(record.command.startswith("hf-electra-rtd finetune --model_name") for record in records)
+    assert not any(record.command for record in records)  # the files of its rows are gone
     for split, best in (("dev", 43), ("test", 42)):  # a test split never chooses
         scores = ({split: {records[0].main_metric: score}} for score in (0.1, 0.9))
         assert best_seed([replace(each, metrics=score) for each, score in zip(records, scores, strict=True)]) == best

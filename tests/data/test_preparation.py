@@ -131,7 +131,7 @@ def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_
 
 def test_text_that_the_vocabulary_does_not_know_leaves_no_blocks(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("die Mühle war neu .\n" * 30, encoding="utf-8")
-    with pytest.raises(ValueError, match="train: .*80"):
+    with pytest.raises(ValueError, match=r"train: .*80"):
         prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.blocks"))
 

@@ -13,8 +13,9 @@ from hf_electra_rtd.base.records import FractionRecord
 from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments, TaskArguments
 from hf_electra_rtd.publishing import card as card_module
-from hf_electra_rtd.publishing.card import CardArguments, fine_tuned_card, pretraining_card
+from hf_electra_rtd.publishing.card import _FINE_TUNING, CardArguments, fine_tuned_card, pretraining_card
 from tests.publishing.card_records import CARD, code_of, evaluation_record, run_record, runs, tower
 
 
@@ -200,8 +201,8 @@ def test_majorities_and_random_weights_are_those_of_the_same_task_on_its_whole_d
 def test_a_fine_tuned_card_says_what_the_report_of_its_weights_knows():
     numbers = {"mae": 1.25, "rmse": 1.5, "baseline": {"prediction": 3.1234567, "score": 0.0, "mae": 2.5, "rmse": 2.75}}
     for report, shown, hidden in (
-        (REPORT, ["61.0 to 79.0", "`no` would score 60.0", "| `yes` | 75.0 | 50.0 | 60.0 | 40 |"], "nothing but"),
-        (REPORT | {"constant_prediction": ["no", "yes"]}, ["mrpc: the model predicts nothing but `no, yes`"], "None"),
+        (REPORT, ["61.0 to 79.0", "`no`", "60.0", "| `yes` | 75.0 | 50.0 | 60.0 | 40 |"], "None|`no, yes`"),
+        (REPORT | {"constant_prediction": ["no", "yes"]}, ["`no, yes`"], "None"),
         (REPORT | numbers, ["`3.123`", "1.25", "1.5", "2.5 and 2.75"], "None"),
         ({"interval": [0.5, 0.6]}, ["50.0 to 60.0"], "Always|<summary>Classes"),
     ):
@@ -367,3 +368,12 @@ def test_two_settings_of_one_task_are_no_published_figure():
     with pytest.raises(ValueError, match=r"rte: .*learning_rate 1e-05"):
         evaluated([first, other])
     assert "50.0" in evaluated([first], compared=[other])[1]
+
+
+def test_the_settings_that_a_card_takes_for_usual_are_the_defaults_of_the_flags(tmp_path):
+    flags = vars(FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)) | vars(TaskArguments("encoder"))
+    flags["batch_size"] = flags["per_device_train_batch_size"]
+    unset = {"max_steps": -1, "eval_strategy": "no"}
+    for name, usual in _FINE_TUNING.items():
+        if not name.startswith("lora_"):  # without --lora there is none
+            assert flags[name] == (unset.get(name) if usual is None else usual), name

@@ -134,6 +134,12 @@ def scored(*tokens):
     return [ScoredToken(original, read, original != read, probability) for original, read, probability in tokens]
 
 
+def test_a_discriminator_near_chance_one_below_counted_pairs_and_one_above_are_told_apart():
+    cases = ((0.55, 0.8), (0.7, 0.8), (0.8, 0.8), (0.9, 0.8), (0.7, None))
+    near_chance, below, at, above, alone = (console.describe_reading(*case) for case in cases)
+    assert near_chance != below == at != above == alone
+
+
 def test_a_sentence_is_joined_and_says_what_was_replaced_found_and_missed(tokenizer):
     tokens = scored(("[CLS]", "[CLS]", 0.1), ("the", "the", 0.1), (".", ".", 0.1))
     tokens += scored(("it", "took", 0.8), ("was", "was", 0.7), ("mill", "door", 0.2), ("##s", "##s", 0.4))

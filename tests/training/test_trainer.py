@@ -114,6 +114,13 @@ def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_
             assert others[1][name] == pytest.approx(value, rel=1e-5), name
 
 
+def test_muon_is_refused_where_matrices_are_split(tmp_path, blocks, tokenizer):
+    trainer = make_trainer(tmp_path, blocks, tokenizer, optim="muon")
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ValueError, match="muon"):
+        trainer.create_optimizer()
+
+
 STABLE = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 2}}
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from hf_electra_rtd.base.files import known_names, open_text, reading
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.reader import check_columns, load_json, records_of
@@ -133,7 +135,9 @@ def is_list(value: Any) -> bool:
 
 def is_array(value: Any) -> bool:
     """Whether a value is an array of one dimension, of NumPy or pandas."""
-    return getattr(value, "ndim", None) == 1 and hasattr(value, "tolist")
+    import pandas as pd
+
+    return isinstance(value, (np.ndarray, pd.Series, pd.api.extensions.ExtensionArray)) and value.ndim == 1
 
 
 def _named_row(features: Mapping[str, Any], row: Row) -> Row:

@@ -18,7 +18,7 @@ from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, VOCABULARIES, WEIGHTS
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     OUTPUTS,
@@ -46,17 +46,6 @@ _OURS = (
     "report_*.txt",
     "confusion_*.png",
     "runs",
-)
-# What a model's directory holds: weights, configurations and a tokenizer.
-_OF_MODEL = (
-    "*.safetensors",
-    "*config.json",
-    "tokenizer.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
 )
 
 
@@ -105,7 +94,9 @@ def check_directories(plan: Plan, job: Job) -> None:
 def _check_model(path: Path) -> None:
     """Raises a ValueError for a model's directory that holds what we did not write."""
     is_adapter = (path / ADAPTER_CONFIG).exists()
-    check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=_OF_MODEL)
+    check_output(
+        path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=(*CONFIGS, *VOCABULARIES, *WEIGHTS)
+    )
 
 
 def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:

@@ -370,6 +370,10 @@ class CorrectArguments(detection.TextArguments):
     score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")
     sighan13: bool = flag(False, f"Score no change to {' or '.join(SIGHAN13)}, as papers do there.")
 
+    @property
+    def inputs(self) -> list[str | None]:
+        return [*super().inputs, self.confusion_file]
+
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
         super().__post_init__()

@@ -100,12 +100,15 @@ class TextArguments:
     def __post_init__(self) -> None:
         if self.model is None and self.discriminator is None:
             raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
-        confusion_file = getattr(self, "confusion_file", None)
-        read = (self.file, self.model, self.generator, self.discriminator, self.calibrate, confusion_file)
         if self.calibrate and self.thresholds:
-            check_output(self.thresholds, *read)
+            check_output(self.thresholds, *self.inputs)
         if self.output_file is not None:
-            check_output(self.output_file, *read, self.thresholds)
+            check_output(self.output_file, *self.inputs, self.thresholds)
+
+    @property
+    def inputs(self) -> list[str | None]:
+        """The files and directories that are read, beside thresholds."""
+        return [self.file, self.model, self.generator, self.discriminator, self.calibrate]
 
 
 # Of every command that judges texts.

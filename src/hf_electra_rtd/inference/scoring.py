@@ -5,8 +5,8 @@
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
 [SEP], in nats, and `num_tokens`; or `skipped`, why the text has no score. Without texts, each line of the standard
-input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of
-a saved joint model, of the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
+input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
+the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
 
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 

@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices by MKL, which takes its AVX2 path on some processors that have wider instructions.
 oneDNN, which torch uses for other things, uses those, and is two to three times as fast there. Which one is faster,
-and how much faster still bfloat16 is, is known by the processor, so that every run rounds alike. On a processor that
+and how much faster still bfloat16 is, is looked up by processor, so that every run rounds alike. On a processor that
 is not in the table it is measured, once a process. The library is the only state in these functions.
 
 oneDNN multiplies for a linear layer by an operator of its own. Where both matrices are activations (attention, the

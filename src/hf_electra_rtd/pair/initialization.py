@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.data.blocks import Blocks
 from hf_electra_rtd.encoders.families import look_up_tables
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
+from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
 
 
 logger = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ def _tables(model: ElectraForRTDPretraining) -> list[Any]:
 
 def _readers(model: ElectraForRTDPretraining) -> list[Any]:
     """The networks with one encoder, which sees both neighbours. Encoders that are shared are there once."""
-    towers = [tower for tower in model.towers.values() if not hasattr(tower, "encoder_names")]
+    towers = [tower for tower in model.towers.values() if not isinstance(tower, TwoTowerForCloze)]
     return list({id(tower.base_model): tower for tower in towers}.values())
 
 

@@ -20,6 +20,27 @@ from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS, Elec
 
 CONFIG_FILE = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
+# The files of a model: configurations, a tokenizer, weights.
+CONFIGS = (
+    CONFIG_FILE,
+    "generation_config.json",
+    "tokenizer_config.json",
+    ADAPTER_CONFIG,
+)
+VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "spm.model",
+    "spiece.model",
+)
+WEIGHTS = (
+    "model.safetensors",
+    "adapter_model.safetensors",
+)
 FINE_TUNED_FOR = "fine_tuned_for"  # the field of a configuration in which `finetune` keeps what `predict` needs
 
 # The kinds of places, and how messages call them.

@@ -21,33 +21,13 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, er
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
 from hf_electra_rtd.base.records import public
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG
+from hf_electra_rtd.pair.places import CONFIGS, VOCABULARIES, WEIGHTS
 
 
 logger = logging.getLogger(__name__)
 
 CARD_FILE = "README.md"
-# What may be uploaded of a model.
-CONFIGS = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer_config.json",
-    ADAPTER_CONFIG,
-)
-VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "spm.model",
-    "spiece.model",
-)
-WEIGHTS = (
-    "model.safetensors",
-    "adapter_model.safetensors",
-)
+# What may be uploaded of a model, beside `CONFIGS`, `VOCABULARIES` and `WEIGHTS`.
 GRAPHS = (
     "onnx/model.onnx",
     "onnx/model.onnx_data",  # what a large graph keeps beside it

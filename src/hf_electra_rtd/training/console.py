@@ -196,6 +196,15 @@ def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
     return f"{counts['found']:,} of {replaced:,} replaced tokens found, {alarms:,} false alarm{plural}"
 
 
+def describe_reading(auc: float, bigram: float | None) -> str:
+    """What an AUC says of the discriminator, beside that of counted pairs of words where there is one."""
+    if auc < NEAR_CHANCE:
+        return "does not read context yet"
+    if bigram is not None and auc <= bigram:
+        return "does not beat counted pairs of words yet"
+    return "reads context"
+
+
 def average_probability(tokens: Iterable[ScoredToken]) -> float:
     """The mean over the tokens where the discriminator is asked; 1 where there is none."""
     asked = [token.probability for token in tokens if not math.isnan(token.probability)]
@@ -276,14 +285,10 @@ def print_summary(
         auc = record.metrics["eval_discriminator_auc"] or math.nan
         bigram = record.metrics.get("eval_bigram_auc")
         if not math.isnan(auc):
-            if auc < NEAR_CHANCE:
-                says = "does not read context yet"
-            elif bigram is not None and auc < bigram:
-                says = "knows less than pairs of words"
-            else:
-                says = "reads context"
             counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
-            console.print(f"The discriminator {says}: AUC {auc:.3f}{counted} (0.5 is chance).")
+            console.print(
+                f"The discriminator {describe_reading(auc, bigram)}: AUC {auc:.3f}{counted} (0.5 is chance)."
+            )
         sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)
         for sentence in list(filter(None, sentences))[:_SENTENCES]:
             console.print(Padding(mark_sentence(sentence, average, collator.tokenizer), (0, 0, 0, 2), expand=False))

@@ -246,7 +246,9 @@ def start(
             text = _get_text(run_args, data_args, args, tokenizer, before)
         held_out = None if text.held_out is None else held_out_stream(text.held_out)
         if not Path(text.train.path).is_relative_to(str(args.output_dir)):
-            logger.info(f"Do not overwrite {text.train.path} during the run. Another file may be moved to its name.")
+            logger.info(
+                f"Do not overwrite {text.train.path} during the run. To replace it, move another file to its name."
+            )
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)

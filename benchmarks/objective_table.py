@@ -36,7 +36,6 @@ ROWS: dict[str, list[str]] = {
     "electric": ["--objective", "electric", "--generator_type", "two_tower"],
     # Who proposes the tokens.
     "two_tower": ["--generator_type", "two_tower"],
-    "adversarial": ["--generator_objective", "adversarial"],
     "uniform": ["--generator_type", "uniform"],
     "unigram": ["--generator_type", "unigram"],
     "bigram": ["--generator_type", "bigram"],

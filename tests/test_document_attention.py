@@ -146,7 +146,6 @@ CASES = [
     *((family, {"attention": "eager"}) for family in ("electra", "distilbert")),
     *(("electra", {"sharing": sharing}) for sharing in ("gdes", "none")),
     *(("electra", {"objective": objective}) for objective in ("all_tokens_mlm", "replace_mlm", "mlm")),
-    ("electra", {"generator_objective": "adversarial"}),
 ]
 
 

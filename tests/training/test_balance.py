@@ -28,7 +28,6 @@ def make(**options):
         ({"sharing": "embeddings"}, {"generator.electra.encoder", "generator.generator_lm_head.bias"}),
         ({"sharing": "all"}, {"generator.generator_predictions", "generator.generator_lm_head.bias"}),
         ({"sharing": "gdes"}, {"generator.electra.embeddings.word_embeddings.weight"}),
-        ({"generator_objective": "adversarial"}, {"generator_head.weight"}),
         ({"generator": "two_tower"}, {"generator."}),
     ],
 )

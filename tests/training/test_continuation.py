@@ -93,9 +93,7 @@ def test_a_discriminator_goes_on_without_the_generator_as_it_was(tmp_path, token
     torch.testing.assert_close(logits(built)[0], logits(pair)[0])
 
 
-@pytest.mark.parametrize(
-    "options", [{"objective": "all_tokens_mlm"}, {"objective": "mlm"}, {"generator_objective": "adversarial"}], ids=str
-)
+@pytest.mark.parametrize("options", [{"objective": "all_tokens_mlm"}, {"objective": "mlm"}], ids=str)
 def test_heads_go_on_too_and_an_objective_without_generator_needs_none(tmp_path, tokenizer, options):
     pair = ElectraForRTDPretraining(tiny_config(**options))
     pair.save_pretrained(tmp_path)

@@ -165,11 +165,10 @@ def test_an_auc_near_chance_that_does_not_rise_is_warned_of_once(aucs, bigram, s
 
 
 TWO_TOWER = {"generator": "two_tower", "special_token_ids": [2, 3, 4]}
-ADVERSARIAL = {"generator_objective": "adversarial"}
 PAIRS = [{"objective": name, **(TWO_TOWER if each.needs_noise else {})} for name, each in OBJECTIVE_TRAITS.items()]
 
 
-@pytest.mark.parametrize("options", [*PAIRS, TWO_TOWER, ADVERSARIAL], ids=str)
+@pytest.mark.parametrize("options", [*PAIRS, TWO_TOWER], ids=str)
 def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, options):
     """Of every objective: what its losses are means over is what is counted."""
     model = ElectraForRTDPretraining(tiny_config(**options)).eval()
@@ -192,7 +191,7 @@ def fake_batch():
     return {**batch, "masked_positions": torch.randint(1, 32, (4, 5)), "sampling_uniforms": torch.rand(4, 5, 2)}
 
 
-@pytest.mark.parametrize("options", [*PAIRS, {"sharing": "gdes"}, TWO_TOWER, ADVERSARIAL], ids=str)
+@pytest.mark.parametrize("options", [*PAIRS, {"sharing": "gdes"}, TWO_TOWER], ids=str)
 @pytest.mark.parametrize("exchanged", [True, False])
 def test_no_number_is_read_in_a_step(options, exchanged, monkeypatch):
     if not exchanged:

@@ -252,7 +252,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"old_held_out_files": __file__}, "--old_held_out_files.*--continue_from"),
         ({"masking": "words"}, "--masking"),
         (NEW | {"generator_learning_rate": 1, "optim": "adafactor"}, "--generator_learning_rate.*--optim"),
-        (NEW | {"generator_objective": "adversarial", "temperature": 0}, "generator_objective.*temperature"),
+        (NEW | {"objective": "electric", "generator_type": "two_tower", "temperature": 0}, "electric.*temperature"),
         ({"generator": "x"}, "--generator"),
         (NEW | {"initializer_range": 0}, "--initializer_range"),
         (NEW | {"initialization": "neighbors"}, "--initialization.*neighbours"),

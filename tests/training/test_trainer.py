@@ -172,7 +172,6 @@ def trained(blocks, tokenizer, tmp_path_factory):
         ({"bias_correction": True}, "bias_correction was False, now True"),
         ({"generator_learning_rate": 1e-3}, "generator_learning_rate was None, now 0.001"),
         ({"more": {"generator": "unigram"}}, "generator was masked_lm, now unigram"),
-        ({"more": {"generator_objective": "adversarial"}}, "generator_objective was mle, now adversarial"),
         ({"optim": "adafactor"}, "optim was adamw_torch, now adafactor"),
         ({"warmup_steps": 3, "max_grad_norm": 2.0}, r"warmup_steps was .*now 3.*max_grad_norm was 1\.0, now 2\.0"),
         ({"more": {"num_attention_heads": 4}}, r"discriminator\.num_attention_heads was 2, now 4"),

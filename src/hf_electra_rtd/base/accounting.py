@@ -37,13 +37,17 @@ def format_duration(seconds: float) -> str:
 
 
 def count_parameters(model: Any) -> dict[str, int]:
-    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (what either learns with
-    and is not exported), and the `total`, with shared ones counted once."""
-    heads = (model.main_head, model.generator_head)
-    parts = {"generator": (model.generator,), "discriminator": (model.discriminator,), "head": heads}
+    """Parameters of a joint model's `generator` (0 without one), `discriminator` and `head` (what it learns with and
+    is not exported), and the `total`, with shared ones counted once."""
+    parts = {
+        "generator": model.generator,
+        "discriminator": model.discriminator,
+        "head": model.main_head,
+        "total": model,
+    }
     return {
-        name: sum(parameter.numel() for part in several if part is not None for parameter in part.parameters())
-        for name, several in {**parts, "total": (model,)}.items()
+        name: 0 if part is None else sum(parameter.numel() for parameter in part.parameters())
+        for name, part in parts.items()
     }
 
 

@@ -41,14 +41,6 @@ class LossSum(NamedTuple):
         return self.total / self.num_items.clamp(min=1)
 
 
-class Policy(NamedTuple):
-    """What learning from the reward of samples needs."""
-
-    log_p: Tensor  # (...) of the drawn ids; it has a gradient
-    entropies: Tensor  # (...) of their distribution, in nats
-    hidden: Tensor  # (..., H) the encoder's output, without gradient
-
-
 class MaskedPrediction(NamedTuple):
     """What a masked language model, or another generator, says of masked tokens."""
 
@@ -56,7 +48,6 @@ class MaskedPrediction(NamedTuple):
     predictions: Tensor  # (...) int64, the most likely ids
     sampled: Tensor | None = None  # (...) int64, drawn ids; None where no uniforms were given
     logits: Tensor | None = None  # (..., V), where they were asked for
-    policy: Policy | None = None
     log_normalizers: Tensor | None = None  # (...), log of the sum of the exponentials of all logits
     # Of a generator that sees no token but reckons with all: from ids (B, L), their log-probabilities (B, L), without
     # gradient.

@@ -54,7 +54,6 @@ SHARED_SIZES: dict[str, tuple[str, ...]] = {
     "all": (*_EMBEDDING_SIZES, *_ENCODER_SIZES),
     "gdes": ("vocab_size", "embedding_size", "max_position_embeddings"),
 }
-GENERATOR_OBJECTIVES = ("mle", "adversarial")
 GENERATOR_NAMES = ("masked_lm", "uniform", "two_tower", "unigram", "bigram")
 # The kinds that have a network of ours: how many encoders. With one it is a stock model, which is exported; with two
 # it gives the probability of every token without having seen it.
@@ -69,14 +68,13 @@ _SCHEDULES: dict[str, dict[str, float]] = {
 assert _SCHEDULES.keys() == TEMPERATURES.keys()
 _OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay")
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
-_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator", "generator_objective")
+_OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
 # The options that take names, and the names.
 _NAMES: dict[str, Iterable[str]] = {
     "objective": OBJECTIVE_TRAITS,
     "sharing": SHARED_SIZES,
     "generator": GENERATOR_NAMES,
-    "generator_objective": GENERATOR_OBJECTIVES,
     "temperature_schedule": TEMPERATURES,
 }
 
@@ -84,25 +82,18 @@ _NAMES: dict[str, Iterable[str]] = {
 _DETECTING = tuple(f"objective={name}" for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
 # By these, samples are not of the generator's softmax as it is.
 _ALTERS_DRAWS = ("temperature", "temperature_schedule", "disallow_correct", "confusions")
-_OTHER_PASS = ("freeze_generator", "sampling_dropout")  # by these, samples are not of the pass that learns
 RULES = (
     Rule(
         "objective=electric",
         "Its loss needs the probability of every token under the generator.",
         needs=("generator=two_tower",),
-        excludes=("generator_objective", *_ALTERS_DRAWS),
-    ),
-    Rule(
-        "generator_objective=adversarial",
-        "Its reward is of samples of a network that learns, in detection.",
-        needs=("objective=rtd", "objective=rtd_masked_only"),
-        excludes=("generator", *_ALTERS_DRAWS, *_OTHER_PASS),
+        excludes=_ALTERS_DRAWS,
     ),
     Rule(
         "generator=two_tower",
         "It shares its embeddings with a discriminator that detects, and learns.",
         needs=_DETECTING,
-        excludes=("sharing", *_OTHER_PASS),
+        excludes=("sharing", "freeze_generator", "sampling_dropout"),
     ),
     Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
     Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
@@ -132,7 +123,6 @@ INTERVALS = {
 _FAMILIES: dict[tuple[str, str], Iterable[str]] = {
     ("sharing", "gdes"): FAMILIES,
     ("objective", "all_tokens_mlm"): FAMILIES,
-    ("generator_objective", "adversarial"): FAMILIES,
     ("generator", "two_tower"): ("electra",),
 }
 
@@ -251,7 +241,6 @@ class ElectraRTDConfig(PreTrainedConfig):
         "generator_logits",
         "corrupted_input_ids",
         "generator_token_losses",
-        "generator_entropies",
         "discriminator_token_losses",
     ]
 
@@ -281,7 +270,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict: of google-research, until a trainer
     # sets those of its tokenizer.
     special_token_ids: Any = (101, 102, 103)
-    generator_objective: str = "mle"  # what the generator learns: the original tokens, or to mislead the discriminator
     # What tokens are confused with, in place of samples (`data.confusion.TokenConfusions.described`). The trainer sets
     # it, as pseudo-log-likelihoods need to know it.
     confusions: Any = None

@@ -17,11 +17,10 @@ from torch.nn import functional as F  # noqa: N812
 
 from hf_electra_rtd.encoders.families import FAMILIES, OutputLayer, inputs_of, masked_lm_class, output_layer
 from hf_electra_rtd.ops import IGNORED, LossSum, MaskedPrediction, MaskedSlots, Sampling, original_ids
-from hf_electra_rtd.ops.prediction import Policy, predict_from_logits, predict_masked
-from hf_electra_rtd.pair.configuration_electra_rtd import GENERATOR_NAMES, GENERATOR_OBJECTIVES, ElectraRTDConfig
+from hf_electra_rtd.ops.prediction import predict_from_logits, predict_masked
+from hf_electra_rtd.pair.configuration_electra_rtd import GENERATOR_NAMES, ElectraRTDConfig
 from hf_electra_rtd.pair.measures import (
     GENERATOR_ACCURACY,
-    GENERATOR_ENTROPY,
     GENERATOR_LOSS,
     REPLACED_SHARE,
     SAMPLED_ACCURACY,
@@ -57,15 +56,6 @@ class Generator:
         """A new network of this configuration."""
         network: Any = masked_lm_class(config.model_type)
         return network(config)
-
-    def make_head(self, config: Any) -> nn.Module | None:
-        """A head, for a network of this configuration, that is trained with it but not exported; None without one."""
-        return None
-
-    def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> Any:
-        """Adds the generator's loss, now that the discriminator's losses at the slots (B, K), without gradient, are
-        known. `head` is that of `make_head`."""
-        return generated
 
     def num_items(self, input_ids: Tensor, slots: MaskedSlots, attention_mask: Tensor | None) -> Tensor:
         """The number of tokens that the loss of a batch is a mean over: a scalar."""
@@ -107,53 +97,6 @@ class MaskedLMGenerator(Generator):
 
     def log_likelihoods(self, tower: Any, input_ids: Tensor, mask_id: int, **inputs: Tensor | None) -> Tensor:
         return masked_log_likelihoods(tower, input_ids, mask_id, **inputs)
-
-
-class AdversarialGenerator(MaskedLMGenerator):
-    """One that learns to mislead the discriminator, by REINFORCE (paper, appendix F); no likelihood in its loss:
-
-        L_G = mean over m of  -(R_t - b_t) log p_G(sample_t) + L_b        R_t = the discriminator's loss at t
-        b_t = -log sigmoid(w . h_t)        L_b = BCE(w . h_t, exp(-R_t))
-
-    with h_t the encoder's output, and no gradient through R_t and b_t (in the first term), nor from the baseline into
-    h_t: it learns the reward to expect, and moves nothing else. R_t is not weighted. Each slot is taken by itself:
-    that a sample changes what the discriminator says elsewhere is left out.
-
-    The logits of all slots are kept for the gradient: more memory than likelihood needs.
-    """
-
-    measures = (*MaskedLMGenerator.measures, GENERATOR_ENTROPY)
-
-    def make_head(self, config: Any) -> nn.Module | None:
-        return nn.Linear(config.hidden_size, 1, bias=False)
-
-    def __call__(
-        self, tower: Any, slots: MaskedSlots, sampling: Sampling | None, output_logits: bool, **inputs: Tensor | None
-    ) -> MaskedPrediction:
-        if sampling is None:
-            raise ValueError(
-                "generator_objective='adversarial' learns from its own samples: "
-                "leave corrupted_input_ids out, or take generator_objective='mle'."
-            )
-        hidden_BKH = _at(tower.base_model(**inputs_of(tower.config, inputs)).last_hidden_state, slots)
-        logits_BKV = output_layer(tower)(FAMILIES[tower.config.model_type].transform(tower, hidden_BKH))
-        logits_BKV = logits_BKV if logits_BKV.dtype.itemsize >= 4 else logits_BKV.float()
-        predicted = predict_from_logits(logits_BKV.detach(), slots.labels, sampling)
-        assert predicted.sampled is not None
-        log_p_BKV = logits_BKV.log_softmax(dim=-1)
-        log_p_BK = log_p_BKV.gather(-1, predicted.sampled[..., None]).squeeze(-1)
-        entropies_BK = -(log_p_BKV.detach().exp() * log_p_BKV.detach()).sum(dim=-1)
-        policy = Policy(log_p_BK, entropies_BK, hidden_BKH.detach())
-        return predicted._replace(logits=logits_BKV if output_logits else None, policy=policy)
-
-    def judged(self, generated: Any, head: Any, rewards_BK: Tensor, slots: MaskedSlots) -> MaskedPrediction:
-        log_p_BK, _, hidden_BKH = generated.policy
-        expected_BK = head(hidden_BKH).squeeze(-1).to(rewards_BK.dtype)
-        advantages_BK = rewards_BK + F.logsigmoid(expected_BK).detach()
-        of_baseline = F.binary_cross_entropy_with_logits(expected_BK, torch.exp(-rewards_BK), reduction="none")
-        used = slots.labels.ne(IGNORED)
-        losses_BK = (of_baseline - advantages_BK * log_p_BK).where(used, 0.0)
-        return generated._replace(loss=LossSum(losses_BK.sum(), losses_BK.detach(), used.sum()))
 
 
 class TwoTowerGenerator(Generator):
@@ -375,6 +318,3 @@ GENERATORS: dict[str, type[Generator]] = {
     "bigram": BigramGenerator,
 }
 assert tuple(GENERATORS) == GENERATOR_NAMES
-# By what the generator learns, then by its kind.
-LEARNERS: dict[str, dict[str, Any]] = {"mle": GENERATORS, "adversarial": {"masked_lm": AdversarialGenerator}}
-assert tuple(LEARNERS) == GENERATOR_OBJECTIVES

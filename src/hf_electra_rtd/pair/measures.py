@@ -97,7 +97,6 @@ GENERATOR_ACCURACY = Mean(
     "generator_accuracy", lambda seen: (seen.output.generator_predictions.eq(seen.slots.labels), seen.used)
 )
 # Of a generator that learns from rewards, in nats: near 0 where it always proposes one token.
-GENERATOR_ENTROPY = Mean("generator_entropy", lambda seen: (seen.output.generator_entropies, seen.used))
 SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: seen.at(~seen.replaced, masked_only=True))
 MASKED_ACCURACY = Mean(
     "discriminator_masked_accuracy", lambda seen: (seen.output.predictions.eq(seen.slots.labels), seen.used)

@@ -31,7 +31,7 @@ from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.pair import towers
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
-from hf_electra_rtd.pair.generators import LEARNERS, Generator
+from hf_electra_rtd.pair.generators import GENERATORS, Generator
 from hf_electra_rtd.pair.measures import Measure
 from hf_electra_rtd.pair.objectives import OBJECTIVES, CorruptedBatch, MainOutput
 from hf_electra_rtd.pair.sharing import SHARING
@@ -57,7 +57,6 @@ class ElectraRTDOutput(ModelOutput):
     replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original (Electric: was drawn)
     predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
     generator_token_losses: Tensor | None = None  # (B, K) or (B, L), without gradient; 0 where nothing counts
-    generator_entropies: Tensor | None = None  # (B, K), nats; of an adversarial generator's softmax
     discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
 
 
@@ -96,8 +95,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         config.check()
         self.objective = OBJECTIVES[config.objective](config)
         self.sharing = SHARING[config.sharing]()
-        kinds = LEARNERS[config.generator_objective]
-        self.proposals = (kinds[config.generator] if config.traits.has_generator else Generator)(config)
+        self.proposals = (GENERATORS[config.generator] if config.traits.has_generator else Generator)(config)
         self.generator = generator
         if config.has_generator_network:
             self.generator = generator or self.proposals.make_network(config.generator_config)
@@ -107,7 +105,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         without_head_dropout(self.discriminator)
         _adopt_config(self.discriminator, config.discriminator_config)
         self.main_head = self.objective.make_head(config.discriminator_config)
-        self.generator_head = self.proposals.make_head(config.generator_config)
         for tower in self.towers.values():
             exchange_layers(tower)
         # On the instance, since it depends on the configuration, and before `post_init`, which ties.
@@ -282,8 +279,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         output_logits: bool = False,
         **inputs: Tensor | None,
     ) -> MaskedPrediction | None:
-        """Runs the generator, if there is one, on the masked `input_ids` (B, L). The loss of an adversarial one is its
-        likelihood here, without gradient: it learns from the discriminator's."""
+        """Runs the generator, if there is one, on the masked `input_ids` (B, L)."""
         return self.proposals(self.generator, slots, sampling, output_logits, input_ids=input_ids, **inputs)
 
     def discriminate(
@@ -373,10 +369,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "replaced_labels": (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long(),
             }
         if generated is not None and slots is not None:
-            if main.loss is not None:  # what an adversarial one learns from
-                rewards = main.loss.losses
-                rewards_BK = rewards if self.objective.masked_only else rewards.gather(1, slots.positions)
-                generated = self.proposals.judged(generated, self.generator_head, rewards_BK, slots)
             loss = generated.loss.mean()
             losses |= {
                 "loss": config.generator_weight * loss + losses["loss"],
@@ -384,7 +376,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 "generator_token_losses": generated.loss.losses,
                 "generator_predictions": generated.predictions,
                 "generator_logits": generated.logits,
-                "generator_entropies": None if generated.policy is None else generated.policy.entropies,
             }
         return ElectraRTDOutput(
             logits=main.logits,

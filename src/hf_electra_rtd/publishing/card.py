@@ -57,7 +57,6 @@ _METRICS = {
 # google-research/electra.
 _SETTINGS = (
     "generator",
-    "generator_objective",
     "generator_learning_rate",
     "clip_separately",
     "objective",
@@ -100,7 +99,6 @@ _SETTINGS = (
 _PAPER = {
     "objective": "rtd",
     "generator": "masked_lm",
-    "generator_objective": "mle",
     "sharing": "embeddings",
     "temperature": 1,
     "temperature_schedule": "constant",

@@ -31,7 +31,6 @@ _STYLE: Any = {
 _PANELS = (
     ("Generator: loss at masked tokens, nats", "generator_loss"),
     ("Generator: accuracy at masked tokens", "generator_accuracy"),
-    ("Generator: entropy of its softmax, nats", "generator_entropy"),
     ("Discriminator: loss per token, nats", "discriminator_loss"),
     ("Discriminator: area under the ROC curve", "discriminator_auc"),
     ("Discriminator: replaced tokens, held out", "discriminator_precision", "discriminator_recall"),

@@ -65,7 +65,6 @@ _OF_MODEL = (
     "generator_weight",
     "discriminator_weight",
     "temperature",
-    "generator_objective",
     "freeze_generator",
     "disallow_correct",
     "sampling_dropout",

@@ -71,7 +71,7 @@ def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, 
         for name, value in metrics.items():
             short = name.removeprefix(f"{prefix}{network}_")
             if short != name and value is not None:
-                style = ".4f" if short in ("loss", "entropy") else ".3f" if short.startswith("auc") else ".1%"
+                style = ".4f" if short == "loss" else ".3f" if short.startswith("auc") else ".1%"
                 parts.append(f"{short.replace('_', ' ').replace('auc', 'AUC')} {value:{style}}")
         if parts:
             predicts = network == "discriminator" and f"{prefix}discriminator_recall" not in metrics

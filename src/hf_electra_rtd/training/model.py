@@ -19,7 +19,6 @@ from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.ops.sampling import TEMPERATURES
 from hf_electra_rtd.pair.configuration_electra_rtd import (
     GENERATOR_NAMES,
-    GENERATOR_OBJECTIVES,
     OBJECTIVE_TRAITS,
     SHARED_SIZES,
     ElectraRTDConfig,
@@ -46,7 +45,6 @@ _OPTIONS = (
     "generator_weight",
     "discriminator_weight",
     "temperature",
-    "generator_objective",
     "temperature_schedule",
     "temperature_start",
     "temperature_decay",
@@ -113,9 +111,6 @@ class ModelArguments:
     )
     generator_type: str | None = flag(
         None, f"Fills masked tokens: {', '.join(GENERATOR_NAMES)} (masked_lm).", choices=GENERATOR_NAMES
-    )
-    generator_objective: str | None = flag(
-        None, f"What it learns: {', '.join(GENERATOR_OBJECTIVES)}. Default: mle.", choices=GENERATOR_OBJECTIVES
     )
     generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.", "[0, inf)")
     discriminator_weight: float | None = flag(

@@ -84,14 +84,14 @@ def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length
         refuse_other_tokens(plan.pair, tokenizer, f"The pair {plan.pair}")
         saved = ElectraForRTDPretraining.from_pretrained(plan.pair, dtype=torch.float32)
         if saved.config.sharing == config.sharing and plan.generator.kind == PAIR:
-            return _with_heads(ElectraForRTDPretraining(config, saved.generator, saved.discriminator), saved)
+            return _with_head(ElectraForRTDPretraining(config, saved.generator, saved.discriminator), saved)
     names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
     networks = {name: _make_network(plan, name, tokenizer, saved) for name in sorted(names, key=plan.first.__ne__)}
     if config.exports_generator:
         _begin_alike(plan, **networks)
         share(config.sharing, **networks)
     pair = ElectraForRTDPretraining(config, **networks)
-    return pair if saved is None else _with_heads(pair, saved, generators=plan.generator.kind == PAIR)
+    return pair if saved is None else _with_head(pair, saved)
 
 
 def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase, saved: Any) -> Any:
@@ -139,11 +139,8 @@ def _begin_alike(plan: PairPlan, generator: Any, discriminator: Any) -> None:
         new.get_parameter(mine).copy_(trained.get_parameter(other))
 
 
-def _with_heads(pair: Any, saved: Any, generators: bool = True) -> Any:
-    """The pair with the heads that lie beside the networks of a joint model, where they are of one kind; with
-    `generators`, that of the generator, too."""
-    for name in ("main_head", "generator_head") if generators else ("main_head",):
-        head = getattr(pair, name)
-        if head is not None and type(head) is type(getattr(saved, name)):
-            head.load_state_dict(getattr(saved, name).state_dict())
+def _with_head(pair: Any, saved: Any) -> Any:
+    """The pair with the head that lies beside the networks of a joint model, where both have one of the same kind."""
+    if pair.main_head is not None and type(pair.main_head) is type(saved.main_head):
+        pair.main_head.load_state_dict(saved.main_head.state_dict())
     return pair

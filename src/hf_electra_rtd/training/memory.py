@@ -16,11 +16,18 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,6 +43,29 @@ from hf_electra_rtd.training.optimization import make_optimizer
 RESERVE = 0.1  # of a GPU's memory; an assumption
 _BLOCK = 512  # bytes: torch's allocator for CUDA rounds up to them
 _FIRST = 16  # sequences that are tried first
+
+
+class Batches(NamedTuple):
+    """How batches fit into a memory."""
+
+    peak: int  # bytes of a step with the sequences that are asked for, in one batch
+    largest: int  # sequences of the largest batch that fits; 0 where not even one does
+    accumulated: int  # sequences of the largest batch by which those that are asked for are accumulated; likewise
+
+
+def fit_batches(model: Any, args: Any, batch: Mapping[str, Tensor], memory: int, checkpointing: bool) -> Batches:
+    """What fits into a GPU with a `memory` of so many bytes, of the sequences of a step of the run on each GPU.
+    Arguments as for [`fake_steps`]; autocast is that of the run, bfloat16 where `args` leave it open. Raises
+    ValueError for a pair that cannot be counted."""
+    wanted = args.train_batch_size * args.gradient_accumulation_steps
+    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None
+    budget = (1 - RESERVE) * memory
+    gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)  # which accumulation keeps
+    with fake_steps(model, args, batch, torch.float16 if args.fp16 else half, checkpointing) as take_step:
+        peak = cache(take_step)
+        largest = largest_batch(peak, budget)
+        most = wanted if largest >= wanted else largest_batch(peak, budget - gradients)
+        return Batches(peak(wanted), largest, max((n for n in range(1, most + 1) if wanted % n == 0), default=0))
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
@@ -68,11 +98,11 @@ def fake_steps(
     dtype: torch.dtype | None,
     checkpointing: bool = False,
     on_gpu: bool = True,
-) -> Iterator[Callable[..., int]]:
+) -> Iterator[Callable[[int], int]]:
     """Inside the `with`, a function that takes a training step with a copy of a pair, and returns its peak in bytes.
 
-    Its arguments are the number of sequences of a batch, and of the batches that make the step (1). The optimizer has
-    its states, as from the second step of a run on.
+    Its argument is the number of sequences. The optimizer has its states, as from the second step of a run on. Raises
+    ValueError for a pair that decides by numbers what it computes.
 
     Args:
         model: an [`ElectraForRTDPretraining`] on the CPU. It stays as it is.
@@ -82,6 +112,7 @@ def fake_steps(
         checkpointing: with gradient checkpointing.
         on_gpu: as on a GPU; else as on this CPU.
     """
+    shapes = {name: (each.shape[1:], each.dtype) for name, each in batch.items()}
     fake = FakeTensorMode()
     alive = _Alive()
     with FakeCopyMode(fake):
@@ -107,22 +138,23 @@ def fake_steps(
         optimizer.zero_grad()
         meters = TrainingMeters(model.measures)
 
-        def take_step(num_sequences: int, num_batches: int = 1) -> int:
+        def take_step(num_sequences: int) -> int:
             alive.peak = alive.bytes
-            for _ in range(num_batches):
-                inputs = {name: each.new_empty(num_sequences, *each.shape[1:]) for name, each in shapes.items()}
+            inputs = {name: torch.empty(num_sequences, *shape, dtype=kind) for name, (shape, kind) in shapes.items()}
+            try:
                 with torch.autocast("cpu", dtype, enabled=dtype is not None):
                     output = model(**inputs)
                 meters.update(output, inputs)
                 loss = output.loss
                 del output
                 loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
-            optimizer.step()
+                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                optimizer.step()
+            except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+                raise ValueError(f"The memory of this pair is not counted: it needs numbers ({error}).") from error
             optimizer.zero_grad()
             return alive.peak
 
-        shapes = {name: torch.empty(each.shape, dtype=each.dtype) for name, each in batch.items()}
         yield take_step
 
 

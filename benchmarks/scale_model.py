@@ -12,19 +12,22 @@ import functools
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from workload import Rows, Workload
 
-from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, get_parameter_groups
+from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainingArguments
 from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.training.memory import fake_steps, fit_batches
 
 
 GPUS = (1, 8, 64, 512)
+MEMORIES = (8, 16, 24, 40, 80)  # GB
 FLOAT = 4  # bytes
 BUCKET = 25 * 2**20  # bytes that DDP reduces at once
 
@@ -162,34 +165,31 @@ def operations_of_layers() -> tuple[int, int]:
     return two_layers - one_layer, 2 * one_layer - two_layers
 
 
-def count_operations(layers: int, earlier_steps: int = 1) -> int:
-    """Of a step in bfloat16 autocast, without dropout, after some others: the first one also allocates the
-    optimizer's states."""
+def count_operations(layers: int) -> int:
+    """Of a step on a GPU in bfloat16, with dropout and meters, from the second one on: the first one also allocates
+    the optimizer's states."""
 
     class Counter(TorchDispatchMode):
         count = 0
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += not function.is_view
+            self.count += not function.is_view and function.namespace == "aten"
             return function(*args, **(kwargs or {}))
 
-    work = Workload("small", vocab_size=100, batch_size=2, max_seq_length=16, dropout=0.0)
-    config = work.config()
+    config = Workload(vocab_size=100).config()
     for tower in config.towers.values():
         tower.num_hidden_layers = layers
-    model: Any = ElectraForRTDPretraining(config).train()
-    with tempfile.TemporaryDirectory() as directory:
-        batch = Rows(work, directory, num_batches=1).collate(0)
-    optimizer = ElectraAdamW(get_parameter_groups(model, weight_decay=0.01), lr=1e-4)
-    for _ in range(earlier_steps + 1):
-        with Counter() as counter:
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+    with a_step(ElectraForRTDPretraining(config), Workload(vocab_size=100)) as take_step, Counter() as counter:
+        take_step(2)
     return counter.count
+
+
+def a_step(pair: Any, work: Workload, checkpointing: bool = False) -> AbstractContextManager[Callable[[int], int]]:
+    """Takes steps of a run without numbers, in bfloat16 as on a GPU."""
+    with tempfile.TemporaryDirectory() as directory:
+        batch = Rows(replace(work, batch_size=2), directory, num_batches=1).collate(0)
+        args = RTDTrainingArguments(directory, report_to=[])
+    return fake_steps(pair, args, batch, torch.bfloat16, checkpointing)
 
 
 # ---- Tables ----
@@ -225,6 +225,19 @@ def step_table() -> str:
     return table([*headings, "step, ms", "million tokens/s", "efficiency", "days", "GPU hours"], rows)
 
 
+def memory_table() -> str:
+    """The largest batch of each GPU, and how many of it make the recipe's batch on one GPU."""
+    rows = []
+    for size in sizes():
+        pair = ElectraForRTDPretraining(size.work.config())
+        for checkpointing in ("no", "yes"):
+            with a_step(pair, size.work, checkpointing == "yes") as take_step:
+                found = fit_batches(pair, take_step, size.batch, [memory * 10**9 for memory in MEMORIES])
+            fits = [f"{each.largest:,} ({each.accumulated:,} x {size.batch // each.accumulated:,})" for each in found]
+            rows.append([size.name, checkpointing, f"{size.batch:,}", f"{found[0].peak / 1e9:,.1f}", *fits])
+    return table(["size", "checkpointing", "recipe", "at once, GB", *(f"{each} GB" for each in MEMORIES)], rows)
+
+
 def sensitivity_table() -> str:
     variants = {f"{share:.0%} of the peak": Cluster(share=share) for share in (0.25, 0.35, 0.45)}
     variants["no launches (CUDA graphs)"] = Cluster(launch=0.0)
@@ -241,6 +254,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "given": given_table,
     "steps": step_table,
     "sensitivity": sensitivity_table,
+    "memory": memory_table,
 }
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -53,19 +53,19 @@ class Batches(NamedTuple):
     accumulated: int  # sequences of the largest batch by which those that are asked for are accumulated; likewise
 
 
-def fit_batches(model: Any, args: Any, batch: Mapping[str, Tensor], memory: int, checkpointing: bool) -> Batches:
-    """What fits into a GPU with a `memory` of so many bytes, of the sequences of a step of the run on each GPU.
-    Arguments as for [`fake_steps`]; autocast is that of the run, bfloat16 where `args` leave it open. Raises
-    ValueError for a pair that cannot be counted."""
-    wanted = args.train_batch_size * args.gradient_accumulation_steps
-    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None
-    budget = (1 - RESERVE) * memory
+def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memories: Sequence[int]) -> list[Batches]:
+    """What fits into GPUs with so many bytes, of `wanted` sequences a step on each GPU. `take_step` is that of
+    [`fake_steps`]."""
+    peak = cache(take_step)
     gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)  # which accumulation keeps
-    with fake_steps(model, args, batch, torch.float16 if args.fp16 else half, checkpointing) as take_step:
-        peak = cache(take_step)
+    found = []
+    for memory in memories:
+        budget = (1 - RESERVE) * memory
         largest = largest_batch(peak, budget)
         most = wanted if largest >= wanted else largest_batch(peak, budget - gradients)
-        return Batches(peak(wanted), largest, max((n for n in range(1, most + 1) if wanted % n == 0), default=0))
+        accumulated = max((size for size in range(1, most + 1) if wanted % size == 0), default=0)
+        found.append(Batches(peak(wanted), largest, accumulated))
+    return found
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
@@ -148,7 +148,7 @@ def fake_steps(
                 loss = output.loss
                 del output
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)
+                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm, foreach=True)
                 optimizer.step()
             except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
                 raise ValueError(f"The memory of this pair is not counted: it needs numbers ({error}).") from error

@@ -59,7 +59,7 @@ from hf_electra_rtd.training.arguments import (
     settle_masking,
     settle_products,
 )
-from hf_electra_rtd.training.memory import RESERVE, fit_batches
+from hf_electra_rtd.training.memory import RESERVE, fake_steps, fit_batches
 from hf_electra_rtd.training.model import BACKBONES, SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -559,16 +559,19 @@ def print_memory(run: Run, memory: int, screen: Console) -> None:
     batch = run.collator(sequences)
     wanted = args.train_batch_size * args.gradient_accumulation_steps
     columns = [[f"{wanted:,} at once", "most at once", f"{wanted:,} accumulated"]]
+    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None  # where it is left open, as on a GPU
+    dtype = torch.float16 if args.fp16 else half
     for checkpointing in (False, True):
-        fits = fit_batches(run.model, args, batch, memory, checkpointing)
+        with fake_steps(run.model, args, batch, dtype, checkpointing) as take_step:
+            (fits,) = fit_batches(run.model, take_step, wanted, [memory])
         by = f"{fits.accumulated:,} x {wanted // fits.accumulated:,}" if fits.accumulated else "not even one fits"
         columns.append([format_bytes(fits.peak), f"{fits.largest:,}", by])
     header = ("sequences", "without", "with --gradient_checkpointing")
     title = f"What fits a GPU with {format_bytes(memory)}"
     console.print_rows(title, zip(*columns, strict=True), screen, header)
     screen.print(
-        f"\nCounted without numbers, for one GPU: weights, gradients, the optimizer's states, activations. {RESERVE:.0%} "
-        "is left for CUDA's context, workspaces and fragmentation.\nA x B stands for --per_device_train_batch_size A "
+        f"\nFor one GPU, counted: weights, gradients, the optimizer's states, activations. {RESERVE:.0%} is left for "
+        "CUDA's context, workspaces and fragmentation.\nA x B stands for --per_device_train_batch_size A "
         "--gradient_accumulation_steps B."
     )
 

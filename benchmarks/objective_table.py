@@ -22,6 +22,7 @@ import numpy as np
 from scipy import stats
 
 from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.publishing.tables import markdown_table
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,10 +90,7 @@ def format_mean(values: list[float], digits: int = 3) -> str:
 
 def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
     """In Markdown; rows of which no run is finished are left out."""
-    lines = [
-        f"| row | runs | tokens | {' | '.join(COLUMNS)} | minutes |",
-        "|---" * (len(COLUMNS) + 4) + "|",
-    ]
+    lines = []
     for row in rows:
         files = [directory_of(output_dir, row, seed) / PretrainingRecord.FILE for seed in seeds]
         records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
@@ -104,8 +102,8 @@ def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
         ]
         minutes = format_mean([record["train_seconds"] / 60 for record in records], 1)
         tokens = f"{np.mean([record['tokens'] for record in records]) / 1e6:.2f} M"
-        lines.append(f"| {row} | {len(records)} | {tokens} | {' | '.join(cells)} | {minutes} |")
-    return "\n".join(lines)
+        lines.append([row, str(len(records)), tokens, *cells, minutes])
+    return markdown_table(["row", "runs", "tokens", *COLUMNS, "minutes"], lines)
 
 
 def main() -> int:

@@ -54,15 +54,14 @@ def test_two_nodes_reduce_as_computed_by_hand():
 @pytest.mark.parametrize("library", [products.MKL, products.ONEDNN])
 def test_operations_of_more_layers_follow_from_those_of_one_and_two(library, monkeypatch):
     monkeypatch.setattr(products, "_chosen", library)
-    per_layer, beside = scale_model.operations_of_layers()
-    assert scale_model.count_operations(3) == beside + 3 * per_layer
+    scale_model.count_operations.cache_clear()
+    assert scale_model.count_operations(3) == scale_model.operations_of(3)
 
 
 @pytest.mark.parametrize(("layers", "operations"), [(12, 2149), (24, 3968)])
 def test_operations_are_those_of_a_second_step_on_fake_cuda_tensors(layers, operations):
     """Counted there at full depth, but for the few of clipping."""
-    per_layer, beside = scale_model.operations_of_layers()
-    assert beside + layers * per_layer == pytest.approx(operations, rel=0.005)
+    assert scale_model.operations_of(layers) == pytest.approx(operations, rel=0.005)
 
 
 def test_a_gpu_has_a_sequence_at_least_and_a_share_of_the_products():

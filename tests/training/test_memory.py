@@ -124,7 +124,7 @@ print(counted, peak() - before)
 
 @pytest.mark.slow
 def test_a_run_on_a_cpu_takes_the_memory_that_was_counted(tmp_path):
-    script = [sys.executable, "-c", MEASURE, str(tmp_path), "32"]
+    script = [sys.executable, "-c", MEASURE, str(tmp_path), "16"]
     path = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
     done = subprocess.run(script, capture_output=True, text=True, check=True, env={**os.environ, **path})
     counted, measured = map(int, done.stdout.split()[-2:])

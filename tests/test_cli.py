@@ -196,7 +196,7 @@ FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tun
 TABLES = {
     "pretrain": (pretrain.RULES, PRETRAINING),
     "networks": (model.RULES, (model.ModelArguments,)),
-    "training": (arguments.RULES, TRAINING),
+    "training": (arguments.TRAINER_RULES, TRAINING),
     "one network learns": (arguments.ALONE_RULES, TRAINING),
     "hub": (arguments.HUB_RULES, TRAINING),
     "finetune": (fine_tuning.RULES, FINE_TUNING),

@@ -140,7 +140,7 @@ class FineTuningArguments(TrainingArguments):
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
     save_total_limit: int | None = flag(2, "Checkpoints to keep.")
-    hub_strategy: str = flag("end", "Leave it: models are published at the end.")
+    hub_strategy: str = flag("end", "When to publish: at the end.")
     logging_steps: float = flag(50, "Steps between two lines of the log.")
     bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]

@@ -117,7 +117,9 @@ class RTDTrainingArguments(TrainingArguments):
     matmul: str | None = flag(None, MATMUL_HELP, choices=products.LIBRARIES)
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
-    hub_strategy: str = flag("end", "Leave it: a run is published at its end.")
+    logging_strategy: str = flag("steps", "When to log: no or steps.")
+    save_strategy: str = flag("steps", "When to write checkpoints: no or steps.")
+    hub_strategy: str = flag("end", "When to publish: at the end.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
     bf16: bool | None = flag(None, "bfloat16 autocast. By default where it is known to pay.")  # type: ignore[assignment]
     dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
@@ -128,7 +130,7 @@ class RTDTrainingArguments(TrainingArguments):
     ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
 
     def __post_init__(self) -> None:
-        check_arguments(self, rules=RULES, intervals=TRAINER_INTERVALS)
+        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
         check_hub_options(self)
         if self.confusion_file is None:
             self.confusion_share = None
@@ -180,7 +182,7 @@ _NOT_HERE = (
     "dataloader_persistent_workers",
     "deepspeed",
 )
-RULES = (
+TRAINER_RULES = (
     *(
         Rule(f"{name}_strategy={strategy}", _ONE_STREAM)
         for name in ("save", "eval", "logging")
@@ -209,7 +211,7 @@ HUB_RULES = (
     Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),
     Rule("push_to_hub", "Its repositories' names begin with it.", needs=("hub_model_id",)),
     *(
-        Rule(name, "A run is published once, at its end, on `main`.", excludes=("push_to_hub",))
+        Rule(name, "A run is published once, at its end, on `main`.")
         for name in ("hub_strategy", "hub_revision", "hub_always_push")
     ),
 )

@@ -52,6 +52,8 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
+    HUB_RULES,
+    TRAINER_RULES,
     RTDTrainingArguments,
     check_publishing,
     read_token_confusions,
@@ -120,13 +122,13 @@ HELP_GROUPS: HelpGroups = {
     "Evaluation and checkpoints": {
         "eval_steps": "Steps between evaluations on held-out text; below 1: a share of the run.",
         "save_steps": "Steps between checkpoints; below 1: a share of the run.",
-        "resume_from_checkpoint": "Go on from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
+        "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
     },
     "Publishing": {
-        "push_to_hub": "Publish the networks on the Hub at the end of the run.",
-        "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
+        "push_to_hub": None,
+        "hub_model_id": None,
     },
 }
 
@@ -222,6 +224,7 @@ def start(
         recipes={name: size.pretraining for name, size in SIZES.items()},
         more_defaults=recipe_defaults,
         help_groups=HELP_GROUPS,
+        rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )
     check_launcher(args)
     check_publishing(args, card, publication)

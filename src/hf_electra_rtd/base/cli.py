@@ -26,6 +26,7 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from hf_electra_rtd.base.files import known_names, reading
+from hf_electra_rtd.base.recipes import shortened
 from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 
@@ -132,7 +133,10 @@ def parse_arguments(
             parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
         nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
         flags = [word for word in everything if word not in ("-h", "--help", "--help_all")]  # which show the defaults
-        recipe = {**recipes[size], **more_defaults(vars(parser.parse_known_args(flags, nothing)[0]))}
+        given = vars(parser.parse_known_args(flags, nothing)[0])
+        recipe = {**recipes[size], **more_defaults(given)}
+        if given["max_steps"] is not None:
+            recipe = shortened(recipe, given["max_steps"])
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)

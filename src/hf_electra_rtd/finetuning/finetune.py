@@ -271,8 +271,7 @@ def _set_up_logging(args: FineTuningArguments) -> None:
     # Its table of new and unused tensors: `load_with_head` checks them.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
-    if args.disable_tqdm:
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()  # likewise
 
 
 if __name__ == "__main__":

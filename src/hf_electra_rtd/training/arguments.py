@@ -14,10 +14,11 @@ import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
 from transformers.training_args import OptimizerNames
+from transformers.utils import is_in_notebook
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
 from hf_electra_rtd.base.files import named_file
-from hf_electra_rtd.base.recipes import get_size
+from hf_electra_rtd.base.recipes import get_size, shortened
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.encoders.families import check_document_attention
@@ -160,8 +161,11 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length."""
+        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length, and a
+        shorter `max_steps` its intervals and warm-up (see [`recipes.shortened`])."""
         recipe = dict(get_size(size).pretraining)
+        if "max_steps" in overrides:
+            recipe = shortened(recipe, overrides["max_steps"])
         if "num_train_epochs" in overrides:
             del recipe["max_steps"]
         return cls(output_dir=output_dir, **{**recipe, **overrides})
@@ -234,13 +238,15 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
 
 
 def settle_by_device(args: Any) -> None:
-    """Sets `bf16` and `dataloader_pin_memory` by the device where they are None, and the library of products on a CPU
-    where `matmul` names it."""
+    """Sets `bf16`, `dataloader_pin_memory` and `disable_tqdm` by the device and the screen where they are None, and the
+    library of products on a CPU where `matmul` names it."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.accelerator.is_available():
         args.use_cpu = True  # without which bfloat16 is refused, and processes do not find each other
+    if args.disable_tqdm is None:
+        args.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
     check_arguments(args, rules=DEVICE_RULES)

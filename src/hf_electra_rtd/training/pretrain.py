@@ -110,17 +110,17 @@ HELP_GROUPS: HelpGroups = {
     "Training": {
         "output_dir": None,
         "max_steps": "Steps of the run.",
-        "num_train_epochs": "Its length in passes over the sequences, in place of --max_steps.",
+        "num_train_epochs": "In place of --max_steps: passes over the sequences.",
         "per_device_train_batch_size": "Sequences of a step and a device.",
         "gradient_accumulation_steps": "Batches that make one step.",
         "learning_rate": None,
-        "warmup_steps": None,
+        "warmup_steps": "Steps of warm-up; below 1: a share of the run. A tenth of a short run.",
         "mask_probability": None,
         "bf16": None,
         "seed": "Of weights, masks, samples and the order of sequences.",
     },
     "Evaluation and checkpoints": {
-        "eval_steps": "Steps between evaluations on held-out text; below 1: a share of the run.",
+        "eval_steps": "Steps between evaluations; below 1: a share of the run. A fifth of a short run.",
         "save_steps": "Steps between checkpoints; below 1: a share of the run.",
         "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
@@ -476,7 +476,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     model = run.model
     stream = run.stream
     device = run.args.device
-    screen = screen or Console(highlight=False, quiet=run.args.process_index != 0)
+    screen = screen or console.open_console(quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
     towers = model.config.towers
@@ -562,7 +562,7 @@ def _time_steps(run: Run) -> float:
     stream = copy.copy(run.stream)
     stream.num_positions = args.max_steps * args.sequences_per_step
     trainer = RTDTrainer(run.model, args, stream, data_collator=run.collator)
-    trainer.remove_callback(console.RTDPrinterCallback)
+    trainer.remove_callback(console.LinesCallback)
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
     return float((others[-1] - first) / (args.max_steps - 1) if others else first)

@@ -125,8 +125,13 @@ def log_header(what: str, header: BlockHeader) -> None:
     """Tells how much was prepared."""
     length = header.max_seq_length
     filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
-    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
-    logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+    counts = header.statistics
+    unknown = counts["unknown_tokens"] / max(1, counts["corpus_tokens"])
+    copies = f", {counts['duplicate_lines']:,} duplicate lines dropped" if counts["duplicate_lines"] else ""
+    logger.info(
+        f"{what}: {counts['documents']:,} documents, {counts['corpus_tokens']:,} tokens ({unknown:.2%} unknown){copies};"
+        f"\n  {header.num_sequences:,} sequences of {length}, {filled:.1%} filled."
+    )
 
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:

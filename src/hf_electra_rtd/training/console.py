@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,8 +23,7 @@ from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.tokenization import continuing_prefix
-from hf_electra_rtd.data.words import shown_tokens
+from hf_electra_rtd.data.words import SENTENCE_ENDS, join_words, shown_tokens, words_of
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.measures import observe
@@ -49,7 +46,6 @@ _SCORED_TOKENS = 2048  # of held-out text
 _SENTENCES = 3  # of it that are shown
 _LONGEST_SENTENCE = 18  # tokens
 _LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
-_ENDS = tuple(".!?\u3002\uff01\uff1f")  # what ends a sentence, in Chinese, too
 # What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
 _VERDICTS = {
     (True, True): ("found", "bold green"),
@@ -232,13 +228,16 @@ def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stag
 
 
 def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
-    """The first sentence with a replaced token, or the tokens around it where it is long; empty without one."""
+    """The first sentence with a replaced token, one that is there from its beginning if there is such a one, or the
+    tokens around it where it is long; empty without one."""
     special = {tokenizer.cls_token, tokenizer.sep_token}
     shown = show(tokens, tokenizer)
-    first = next((at for at, token in enumerate(tokens) if token.original != token.corrupted), None)
-    if first is None:
+    replaced = [at for at, token in enumerate(tokens) if token.original != token.corrupted]
+    if not replaced:
         return []
-    after_ends = [at + 1 for at, name in enumerate(shown) if name in special or name.endswith(_ENDS)]
+    begins = [at + 1 for at, name in enumerate(shown) if name.endswith(SENTENCE_ENDS)]
+    first = next((at for at in replaced if begins and at >= begins[0]), replaced[0])
+    after_ends = [at + 1 for at, name in enumerate(shown) if name in special or name.endswith(SENTENCE_ENDS)]
     start = max([first - _LONGEST_SENTENCE // 3, 0, *(at for at in after_ends if at <= first)])
     stop = min([start + _LONGEST_SENTENCE, len(tokens), *(at for at in after_ends if at > first)])
     return [token for token in tokens[start:stop] if token.original not in special]
@@ -247,29 +246,19 @@ def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerB
 def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreTrainedTokenizerBase) -> Text:
     """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
     was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
-    starts = [at for at, name in enumerate(show(tokens, tokenizer)) if at == 0 or not name.startswith("##")]
-    join = tokenizer.convert_tokens_to_string
+    words = [tokens[each.start : each.stop] for each in words_of(tokenizer, [token.original for token in tokens])]
     text = Text()
-    before = tokenizer.cls_token
-    for start, stop in pairwise([*starts, len(tokens)]):
-        word = tokens[start:stop]
+    for word, shown in zip(words, join_words(tokenizer, [[t.corrupted for t in word] for word in words]), strict=True):
         if text.cell_len > _LONGEST_TEXT:
             break
         originals = [token.original for token in word]
-        read = [token.corrupted for token in word]
-        shown = join([before, *read]).removeprefix(join([before]))  # with the space that belongs before it
-        around = before[-1] + shown.strip()[:1]
-        closed = (sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around)
-        # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
-        if not text or (continuing_prefix(tokenizer) and any(closed)):
-            shown = shown.strip()
         worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability > 0.5))
         verdict, style = worst.verdict
         text.append(shown, style if verdict else "")
         if verdict:
-            was = f"was {join(originals).strip()}: " if originals != read else ""
+            is_same = all(token.original == token.corrupted for token in word)
+            was = "" if is_same else f"was {tokenizer.convert_tokens_to_string(originals).strip()}: "
             text.append(f" [{was}{verdict}, x {worst.probability / average:.1f}]", style.removeprefix("bold "))
-        before = read[-1]
     return text
 
 

@@ -75,12 +75,12 @@ _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: w
 class RunArguments:
     """How the run starts."""
 
-    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it takes, and stop.")
-    overwrite_output_dir: bool = flag(False, "Delete the run that lies in --output_dir, and start anew.")
+    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
+    overwrite_output_dir: bool = flag(False, "Delete the run in --output_dir, and start again.")
     old_held_out_files: list[str] | None = flag(
-        None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
+        None, "With --continue_from: held-out text of the earlier training, to see what the networks forget."
     )
-    cache_dir: str | None = flag(None, "Local directory for copies of remote shards; runs of a node can share it.")
+    cache_dir: str | None = flag(None, "Local directory for copies of remote shards. Runs on one node can share it.")
 
 
 # Of flags of several dataclasses.
@@ -111,13 +111,13 @@ HELP_GROUPS: HelpGroups = {
         "output_dir": None,
         "max_steps": "Steps of the run.",
         "num_train_epochs": "In place of --max_steps: passes over the sequences.",
-        "per_device_train_batch_size": "Sequences of a step and a device.",
-        "gradient_accumulation_steps": "Batches that make one step.",
+        "per_device_train_batch_size": "Sequences per device and step.",
+        "gradient_accumulation_steps": "Number of batches per optimizer step.",
         "learning_rate": None,
         "warmup_steps": "Steps of warm-up; below 1: a share of the run. A tenth of a short run.",
         "mask_probability": None,
         "bf16": None,
-        "seed": "Of weights, masks, samples and the order of sequences.",
+        "seed": "Seed of weights, masks, samples and the order of sequences.",
     },
     "Evaluation and checkpoints": {
         "eval_steps": "Steps between evaluations; below 1: a share of the run. A fifth of a short run.",
@@ -288,7 +288,9 @@ def _set_up_logging(args: RTDTrainingArguments) -> None:
     used = args.world_size * torch.get_num_threads()
     cores = count_cores()
     if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
-        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
+        logger.warning(
+            f"Using {used} of {cores} CPU cores; set OMP_NUM_THREADS={cores // args.world_size} to use more."
+        )
 
 
 def _get_networks(

@@ -439,6 +439,7 @@ class RTDTrainer(OriginalTrainer):
             self.state,
             self.stopwatch.seconds,
             old_held_out=self.old_held_out,
+            tokenizer=self.processing_class or getattr(self.data_collator, "tokenizer", None),
             **self.record_facts,
         )
 

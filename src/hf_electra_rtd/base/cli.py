@@ -135,7 +135,7 @@ def parse_arguments(
         flags = [word for word in everything if word not in ("-h", "--help", "--help_all")]  # which show the defaults
         given = vars(parser.parse_known_args(flags, nothing)[0])
         recipe = {**recipes[size], **more_defaults(given)}
-        if given["max_steps"] is not None:
+        if given.get("max_steps") is not None:
             recipe = shortened(recipe, given["max_steps"])
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps

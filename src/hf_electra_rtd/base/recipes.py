@@ -115,8 +115,11 @@ def continued_recipe(name: str) -> dict[str, Any]:
 
 def shortened(recipe: Mapping[str, Any], max_steps: int) -> dict[str, Any]:
     """A recipe for a run of `max_steps`: at least ten logs and five evaluations, and a warm-up of a tenth at most."""
-    parts = {"logging_steps": 10, "eval_steps": 5, "warmup_steps": 10}
-    return {**recipe, **{name: min(recipe[name], max(1, max_steps // number)) for name, number in parts.items()}}
+    shares = {"logging_steps": 10, "eval_steps": 5, "warmup_steps": 10}
+    return {
+        name: min(value, max(1, max_steps // shares[name])) if name in shares else value
+        for name, value in recipe.items()
+    }
 
 
 def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:

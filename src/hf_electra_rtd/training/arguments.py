@@ -257,8 +257,8 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
 
 
 def settle_by_device(args: Any) -> None:
-    """Sets `bf16`, `dataloader_pin_memory` and `disable_tqdm` by the device and the screen where they are None, and the
-    library of products on a CPU where `matmul` names it."""
+    """Sets `bf16`, `dataloader_pin_memory` and `disable_tqdm` by the device and the screen where they are None, and
+    the library of products on a CPU where `matmul` names it."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
 from collections import Counter
@@ -114,8 +115,9 @@ class LinesAndBarCallback(LinesCallback, ProgressCallback):
 
 
 def open_console(**options: Any) -> Console:
-    """The screen: as wide as its terminal, or `WIDTH` columns where it is none."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH, **options)
+    """The screen: as wide as its terminal or COLUMNS say, else `WIDTH` columns."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_known else WIDTH, **options)
 
 
 def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, header: Sequence[str] = ()) -> None:

@@ -31,6 +31,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -43,7 +44,13 @@ from hf_electra_rtd.base.records import PretrainingRecord, count_cores, public_c
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
+from hf_electra_rtd.data.sequences import (
+    BLOCKS_DIRECTORY,
+    check_held_out,
+    describe_text,
+    get_sequences,
+    get_tokenizer,
+)
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.initialization import begin_on_neighbours, check_room
@@ -68,6 +75,9 @@ logger = logging.getLogger(__name__)
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 _TIMED_STEPS = 3  # after one to warm up
+_MOST_PASSES = 40  # over one text, after which more add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
+_DAY = 86_400  # seconds
+_LONG = 7  # days
 _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
 
 
@@ -505,14 +515,37 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
         ) from None
     console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+    for advice in _advise(run, seconds):
+        console.print_folded(Text(advice), screen, "! ")
     screen.print(f"\nNothing was trained. The prepared sequences stay in {run.args.output_dir} for the run itself.")
+
+
+def _advise(run: Run, seconds: float) -> Iterator[str]:
+    """What to change about a run that is too long for its text or its machine, at so many seconds a step."""
+    args = run.args
+    steps_of_a_pass = len(run.stream.sequences) / args.sequences_per_step
+    passes = args.max_steps / steps_of_a_pass
+    most = max(1, int(_MOST_PASSES * steps_of_a_pass))
+    if passes > _MOST_PASSES:
+        yield (
+            f"The run reads its text {passes:,.0f} times; beyond about {_MOST_PASSES} passes it learns little more. "
+            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes) and a smaller --size."
+        )
+    steps_of_a_day = max(1, int(_DAY / seconds))
+    if min(most, args.max_steps) * seconds > _LONG * _DAY:
+        yield (
+            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, a smaller --size, "
+            f"or --max_steps {steps_of_a_day}."
+        )
 
 
 def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, str]:
     """What a run costs, at so many seconds a step."""
     args = run.args
     model = run.model
+    text = run.stream.sequences
     num_sequences = args.max_steps * args.sequences_per_step
+    passes = num_sequences / len(text)
     num_tokens = meters.count_tokens(run.stream, args, num_sequences)
     flops = meters.count_flops(model, args, num_sequences)
     paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
@@ -525,7 +558,8 @@ def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, 
     return {
         "steps": f"{args.max_steps:,} of {args.sequences_per_step:,} sequences",
         "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
-        "tokens": f"{num_tokens:,}, {num_sequences / len(run.stream.sequences):.3g} passes over the sequences",
+        **({"text": describe_text(text.header)} if isinstance(text, Blocks) else {}),
+        "tokens": f"{num_tokens:,}, {passes:,.{0 if passes >= 10 else 2}f} passes over the text",
         "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,

@@ -321,9 +321,10 @@ class _Parser(HfArgumentParser):
             options["help"] = _INHERITED.get(of, options["help"])
         if self._own_texts.get(name):
             options["help"] = self._own_texts[name]
-        if of in self._hidden or not (self._shows_all or name in self._own_texts):
-            options["help"] = argparse.SUPPRESS
         title = self._title_of.get(of)
+        is_shown = title is None or self._shows_all or name in self._own_texts
+        if of in self._hidden or not is_shown:
+            options["help"] = argparse.SUPPRESS
         if title is None:
             return super().add_argument(*names, **options)
         if not self._titled:  # in the order of the table

@@ -43,8 +43,15 @@ class DataArguments:
     )
     packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
-    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.", "[1, inf)")
-    lowercase: bool | None = flag(None, "For a vocab.txt (by default as it is) or a trained tokenizer (true).")
+    vocab_size: int | None = flag(
+        None, "Tokens of a tokenizer that is trained; by default 8,192, 16,384 or 32,768, by the text.", "[1, inf)"
+    )
+    lowercase: bool | None = flag(
+        None, "Lower-case text. By default a vocab.txt says it; a trained tokenizer does it for English."
+    )
+    strip_accents: bool | None = flag(
+        None, "Remove accents and marks. By default with the lower case of a vocab.txt, or of English."
+    )
     data_license: str | None = flag(None, "License of the text, for the run's record.")
 
     def __post_init__(self) -> None:

@@ -95,6 +95,8 @@ HELP_GROUPS: HelpGroups = {
         "held_out_share": None,
         "tokenizer": None,
         "vocab_size": None,
+        "lowercase": None,
+        "strip_accents": None,
         "max_seq_length": None,
     },
     "Networks": {

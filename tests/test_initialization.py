@@ -61,7 +61,7 @@ def begun(chain, tokenizer, monkeypatch):
 
 
 def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
-    vectors = fit_neighbours(chain, 8, seed=0, never=NEVER)
+    vectors = fit_neighbours(chain, chain.header.vocab_size, 8, seed=0, never=NEVER)
     before, after = vectors.split(8, dim=1)
     ids = torch.from_numpy(chain.read(np.arange(100)).ids.astype(np.int64))[:, 1:-1]
     strangers = ids.flatten()[torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(0))].view_as(ids)

@@ -98,7 +98,8 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
         elif isinstance(source, Mapping) and not isinstance(source.get(text_column), (str, Iterator, type(None))):
             found.append(Source("the texts in memory", text_column=text_column, in_memory=source))
         elif hasattr(source, "column_names") and not isinstance(source, Mapping):
-            found.append(Source("the dataset in memory", text_column=text_column, in_memory=source))
+            rows = _with_column(source, text_column)
+            found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:
             has = f" with {', '.join(map(str, source))}" if isinstance(source, Mapping) else ""
             raise TypeError(
@@ -336,8 +337,12 @@ def _load_dataset(source: Source) -> Any:
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}
         dataset = load_dataset(source.place, source.config, **options)
-    has_column = source.text_column in (dataset.column_names or ())
-    return dataset.select_columns([source.text_column]) if has_column else dataset
+    return _with_column(dataset, source.text_column)
+
+
+def _with_column(dataset: Any, column: str) -> Any:
+    """The dataset without its other columns, if it has this one."""
+    return dataset.select_columns([column]) if column in (dataset.column_names or ()) else dataset
 
 
 def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ _INVISIBLE = r"(?![\u200c\u200d])\p{Cf}"  # but for the joiners, which change ho
 class _Text(NamedTuple):
     """What decides how a text becomes a vocabulary."""
 
-    num_characters: int
+    num_characters: int  # without spaces, like the following
     others: float  # share of the letters that are none of a to z, or in words of more than `_LONGEST` characters
     num_covering: int  # the most frequent characters that make up `_COVERED` of it
 
@@ -118,15 +118,14 @@ def _measure(lines: Iterable[str]) -> _Text:
     for text in _joined(lines):
         counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=len(counts))
         in_long_words += sum(map(len, re.findall(rf"\S{{{_LONGEST + 1},}}", text)))
-    counts[ord("\n")] = 0
-    found = np.flatnonzero(counts)
-    letters = [code for code in found.tolist() if unicodedata.category(chr(code))[0] in "LM"]
+    counts[[code for code in np.flatnonzero(counts).tolist() if chr(code).isspace()]] = 0
+    letters = [code for code in np.flatnonzero(counts).tolist() if unicodedata.category(chr(code))[0] in "LM"]
     others = counts[[code for code in letters if code > 127]].sum() + in_long_words
-    covered = np.sort(counts[found])[::-1].cumsum()
+    covered = np.sort(counts)[::-1].cumsum()
     return _Text(
-        num_characters=int(counts.sum()),
+        num_characters=int(covered[-1]),
         others=float(others / max(counts[letters].sum(), 1)),
-        num_covering=1 + int(np.searchsorted(covered, _COVERED * counts.sum())),
+        num_covering=1 + int(np.searchsorted(covered, _COVERED * covered[-1])),
     )
 
 

@@ -78,7 +78,12 @@ def test_text_without_spaces_has_no_unknown_words():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("ab \u200bcd", "ab cd"), ("so\u00adft\ufeff", "soft"), ("می\u200cخواهم", "می\u200cخواهم"), ("क्\u200dष", "क्\u200dष")],
+    [
+        ("ab \u200bcd", "ab cd"),
+        ("so\u00adft\ufeff", "soft"),
+        ("رح\u200cم", "رح\u200cم"),
+        ("क्\u200dष", "क्\u200dष"),
+    ],
 )
 def test_joiners_stay_and_what_is_invisible_goes(text, expected):
     tokenizer = train_wordpiece(lambda: [*LANGUAGES["German"], expected])

@@ -77,9 +77,9 @@ def train_tokenizer(
     """Trains the tokenizer of a run without `--tokenizer`. `sources` and `text_column` are those of `prepare_blocks`,
     the choices and their defaults those of [`train_wordpiece`]; the log says what was chosen. Raises ValueError for
     text that cannot be read, and TypeError for what is no text."""
-    with TemporaryDirectory() as directory:
-        with open_texts(find_sources(sources, text_column), Path(directory), disable_progress) as texts:
-            return _train(texts, vocab_size, lowercase, strip_accents)
+    found = find_sources(sources, text_column)
+    with TemporaryDirectory() as directory, open_texts(found, Path(directory), disable_progress) as texts:
+        return _train(texts, vocab_size, lowercase, strip_accents)
 
 
 def _train(texts: Sequence[Text], *choices: Any) -> PreTrainedTokenizerBase:

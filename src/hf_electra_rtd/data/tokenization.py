@@ -131,8 +131,8 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     share = unknown / max(total, 1)
     if refuses and share > MOST_UNKNOWN:
         raise ValueError(
-            f"{name}: the vocabulary does not know {share:.1%} of the tokens. They are in another language, or have no "
-            "spaces: more than 100 characters in a row are one unknown word to BERT's tokenizers. Choose a model or a "
+            f"{name}: the vocabulary does not know {share:.1%} of the tokens. They are in another language, or without "
+            "spaces: to BERT's tokenizers, more than 100 characters in a row are one unknown word. Choose a model or a "
             "tokenizer for this text, or have one trained on it."
         )
     if share > WARNED_UNKNOWN:
@@ -179,7 +179,9 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
     vocabulary = _vocabulary(tokenizer)
     with naming(directory):
         tokenizer.save_pretrained(directory)
-        is_bert = continuing_prefix(tokenizer) and isinstance(tokenizer.backend_tokenizer.pre_tokenizer, BertPreTokenizer)
+        is_bert = continuing_prefix(tokenizer) and isinstance(
+            tokenizer.backend_tokenizer.pre_tokenizer, BertPreTokenizer
+        )
         # A line's number is its token's id.
         if is_bert and [index for _, index in vocabulary] == list(range(len(vocabulary))):
             text = "".join(f"{token}\n" for token, _ in vocabulary)

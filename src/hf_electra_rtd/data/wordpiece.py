@@ -1,10 +1,10 @@
 """A WordPiece vocabulary that is trained on text: its size, and what of the text it keeps.
 
-Text that is written like English gets the vocabulary of ELECTRA: in lower case, without accents, for a `BertTokenizer`.
-Every other text keeps its case and its marks, which are letters or vowels in most scripts. For it, a `BertTokenizer`
-would not do: `transformers` makes one from three switches, without composed characters (NFC), without the joiners of
-Hindi and Persian, and with [UNK] for all that stands between two spaces of Thai. So its rules are those of its
-`tokenizer.json`, which every fast tokenizer reads.
+Text that is written like English gets a vocabulary like ELECTRA's, in lower case and without accents, and a
+`BertTokenizer`. Other text keeps its case and its marks, which in many scripts are vowels. A `BertTokenizer` does not
+do for it: `transformers` makes each from three switches alone. So it composes no characters (NFC), drops the joiners of
+Hindi and Persian, and reads a long sentence of Thai, which has no spaces, as one [UNK]. The tokenizer of other text is
+a plain fast one instead, whose rules are all in its `tokenizer.json`.
 """
 
 from __future__ import annotations

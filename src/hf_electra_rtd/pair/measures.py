@@ -153,10 +153,10 @@ class Detection(Measure):
 
 
 def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
-    """The `compute_metrics` of a plain `transformers.Trainer` for the objectives `rtd` and `electric`: both losses, in
-    nats per token, and the AUC, precision, recall and accuracy of the discriminator over all real tokens. Over
-    sequences with the same random numbers they are those of `RTDTrainer`, which also measures a bigram and the
-    generator's accuracy. `evaluated` is an `EvalPrediction`; raises ValueError for predictions of another objective."""
+    """The `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and `electric`: both losses, in
+    nats per token, and the discriminator's AUC, precision, recall and accuracy over all real tokens. `RTDTrainer`
+    measures the same by itself, and more. `evaluated` is an `EvalPrediction`. Raises ValueError for predictions of
+    another objective."""
     # For other objectives the first are labels, or the last are of masked tokens alone.
     first, labels, *losses = evaluated.predictions
     if first.dtype.kind != "f" or losses[-1].shape != labels.shape:

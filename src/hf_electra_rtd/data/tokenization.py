@@ -131,9 +131,9 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     share = unknown / max(total, 1)
     if refuses and share > MOST_UNKNOWN:
         raise ValueError(
-            f"{name}: the vocabulary does not know {share:.1%} of the tokens. They are in another language, or without "
-            "spaces: to BERT's tokenizers, more than 100 characters in a row are one unknown word. Choose a model or a "
-            "tokenizer for this text, or have one trained on it."
+            f"{name}: the vocabulary does not know {share:.1%} of the tokens. They may be in another language, or "
+            "without spaces: to BERT's tokenizers, more than 100 characters in a row are one unknown word. "
+            "Choose a model or a tokenizer for this text, or have one trained on it."
         )
     if share > WARNED_UNKNOWN:
         logger.warning(f"{name}: the vocabulary does not know {share:.1%} of the tokens.")

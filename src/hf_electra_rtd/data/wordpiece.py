@@ -2,7 +2,7 @@
 
 Text that is written like English gets a vocabulary like ELECTRA's, in lower case and without accents, and a
 `BertTokenizer`. Other text keeps its case and its marks, which in many scripts are vowels. A `BertTokenizer` does not
-do for it: `transformers` makes each from three switches alone. So it composes no characters (NFC), drops the joiners of
+suit it: `transformers` makes each from three switches alone, so it composes no characters (NFC), drops the joiners of
 Hindi and Persian, and reads a long sentence of Thai, which has no spaces, as one [UNK]. The tokenizer of other text is
 a plain fast one instead, whose rules are all in its `tokenizer.json`.
 """
@@ -49,7 +49,7 @@ class _Text(NamedTuple):
     """What decides how a text becomes a vocabulary."""
 
     num_characters: int  # without spaces, like the following
-    others: float  # share of the letters that are none of a to z, or in words of more than `_LONGEST` characters
+    others: float  # share of the letters that are none of a to z, or in runs of more than `_LONGEST` of these
     num_covering: int  # the most frequent characters that make up `_COVERED` of it
 
 
@@ -117,7 +117,7 @@ def _measure(lines: Iterable[str]) -> _Text:
     in_long_words = 0
     for text in _joined(lines):
         counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=len(counts))
-        in_long_words += sum(map(len, re.findall(rf"\S{{{_LONGEST + 1},}}", text)))
+        in_long_words += sum(map(len, re.findall(rf"[!-~]{{{_LONGEST + 1},}}", text)))
     counts[[code for code in np.flatnonzero(counts).tolist() if chr(code).isspace()]] = 0
     letters = [code for code in np.flatnonzero(counts).tolist() if unicodedata.category(chr(code))[0] in "LM"]
     others = counts[[code for code in letters if code > 127]].sum() + in_long_words

@@ -153,8 +153,8 @@ class Detection(Measure):
 
 
 def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
-    """The `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and `electric`: both losses, in
-    nats per token, and the discriminator's AUC, precision, recall and accuracy over all real tokens. `RTDTrainer`
+    """The `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and `electric`: both losses,
+    in nats per token, and the discriminator's AUC, precision, recall and accuracy over all real tokens. `RTDTrainer`
     measures the same by itself, and more. `evaluated` is an `EvalPrediction`. Raises ValueError for predictions of
     another objective."""
     # For other objectives the first are labels, or the last are of masked tokens alone.

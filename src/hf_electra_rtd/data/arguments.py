@@ -47,8 +47,15 @@ class DataArguments:
         "full", "full (no token is lost) or original (as in google-research/electra)."
     )
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt. Default: a tokenizer is trained on the text.")
-    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.", "[1, inf)")
-    lowercase: bool | None = flag(None, "For a vocab.txt (by default as it is) or a trained tokenizer (true).")
+    vocab_size: int | None = flag(
+        None, "Tokens of a tokenizer that is trained. Default: 8,192, 16,384 or 32,768, by the text.", "[1, inf)"
+    )
+    lowercase: bool | None = flag(
+        None, "Lower-case the text. Default: as a vocab.txt says; for a trained tokenizer, if the text is English."
+    )
+    strip_accents: bool | None = flag(
+        None, "Remove accents and marks. Default: with the lower case of a vocab.txt, or of English."
+    )
     data_license: str | None = flag(None, "License of the text, for the record of the run.")
 
     def __post_init__(self) -> None:

@@ -474,6 +474,7 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
         "tokenizer": data.tokenizer,
         "vocab_size": data.vocab_size,
         "lowercase": data.lowercase,
+        "strip_accents": data.strip_accents,
         "train_files": reader.corpus,
     }
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced

@@ -107,6 +107,8 @@ HELP_GROUPS: HelpGroups = {
         "held_out_share": None,
         "tokenizer": None,
         "vocab_size": None,
+        "lowercase": None,
+        "strip_accents": None,
         "max_seq_length": None,
     },
     "Networks": {
@@ -266,7 +268,7 @@ def start(
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)
         if initialization != "stock":
-            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
+            begin_on_neighbours(model, stream, tokenizer, args.seed)
         words = [sys.argv[0], *argv]
         arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is

@@ -197,7 +197,7 @@ class RTDTrainer(OriginalTrainer):
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
     with a card, at the end of `train`. A failing Hub stops no training; see `published`. A `compute_metrics` replaces
-    our held-out metrics; its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions).
+    our held-out metrics; its `predictions` are those of `ElectraRTDConfig.keys_to_ignore_at_inference`.
 
     Args:
         train_dataset: [`Blocks`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a

@@ -97,6 +97,9 @@ class EmbeddingTuner(SentenceTransformerTrainer):
         )
         self.kind = kind
 
+    def add_model_card_callback(self, default_args_dict: Any) -> None:
+        """Nothing: `save_embeddings` writes no card."""
+
     def answer(self, split: Split) -> tuple[list[Prediction], dict[str, float]]:
         """As `FineTuner.answer`."""
         return answer_pairs(self.model, self.kind, split, self.args.per_device_eval_batch_size)

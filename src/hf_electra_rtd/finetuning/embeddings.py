@@ -30,7 +30,8 @@ try:
         SentenceTransformerTrainingArguments,
     )
 except ImportError as error:
-    raise ValueError(f"Embeddings need sentence-transformers: pip install 'hf-electra-rtd[embeddings]' ({error}).")
+    raise ValueError("Embeddings need sentence-transformers: pip install 'hf-electra-rtd[embeddings]'.") from error
+
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +79,12 @@ class EmbeddingTuner(SentenceTransformerTrainer):
     def __init__(self, model: SentenceTransformer, args: TrainingArguments, kind: Kind, train: Split) -> None:
         assert train.features is not None
         examples = train.examples.select(train.features["example"])
+        with_number = [row for row, label in enumerate(examples["label"]) if label is not None]
+        examples = examples.select(with_number or range(len(examples)))
         texts = examples["texts"]
         columns = {"anchor": [of_pair[0] for of_pair in texts], "positive": [of_pair[-1] for of_pair in texts]}
-        labels = examples["label"]
-        if None not in labels:
-            columns["score"] = labels
+        if with_number:
+            columns["score"] = examples["label"]
         loss = CoSENTLoss(model) if "score" in columns else MultipleNegativesRankingLoss(model)
         alone = sum(len(of_pair) == 1 for of_pair in texts)
         partners = f"; {alone:,} texts have no partner but themselves" if alone else ""

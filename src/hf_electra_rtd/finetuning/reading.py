@@ -284,8 +284,8 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
         return []
     row = {task.renamed.get(name, name): value for name, value in row.items()}
     id_column = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
-    if task.kind == "embedding" and split == "train":  # numbers and second texts may be missing
-        row = {task.label_column: None, **row}
+    if task.kind == "embedding" and split == "train" and row.get(task.label_column) is None:
+        row = {**row, task.label_column: None}  # without a number, the second text may be missing, too
         given = tuple(column for column in task.columns if row.get(column) is not None)
         task = dataclasses.replace(task, columns=given or task.columns[:1])
     if not task.label_column:

@@ -94,9 +94,8 @@ def check_directories(plan: Plan, job: Job) -> None:
 def _check_model(path: Path) -> None:
     """Raises a ValueError for a model's directory that holds what we did not write."""
     is_adapter = (path / ADAPTER_CONFIG).exists()
-    check_output(
-        path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=(*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
-    )
+    ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
+    check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=ours)
 
 
 def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:

@@ -13,9 +13,9 @@ from hf_electra_rtd.finetuning.kinds.base import Batch, Feature, Kind, Predictio
 
 
 class EmbeddingKind(Kind):
-    """The cosine of the embeddings of two texts, each of which is encoded by itself and cut at its end. A feature holds
-    the tokens of both, or in training of one. Training leaves out examples with an empty text, and those without a
-    number where others have one. sentence-transformers makes the batches (`finetuning.embeddings`)."""
+    """The cosine of the embeddings of two texts, each of which is encoded by itself and cut at its end. A feature has
+    the tokens of both, or in training of one. Training leaves out examples with an empty text. sentence-transformers
+    makes the batches (`finetuning.embeddings`)."""
 
     auto_class = AutoModel
     input_type: ClassVar = List(Kind.input_type)

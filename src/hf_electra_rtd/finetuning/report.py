@@ -103,7 +103,8 @@ def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any])
 def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
     """How wrong each prediction is: a difference of numbers, a count of words, 1 less the score of an answer, or 1."""
     if kind.task.kind == "embedding":  # cosines and numbers have one order, and no common unit
-        predicted, right = rankdata(predicted), rankdata(right)
+        predicted = list(rankdata(predicted))
+        right = list(rankdata(right))
     if kind.task.kind in ("regression", "embedding"):
         return np.abs(np.subtract(predicted, right))
     pairs = zip(predicted, right, strict=True)

@@ -31,7 +31,7 @@ class EmbeddingKind(Kind):
             of_example = [next(rows) for _ in texts]
             if training and not all(text.strip() for text in texts):
                 continue
-            feature = {name: [tokens[name][row] for row in of_example] for name in self.input_names}
+            feature: Feature = {name: [tokens[name][row] for row in of_example] for name in self.input_names}
             feature |= {"labels": label, "example": index, "length": max(map(len, feature["input_ids"]))}
             feature["truncated"] = any(tokens.encodings[row].overflowing for row in of_example)
             features.append(feature)

@@ -114,6 +114,15 @@ def continued_recipe(name: str) -> dict[str, Any]:
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
 
 
+def shortened(recipe: Mapping[str, Any], max_steps: int) -> dict[str, Any]:
+    """A recipe for a run of `max_steps`: at least ten logs and five evaluations, and a warm-up of a tenth at most."""
+    shares = {"logging_steps": 10, "eval_steps": 5, "warmup_steps": 10}
+    return {
+        name: min(value, max(1, max_steps // shares[name])) if name in shares else value
+        for name, value in recipe.items()
+    }
+
+
 def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:
     """The named size that an encoder of any family is closest to: by width, then by depth, then by the width of its
     generator as a fraction of its own."""

@@ -9,6 +9,7 @@ import platform
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,6 +106,8 @@ class PretrainingRecord(_Record):
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
     # Of a run that was evaluated before its first step: `new` and `old` text, each with metrics `before` and `after`.
     before_and_after: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # A held-out sentence, for cards: `original`; `replaced`, with another word in it; `gap`, with {} for the word.
+    example: dict[str, str] = field(default_factory=dict)
 
 
 @strict
@@ -364,16 +367,27 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def describe_hardware(hardware: Mapping[str, Any]) -> str:
+    """What worked: `2 x NVIDIA H100`, or `1 thread of AMD EPYC 9B14`."""
+    if hardware["accelerators"]:
+        counts = Counter(hardware["accelerators"])
+        return ", ".join(f"{count} x {name}" for name, count in counts.items())
+    threads = hardware["torch_threads"] * hardware.get("processes", 1)
+    return f"{threads} {'thread' if threads == 1 else 'threads'} of {hardware['processor']}"
+
+
 def collect_hardware(matmul: str | None = None) -> dict[str, Any]:
     """The machine: system, processor, cores, memory, accelerators; and the library of its matrix products, which
     rounding depends on."""
     import torch
+    from accelerate import PartialState
 
     hardware: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": platform.processor() or platform.machine(),
         "cpu_cores": count_cores(),
-        "torch_threads": torch.get_num_threads(),
+        "torch_threads": torch.get_num_threads(),  # of each process
+        "processes": PartialState().num_processes,
         "matmul": matmul,
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }

@@ -270,9 +270,9 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
         for part in parts:
             statistics.update(part["statistics"][number])
         files = [directory / name for part in parts for name, _ in part["files"][number]]
+        check_known(PARTS[number], statistics["unknown_tokens"], statistics["corpus_tokens"])
         if not files:
             raise too_few(PARTS[number], statistics["corpus_tokens"], settings["max_seq_length"])
-        check_known(PARTS[number], statistics["unknown_tokens"], statistics["corpus_tokens"])
         remove_partial(directory)
         sources = [source for part in parts for source in part["sources"]]
         header = write_index(directory, files, statistics=dict(statistics), sources=sources)

@@ -119,9 +119,9 @@ def prepare_blocks(
             num_threads = num_proc or count_cores()
             counted = pack(reader.lines(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
             for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
+                check_known(path.stem, statistics["unknown_tokens"], statistics["corpus_tokens"])
                 if not writer.num_sequences:
                     raise too_few(path.stem, statistics["corpus_tokens"], max_seq_length)
-                check_known(path.stem, statistics["unknown_tokens"], statistics["corpus_tokens"])
                 writer.finish(statistics=statistics | {"duplicate_lines": copies}, **described)
     return open_blocks(paths[0]), open_blocks(paths[1]) if held_out_share else None
 

@@ -124,9 +124,17 @@ def get_sequences(
 def log_header(what: str, header: BlockHeader) -> None:
     """Tells how much was prepared."""
     length = header.max_seq_length
-    filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
-    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
-    logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+    filled = header.num_tokens / (header.num_sequences * length)
+    logger.info(f"{what}: {describe_text(header)},")
+    logger.info(f"  in {header.num_sequences:,} sequences of {length}, {filled:.1%} filled.")
+
+
+def describe_text(header: BlockHeader) -> str:
+    """What sequences were made of."""
+    counts = header.statistics
+    unknown = counts["unknown_tokens"] / max(1, counts["corpus_tokens"])
+    copies = f", {counts['duplicate_lines']:,} duplicate lines dropped" if counts["duplicate_lines"] else ""
+    return f"{counts['documents']:,} documents, {counts['corpus_tokens']:,} tokens ({unknown:.2%} unknown){copies}"
 
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:

@@ -266,7 +266,7 @@ class Text:
     def read(self, what: str) -> Iterator[str]:
         """See `read_lines`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
         lines = read_lines(self._source, self._dataset)
-        yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable, leave=False)
+        yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable or None, leave=False)
         if self._state() != self._before:
             raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")
 

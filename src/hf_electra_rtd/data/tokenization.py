@@ -123,13 +123,17 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     ValueError above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
     if refuses and share > MOST_UNKNOWN:
-        raise ValueError(
-            f"{name}: the vocabulary does not know {share:.1%} of the tokens. "
-            "Choose a model or a tokenizer for the language of this text."
-        )
+        raise ValueError(f"{name}: {_describe_unknown(share)}")
     if share > WARNED_UNKNOWN:
-        logger.warning(f"{name}: the vocabulary does not know {share:.1%} of the tokens.")
+        logger.warning(f"{name}: {_describe_unknown(share)}")
     return share
+
+
+def _describe_unknown(share: float) -> str:
+    return (
+        f"the vocabulary does not know {share:.1%} of the tokens. Choose a model or a tokenizer for this language. In "
+        "text without spaces, put spaces between its units: a word of more than 100 characters is unknown."
+    )
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

@@ -27,7 +27,13 @@ from transformers.utils import logging as transformers_logging
 from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
 from hf_electra_rtd.base.files import known_names, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, public_command
-from hf_electra_rtd.finetuning.arguments import RULES, FineTuningArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.finetuning.arguments import (
+    RULES,
+    TRAINER_RULES,
+    FineTuningArguments,
+    OwnTaskArguments,
+    TaskArguments,
+)
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.predict import Classifier, Table
 from hf_electra_rtd.finetuning.reading import rows_of
@@ -43,7 +49,7 @@ from hf_electra_rtd.publishing.publish import (
     report,
 )
 from hf_electra_rtd.publishing.tables import print_table, results_table
-from hf_electra_rtd.training.arguments import check_publishing
+from hf_electra_rtd.training.arguments import HUB_RULES, check_publishing
 
 
 logger = logging.getLogger(__name__)
@@ -162,7 +168,11 @@ class _Call:
 
     def __init__(self, argv: list[str], program: str) -> None:
         flags, own, self.card, self.publication, args = parse_arguments(
-            _ARGUMENTS, argv, description=__doc__, defaults={"output_dir": "runs/finetune"}
+            _ARGUMENTS,
+            argv,
+            description=__doc__,
+            defaults={"output_dir": "runs/finetune"},
+            rules=(*TRAINER_RULES, *HUB_RULES),
         )
         check_arguments(flags, own, args, rules=RULES)
         check_publishing(args, self.card, self.publication)
@@ -261,8 +271,7 @@ def _set_up_logging(args: FineTuningArguments) -> None:
     # Its table of new and unused tensors: `load_with_head` checks them.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
-    if args.disable_tqdm:
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()  # likewise
 
 
 if __name__ == "__main__":

@@ -161,7 +161,8 @@ def load_with_head(
             rescale(model, 1 / unit[1], -unit[0] / unit[1])
     is_kept |= getattr(model_class, "is_whole", False) and not from_scratch
     if model.base_model is not model:
-        logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
+        once: Any = logger  # transformers gives loggers this method; a command makes a model for each seed
+        once.info_once(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
 
 

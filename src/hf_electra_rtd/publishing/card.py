@@ -18,7 +18,13 @@ from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.cli import flag
 from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES
-from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.base.records import (
+    EvaluationRecord,
+    ExportRecord,
+    FractionRecord,
+    PretrainingRecord,
+    describe_hardware,
+)
 from hf_electra_rtd.base.tasks import BENCHMARKS, SPANS, Task
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
@@ -423,6 +429,7 @@ def _environment() -> Any:
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
         "duration": format_duration,
+        "hardware": describe_hardware,
         "plain": lambda text: re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", str(text)),
         "code": _code,
         "prediction": _prediction,

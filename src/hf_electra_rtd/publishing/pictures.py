@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
-from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.base.records import PretrainingRecord, describe_hardware
 from hf_electra_rtd.publishing.tables import mean_and_interval
 
 
@@ -19,6 +19,7 @@ _MAIN = "#1f5fa8"
 _ACCENT = "#c8553d"
 _COLUMNS = 3
 _LEGEND = 60  # characters of a legend below each column
+_TICKS = 6
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlelocation": "left",
@@ -48,6 +49,7 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
     """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     logged = {key.removeprefix("eval_") for entry in record.curves for key in entry}
     panels = [panel for panel in _PANELS if logged.intersection(panel[1:])]
@@ -59,6 +61,8 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
         axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
         for axis, (title, *keys) in zip(axes, panels, strict=False):
             _draw_panel(axis, record.curves, title, keys)
+            axis.set_xlim(0, 1.02 * max(1, record.steps))
+            axis.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=True))
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis in axes[-_COLUMNS:]:
@@ -108,14 +112,13 @@ def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color:
 
 def _describe(record: PretrainingRecord) -> str:
     """Objective, start, seed and size of a run, and what it cost."""
-    cores = record.hardware["cpu_cores"]
-    machine = ", ".join(record.hardware["accelerators"]) or f"{cores} CPU {'core' if cores == 1 else 'cores'}"
+    machine = describe_hardware(record.hardware)
     facts = [f"Pre-training, objective {record.model['objective']}"]
     if "model" in record.arguments:  # not of a trainer that was used in Python
         facts.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
     facts.append(f"seed {record.arguments['training']['seed']}")
     facts.append(f"{record.parameters['total'] / 1e6:.1f} M parameters")
-    cost = f"{record.tokens / 1e6:,.1f} M tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
+    cost = f"{record.tokens:,} tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
     speed = f"{record.tokens / max(record.train_seconds, 1e-9):,.0f} tokens/s"
     return f"{', '.join(facts)}\n{cost} on {machine} ({speed})"
 
@@ -127,9 +130,9 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
         if len(keys) == 1:
             axis.plot(*_series(curves, key), color=_PALE, linewidth=1.2, label="training")
         name = key.partition("_")[2].replace("_", " ") if len(keys) > 1 else "held out"
-        _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o", markersize=3.5)
+        _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o")
     if "discriminator_auc" in keys:
-        _draw_curve(axis, curves, "eval_bigram_auc", "counted bigram", color=_ACCENT, linewidth=1.2)
+        _draw_curve(axis, curves, "eval_bigram_auc", "counted bigram", color=_ACCENT, linewidth=1.2, marker="s")
         axis.axhline(0.5, color=_ACCENT, linewidth=0.8, linestyle="--", label="chance")
     axis.xaxis.set_major_formatter("{x:,.0f}")
     if keys == ["learning_rate"]:
@@ -141,7 +144,7 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
 def _draw_curve(axis: Any, curves: list[dict[str, Any]], key: str, name: str, **look: Any) -> None:
     steps, values = _series(curves, key)
     if values:
-        axis.plot(steps, values, label=f"{name}: last {values[-1]:.3g}", **look)
+        axis.plot(steps, values, label=f"{name}: last {values[-1]:.3g}", markersize=3.5, **look)
 
 
 def _series(curves: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -27,7 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
     "score": ("inference.scoring", "how likely a model holds texts to be"),
     "convert": ("pair.original_checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
-    "compare": ("publishing.tables", "compare fine-tuning results in one table"),
+    "compare": ("publishing.compare", "compare pre-trainings or fine-tunings in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
 FAILED = 2  # exit status after a mistake, with a message

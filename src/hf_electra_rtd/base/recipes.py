@@ -101,6 +101,7 @@ FINETUNING: Mapping[str, Any] = {
     "adam_epsilon": 1e-6,
     "dropout": 0.1,
 }
+EMBEDDING_LEARNING_RATE = 1e-4  # ours: of all layers, without decay by depth
 LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps than weights
 
 

@@ -77,7 +77,14 @@ class OwnTaskArguments:
     dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
     dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
     task_kind: Literal[
-        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging", "correction"
+        "classification",
+        "multi_label",
+        "regression",
+        "multiple_choice",
+        "question_answering",
+        "tagging",
+        "correction",
+        "embedding",
     ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
@@ -156,8 +163,22 @@ class FineTuningArguments(TrainingArguments):
 
 
 _SOURCES = ("train_file", "validation_file", "test_file", "dataset")
-_TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression")
+_TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression", "task_kind=embedding")
 _KEEPS_HEAD = ("label_words", "task_kind=correction")
+_NOT_OF_EMBEDDINGS = (
+    "lora",
+    "layerwise_lr_decay",
+    "layerwise_lr_decay_off_by_one",
+    "select=best",
+    "bias_correction",
+    "eval_strategy=steps",
+    "eval_strategy=epoch",
+    "eval_on_start",
+    "save_strategy=steps",
+    "save_strategy=epoch",
+    "train_sampling_strategy",
+    "push_to_hub",
+)
 RULES = (
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
@@ -177,6 +198,10 @@ RULES = (
     Rule("label_words", "yes=great no=dull, '{text} It was {label}.'", needs=("template",)),
     Rule("template", "yes=great no=dull, '{text} It was {label}.'", needs=("label_words",)),
     Rule("class_weights", "The loss is that of pre-training.", excludes=("label_words",), changes_nothing=True),
+    *(
+        Rule(name, "sentence-transformers trains embeddings.", excludes=("task_kind=embedding",))
+        for name in _NOT_OF_EMBEDDINGS
+    ),
     # Which task.
     Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),
     Rule("benchmark=clue", "Name a benchmark or a task of your own.", excludes=_SOURCES),

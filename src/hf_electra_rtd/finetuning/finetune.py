@@ -42,7 +42,7 @@ from hf_electra_rtd.publishing.publish import (
     publish_command,
     report,
 )
-from hf_electra_rtd.publishing.tables import print_results
+from hf_electra_rtd.publishing.tables import print_table, results_table
 from hf_electra_rtd.training.arguments import check_publishing
 
 
@@ -200,7 +200,7 @@ class _Call:
             logger.warning("Interrupted. The same command goes on with what is missing.")
             status = INTERRUPTED
         if plan.is_main and self.records:
-            print_results(self.records)
+            print_table(results_table(self.records))
             logger.info(f"Records and predictions: {plan.directory}")
             if plan.predicts:
                 collect_submissions([job.task for job in jobs], self.records, plan.directory)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.publishing.tables import mean_and_interval
 
 
 CURVES_FILE = "training_curves.png"
@@ -15,6 +18,7 @@ _PALE = "#9aa5b1"
 _MAIN = "#1f5fa8"
 _ACCENT = "#c8553d"
 _COLUMNS = 3
+_LEGEND = 60  # characters of a legend below each column
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlelocation": "left",
@@ -60,6 +64,46 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
         for axis in axes[-_COLUMNS:]:
             axis.set_xlabel("step")
         figure.savefig(path, metadata={"Software": None})
+
+
+def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str | os.PathLike[str]) -> None:
+    """Draws what was measured on held-out sequences over the tokens of training, as PNG: of the runs of each name the
+    mean, and from two runs on its 95 % interval."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    measured = {key for records in runs.values() for record in records for entry in record.curves for key in entry}
+    panels = [(title, f"eval_{key}") for title, key, *more in _PANELS if f"eval_{key}" in measured and not more]
+    if not panels:
+        raise ValueError("These runs were never evaluated, so there are no curves. Train with --eval_strategy steps.")
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4 * columns, 3.4 * rows + 0.2 * len(runs)), dpi=110, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        for axis, (title, key) in zip(axes, panels, strict=False):
+            axis.set_title(title)
+            axis.set_xlabel("million tokens")
+            for number, records in enumerate(runs.values()):
+                _draw_mean(axis, records, key, f"C{number}")
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        names = [textwrap.fill(name, _LEGEND * columns) for name in runs]
+        handles = [Line2D([], [], color=f"C{number}", label=name) for number, name in enumerate(names)]
+        figure.legend(handles=handles, loc="outside lower left")
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color: str) -> None:
+    """A curve over the steps that all records have."""
+    curves = [dict(zip(*_series(record.curves, key), strict=True)) for record in records]
+    steps = sorted(set.intersection(*map(set, curves)))
+    figures = [mean_and_interval([curve[step] for curve in curves]) for step in steps]
+    millions = [step * records[0].tokens / records[0].steps / 1e6 for step in steps]
+    axis.plot(millions, [mean for mean, _ in figures], color=color, marker="o", markersize=3)
+    bounds = [[mean + sign * half for mean, half in figures] for sign in (-1, 1)]
+    axis.fill_between(millions, *bounds, color=color, alpha=0.2, linewidth=0)  # nothing where it is NaN
 
 
 def _describe(record: PretrainingRecord) -> str:

@@ -123,6 +123,20 @@ class FractionRecord(_Record):
     train_seconds: Number  # as in `PretrainingRecord`
 
 
+def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The run that a network comes from, by the name of its directory and when it `started`, and the `tokens` that the
+    network was trained on. They come from the records of the finished run, or of the export at a fraction of it, that
+    the network lies in; None without these."""
+    place = Path(network).resolve().parent
+    is_export = (place / FractionRecord.FILE).is_file()
+    directory = place.parent.parent if is_export else place
+    if not (directory / PretrainingRecord.FILE).is_file():
+        return None
+    run = PretrainingRecord.load(directory)
+    share = FractionRecord.load(place).sequences / run.sequences if is_export else 1.0
+    return {"run": directory.name, "started": run.started, "tokens": round(run.tokens * share)}
+
+
 @strict
 @dataclass
 class EvaluationRecord(_Record):
@@ -141,7 +155,7 @@ class EvaluationRecord(_Record):
     # `text_columns`, the names of the one or two columns of text.
     dataset: dict[str, Any]
     # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, its `module`, `parameters`,
-    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`.
+    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`, `pretraining` (`pretraining_of`).
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int

@@ -29,6 +29,7 @@ class TaskArguments:
     data_dir: str | None = flag(None, "Directory of the benchmark in its official layout. Default: the Hub.")
     seeds: int = flag(1, "Number of runs of each task, with the seeds seed, seed + 1, ...", "[1, inf)")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
+    fractions: bool = flag(False, "Fine-tune what a run exported by --checkpoint_fractions: scores along the run.")
     from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
     head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
     size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.")
@@ -197,6 +198,7 @@ _NOT_OF_EMBEDDINGS = (
     "push_to_hub",
 )
 RULES = (
+    Rule("fractions", "It is of one trained model.", excludes=("from_scratch", "push_to_hub")),
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
     Rule("lora", "The head of pre-training goes on.", excludes=_KEEPS_HEAD),

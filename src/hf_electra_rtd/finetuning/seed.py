@@ -13,7 +13,14 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from hf_electra_rtd.base.files import remove_directory
-from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
+from hf_electra_rtd.base.records import (
+    EvaluationRecord,
+    collect_hardware,
+    collect_versions,
+    hub_id,
+    pretraining_of,
+    utc_now,
+)
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split
@@ -93,7 +100,12 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
         kind=task.kind,
         main_metric=task.main_metric,
         dataset={**task.describe(), "id": hub_id(task.dataset)},
-        model={**plan.model.identity, **_describe_model(model), "size": plan.size},
+        model={
+            **plan.model.identity,
+            **_describe_model(model),
+            "size": plan.size,
+            "pretraining": None if plan.flags.from_scratch else pretraining_of(plan.model.encoder),
+        },
         arguments=job.settings,
         seed=seed,
         data={name: split.describe() for name, split in splits.items()},

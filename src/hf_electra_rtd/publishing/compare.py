@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hf_electra_rtd.base.cli import flag, parse_arguments, run
 from hf_electra_rtd.base.files import writing
 from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord
-from hf_electra_rtd.publishing.pictures import plot_comparison
+from hf_electra_rtd.publishing.pictures import plot_comparison, plot_scores
 from hf_electra_rtd.publishing.pretrainings import pool, pretraining_table
 from hf_electra_rtd.publishing.tables import differences, print_table, read_evaluations, results_table
 
@@ -24,7 +24,9 @@ class CompareArguments:
     """Which results."""
 
     directories: list[str] = flag([], "Output directory of pre-trainings or fine-tunings.", words="DIRECTORY")
-    picture: str | None = flag(None, "A .png to draw: curves of the pre-trainings on held-out text.")
+    picture: str | None = flag(
+        None, "A .png to draw: held-out curves of pre-trainings, or scores of fine-tunings over tokens."
+    )
 
 
 def main(argv: list[str]) -> None:
@@ -36,9 +38,7 @@ def main(argv: list[str]) -> None:
     pretrainings = pool(map(PretrainingRecord.load, paths))
     if pretrainings:
         print_table(pretraining_table(pretrainings))
-    if arguments.picture is not None:
-        if not pretrainings:
-            raise ValueError("--picture draws pre-trainings, and there are none. Name their output directories.")
+    if arguments.picture is not None and pretrainings:
         with writing(arguments.picture) as partial:
             plot_comparison({each.name: each.runs for each in pretrainings}, partial)
     fine_tuned = [place for place in arguments.directories if EvaluationRecord.find(place) or not pretrainings]
@@ -47,6 +47,9 @@ def main(argv: list[str]) -> None:
         print_table(results_table(records.values()))
         for line in differences(records):
             print(line)
+        if arguments.picture is not None and not pretrainings:
+            with writing(arguments.picture) as partial:
+                plot_scores(records.values(), partial)
 
 
 if __name__ == "__main__":

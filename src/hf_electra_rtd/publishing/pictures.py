@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
-from hf_electra_rtd.base.records import PretrainingRecord, describe_hardware
+from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord, describe_hardware
 from hf_electra_rtd.publishing.tables import mean_and_interval
 
 
 CURVES_FILE = "training_curves.png"
+SCORES_FILE = "scores.png"
 _PALE = "#9aa5b1"
 _MAIN = "#1f5fa8"
 _ACCENT = "#c8553d"
@@ -99,15 +100,57 @@ def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str |
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
+def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str]) -> None:
+    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: for each run the mean
+    of its seeds, and from two seeds on the 95 % interval. A ValueError where no record has its model's tokens."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # By task with its metric, by run, by tokens.
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}
+    names = {}  # of runs
+    for record in records:
+        run = record.model.get("pretraining")
+        if run and record.score is not None:
+            names[run["started"]] = run["run"]
+            of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
+            of_task.setdefault(run["started"], {}).setdefault(run["tokens"], []).append(record.score)
+    if not scores:
+        raise ValueError("These models lie in no pre-training run, so their tokens are not known.")
+    columns = min(_COLUMNS, len(scores))
+    rows = math.ceil(len(scores) / columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4 * columns, 3.2 * rows), dpi=110, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        for axis, (title, of_task) in zip(axes, scores.items(), strict=False):
+            axis.set_title(title)
+            axis.set_xscale("log")
+            axis.set_xlabel("tokens of pre-training")
+            for number, (run, name) in enumerate(names.items()):
+                points = of_task.get(run, {})
+                figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
+                _draw_interval(axis, figures, color=f"C{number}", label=name)
+            axis.legend()
+        for axis in axes[len(scores) :]:
+            axis.set_axis_off()
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw_interval(axis: Any, figures: Mapping[float, tuple[float, float]], color: str, label: str = "") -> None:
+    """A curve of means, and around it half of each interval to either side; nothing where that is NaN."""
+    places = list(figures)
+    axis.plot(places, [mean for mean, _ in figures.values()], color=color, marker="o", markersize=3, label=label)
+    bounds = [[mean + sign * half for mean, half in figures.values()] for sign in (-1, 1)]
+    axis.fill_between(places, *bounds, color=color, alpha=0.2, linewidth=0)
+
+
 def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color: str) -> None:
     """A curve over the steps that all records have."""
     curves = [dict(zip(*_series(record.curves, key), strict=True)) for record in records]
     steps = sorted(set.intersection(*map(set, curves)))
-    figures = [mean_and_interval([curve[step] for curve in curves]) for step in steps]
-    millions = [step * records[0].tokens / records[0].steps / 1e6 for step in steps]
-    axis.plot(millions, [mean for mean, _ in figures], color=color, marker="o", markersize=3)
-    bounds = [[mean + sign * half for mean, half in figures] for sign in (-1, 1)]
-    axis.fill_between(millions, *bounds, color=color, alpha=0.2, linewidth=0)  # nothing where it is NaN
+    million = records[0].tokens / records[0].steps / 1e6
+    figures = {step * million: mean_and_interval([curve[step] for curve in curves]) for step in steps}
+    _draw_interval(axis, figures, color)
 
 
 def _describe(record: PretrainingRecord) -> str:

@@ -171,7 +171,9 @@ def _model_name(record: EvaluationRecord, *more: str) -> str:
     details.append(f"{model['head']} head")
     if model.get("peft"):
         details.append(model["peft"])
-    return f"{model['name_or_path']} ({', '.join([*details, *more])})"
+    run = model.get("pretraining")
+    name = model["name_or_path"] if run is None else f"{run['run']}, {run['tokens'] / 1e6:.3g} M tokens"
+    return f"{name} ({', '.join([*details, *more])})"
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:

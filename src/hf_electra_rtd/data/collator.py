@@ -37,8 +37,8 @@ MASKING: dict[str, tuple[float, ...] | None] = {
     "ngram": (0.4, 0.3, 0.2, 0.1),
     "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
-# `document_offsets` have room for so many, or 2, 4, ... times as many where a batch needs it, so that their shape seldom
-# changes: empty documents cost a kernel little, another shape costs a compilation.
+# `document_offsets` have room for so many, or 2, 4, ... times as many where a batch needs it, so that their shape
+# seldom changes: empty documents cost a kernel little, another shape costs a compilation.
 DOCUMENTS_A_SEQUENCE = 8
 
 

@@ -12,7 +12,10 @@ from hf_electra_rtd_command import COMMANDS
 
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 SHORT = "--disable_tqdm True --use_cpu True"
 FEW_STEPS = "--max_steps 3 --eval_steps 3 --save_steps 3 --logging_steps 1 --warmup_steps 1"
 # The smallest model, whatever the size in the text: the test is that the flags mean something.
@@ -44,11 +47,11 @@ def commands(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_sections_that_exist(page):
-    here = ROOT if page == "README.md" else ROOT / "docs"
+    here = (ROOT / page).parent
     for target in re.findall(r"\]\((?!http)([^)#]*)#?[^)]*\)", PAGES[page]):
         assert not target or (here / target).exists(), target
     for target, section in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", PAGES[page]):
-        text = ((here / target) if target else (here / page)).read_text(encoding="utf-8")
+        text = ((here / target) if target else (ROOT / page)).read_text(encoding="utf-8")
         titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)]
         assert section in [re.sub(r"[^\w-]", "", title) for title in titles], section
 

@@ -11,7 +11,7 @@ neighbours for thousands of steps. So three things are set before the first step
 3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
    weights first move to the average, in about a hundred steps, and lose part of their start.
 
-The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (figures: docs/results.md).
+The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (docs/background/results.md).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_F
 MATMUL_HELP = "On a CPU, the library of matrix products. By default the one for this processor."
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
-# Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/performance.md).
+# Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/background/performance.md).
 _COMPARED = 256
 
 

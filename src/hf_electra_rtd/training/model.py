@@ -93,7 +93,7 @@ class ModelArguments:
     model_config: str | None = flag(None, "A config.json of the pair, or its directory: an architecture of your own.")
     generator: str | None = flag(None, "Directory or Hub id of a trained generator; frozen, it may be any masked LM.")
     discriminator: str | None = flag(None, "Directory or Hub id of a trained discriminator.")
-    backbone: str | None = flag(None, "Encoder of any family: a config.json, or weights (docs/backbones.md).")
+    backbone: str | None = flag(None, "Encoder of any family: a config.json, or weights.")
     generator_backbone: str | None = flag(None, "With --backbone: the generator's. Default: a smaller one.")
     from_scratch: bool = flag(False, "With --backbone: take configurations alone, and make new networks.")
     two_stage_from: str | None = flag(None, "Run of --objective mlm: the frozen generator of a second stage.")

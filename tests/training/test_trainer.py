@@ -387,7 +387,7 @@ def test_a_compiled_model_trains_evaluates_saves_and_goes_on_as_any_other(tmp_pa
         resumed.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
         finals.append(resumed)
     eager, compiled = finals
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # the training steps of two trainers, each once
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # of two trainers
     assert not torch._dynamo.utils.counters["graph_break"]
     for key, weight in eager.model.state_dict().items():
         torch.testing.assert_close(compiled.model.state_dict()[key], weight, rtol=1e-4, atol=1e-5)

@@ -415,12 +415,15 @@ def test_a_compiled_model_trains_evaluates_saves_and_goes_on_as_any_other(tmp_pa
     finals = []
     for name, options in (("eager", {}), ("compiled", {"torch_compile": True, "torch_compile_backend": "aot_eager"})):
         torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
         flags = {"max_steps": 6, "save_steps": 3, "eval_steps": 3, **options}
         make_trainer(tmp_path / name, blocks, tokenizer, **flags).train()
         resumed = make_trainer(tmp_path / name, blocks, tokenizer, **flags)
         resumed.train(resume_from_checkpoint=str(tmp_path / name / "checkpoint-3"))
         finals.append(resumed)
     eager, compiled = finals
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1  # of two trainers
+    assert not torch._dynamo.utils.counters["graph_break"]
     for key, weight in eager.model.state_dict().items():
         torch.testing.assert_close(compiled.model.state_dict()[key], weight, rtol=1e-4, atol=1e-5)
     assert [log.keys() for log in eager.state.log_history] == [log.keys() for log in compiled.state.log_history]

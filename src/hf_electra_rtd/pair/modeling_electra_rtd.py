@@ -247,7 +247,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             self.train(training)
         return found
 
-    # ---- A step. `inputs`, as in `forward`: `attention_mask`, `token_type_ids`, `position_ids`, `document_ids` ----
+    # ---- A step. `inputs`, as in `forward`: from `attention_mask` to `document_offsets` ----
 
     def sampling(
         self, slots: MaskedSlots, uniforms: Tensor | None = None, temperature: Tensor | None = None
@@ -306,6 +306,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        document_offsets: Tensor | None = None,
         masked_positions: Tensor | None = None,
         labels: Tensor | None = None,
         sampling_uniforms: Tensor | None = None,
@@ -322,6 +323,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
             attention_mask, token_type_ids, position_ids: (B, L). Without padding, no mask is faster than all ones.
             document_ids: (B, L) integers. Tokens see those of the same number only; let `position_ids` begin again in
                 each document. Raises ValueError for towers that cannot do it.
+            document_offsets: (N + 1,) int32, from the collator: the same in the form that flash attention reads.
             masked_positions: (B, K) int64. The collator's are distinct; a replay may repeat one, and both count.
             labels: the original ids: (B, K) with `masked_positions`, `-100` in unused slots; or (B, L), `-100`
                 wherever nothing is masked, as `DataCollatorForLanguageModeling` gives. None: no loss; the
@@ -334,7 +336,8 @@ class ElectraForRTDPretraining(PreTrainedModel):
         """
         config = self.config
         inputs = {"attention_mask": attention_mask, "token_type_ids": token_type_ids, "position_ids": position_ids}
-        inputs |= {} if document_ids is None else {"document_ids": document_ids}
+        if document_ids is not None:
+            inputs |= {"document_ids": document_ids, "document_offsets": document_offsets}
         slots = originals = generated = None
         if labels is not None:
             slots = masked_slots(input_ids, masked_positions, labels)

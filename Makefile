@@ -19,7 +19,7 @@ WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # What the site shows: pages, and the pictures in them.
-PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs model_cards benchmarks
+PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs examples model_cards benchmarks
 # Spelled out, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)

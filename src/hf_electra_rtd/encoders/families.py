@@ -15,6 +15,7 @@ from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     eager_mask,
+    flash_attention_mask,
     packed_sequence_mask_function,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
@@ -198,17 +199,25 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any]:
     """What an encoder with this configuration is called with: no token types where its table has one or none, position
-    ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks for `document_ids`."""
-    kept = {name: value for name, value in inputs.items() if value is not None}
+    ids where it would count them from the ids, in which a [PAD] may stand for a word, and for `document_ids` masks, or
+    the lengths of `document_offsets`."""
+    kept: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
     if first := _row(config).first_position(config):
         read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
-    if "document_ids" in kept:
-        kept["attention_mask"] = _document_masks(config, kept.pop("document_ids"), kept.get("attention_mask"))
+    documents_BL = kept.pop("document_ids", None)
+    offsets = kept.pop("document_offsets", None)
+    if documents_BL is not None:
+        check_document_attention(config)
+        real_BL = kept.pop("attention_mask", None)
+        if _takes_lengths(config):
+            kept |= _document_lengths(documents_BL, offsets)
+        else:
+            kept["attention_mask"] = _document_masks(config, documents_BL, real_BL)
     return kept
 
 
@@ -223,16 +232,30 @@ def check_document_attention(config: Any) -> None:
     if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
-    if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
+    if not _takes_lengths(config) and ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
         raise ValueError(
-            f"document_attention with attn_implementation={attention} was never tried: take sdpa or eager."
+            f"document_attention with attn_implementation={attention} was never tried: take sdpa, eager or "
+            "flash_attention_2."
         )
+
+
+def _takes_lengths(config: Any) -> bool:
+    """Whether attention is a flash kernel, of whatever package: these take lengths, and no mask of pairs."""
+    return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is flash_attention_mask
+
+
+def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str, Any]:
+    """What a flash kernel reads of a batch whose rows lie behind each other. The largest length is the one that a
+    document may have: to know the one that is there, the host would wait for the device."""
+    if offsets is None:
+        raise ValueError("document_ids with flash attention need document_offsets: take those of DataCollatorForRTD.")
+    length = documents_BL.shape[1]
+    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": length, "max_length_k": length}
 
 
 def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:
     """The mask (B, 1, L, L) with which a token sees the real tokens of its document; for an encoder with several kinds
     of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
-    check_document_attention(config)
     batch_size, length = documents_BL.shape
     kinds = getattr(config, "layer_types", None)
     masks = {

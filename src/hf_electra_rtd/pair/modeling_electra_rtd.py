@@ -207,11 +207,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     @torch.no_grad()
     def token_log_likelihoods(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[Tensor]:
-        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU.
-        Some pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The
-        tokenizer is by default that of the directory that the model was loaded from. Raises ValueError for a pair
-        that gives no such probability, and its subclass [`UnscorableTextError`] for a text without tokens or with
-        more of them than the model has positions."""
+        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU. Some
+        pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The tokenizer
+        is by default that of the directory that the model was loaded from. Raises ValueError for a pair that gives no
+        such probability, and its subclass [`UnscorableTextError`] for a text without tokens or with more of them than
+        the model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
         if tokenizer is None and not self.name_or_path:

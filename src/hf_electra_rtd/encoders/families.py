@@ -190,15 +190,20 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """What an encoder with this configuration is called with: no token types where its table has one or none, position
-    ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks for `document_ids`."""
+    ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks of pairs of tokens for
+    `document_ids`, and for padding on a GPU: the stock encoder reads whether there is any, and would wait."""
     kept = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
     if first := _row(config).first_position(config):
         read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
-    if "document_ids" in kept:
-        kept["attention_mask"] = _document_masks(config, kept.pop("document_ids"), kept.get("attention_mask"))
+    real = kept.get("attention_mask")
+    documents = kept.pop("document_ids", None)
+    if documents is not None:
+        check_document_attention(config)
+    if documents is not None or (real is not None and real.device.type != "cpu" and _takes_masks(config)):
+        kept["attention_mask"] = _pair_masks(config, documents, real)
     return kept
 
 
@@ -213,27 +218,34 @@ def check_document_attention(config: Any) -> None:
     if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
-    if ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
+    if not _takes_masks(config):
         raise ValueError(
             f"document_attention with attn_implementation={attention} was never tried: take sdpa or eager."
         )
 
 
-def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:
-    """The mask (B, 1, L, L) with which a token sees the real tokens of its document; for an encoder with several kinds
-    of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
-    check_document_attention(config)
-    batch_size, length = documents_BL.shape
+def _takes_masks(config: Any) -> bool:
+    """Whether an encoder takes masks of pairs of tokens."""
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    return _row(config).document_attention and function in (sdpa_mask, eager_mask)
+
+
+def _pair_masks(config: Any, documents_BL: Tensor | None, real_BL: Tensor | None) -> Any:
+    """The mask (B, 1, L, L) with which a token sees the real tokens (of its document); for an encoder with several
+    kinds of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
+    given: Any = real_BL if documents_BL is None else documents_BL
+    batch_size, length = given.shape
     kinds = getattr(config, "layer_types", None)
+    documents = [] if documents_BL is None else [packed_sequence_mask_function(documents_BL)]
     masks = {
         kind: ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
             batch_size=batch_size,
             q_length=length,
             kv_length=length,
-            mask_function=and_masks(packed_sequence_mask_function(documents_BL), _SEEN[kind](config)),
+            mask_function=and_masks(*documents, _SEEN[kind](config)),
             attention_mask=None if real_BL is None else real_BL.bool(),
             allow_is_causal_skip=False,
-            device=documents_BL.device,
+            device=given.device,
         )
         for kind in set(kinds or ["full_attention"])
     }

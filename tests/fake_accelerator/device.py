@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from torch.utils._pytree import tree_leaves
 _aten = torch.ops.aten
 _READS = (_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default)
 _OF_DATA = ("nonzero", "masked_select", "unique", "bincount", "repeat_interleave", "histc")
+_BETWEEN = re.compile(r"fake_accelerator|/torch/|contextlib|runpy")
 _INDEXING = ("index", "index_put", "index_put_")
 
 
@@ -101,7 +103,7 @@ class FakeAccelerator(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        fakes = [each for each in given if isinstance(each, FakeTensor)]
+        fakes = [each for each in given if isinstance(each, FakeTensor) and each.device.type == "cuda"]
         target = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
         if not fakes and target != "cuda":
             return func(*args, **kwargs)
@@ -136,7 +138,7 @@ class FakeAccelerator(TorchDispatchMode):
         return made
 
     def _note(self, kind: str, func: Any) -> None:
-        frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
-        ours = [frame for frame in frames if "hf_electra_rtd" in frame.filename] or frames
-        where = f"{Path(ours[-1].filename).name}:{ours[-1].lineno}"
-        self.noted[self.phase, kind, f"{func} at {where}"] += 1
+        frames = [each for each in traceback.extract_stack() if not _BETWEEN.search(each.filename)]
+        ours = [each for each in frames if "hf_electra_rtd" in each.filename] or frames
+        places = dict.fromkeys(f"{Path(each.filename).name}:{each.lineno}" for each in (ours[-1], frames[-1]))
+        self.noted[self.phase, kind, f"{func} at {', in '.join(places)}"] += 1

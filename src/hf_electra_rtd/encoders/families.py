@@ -44,6 +44,8 @@ class Family:
     detector: type[PreTrainedModel] | None = None
     # Whether the documents of a sequence can be kept apart: tokens mix in attention alone, which takes masks of pairs.
     document_attention: bool = False
+    # Whether it makes a mask of ones where none is given, once it has read whether there may be padding.
+    makes_mask: bool = False
     resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
     layers: tuple[str, ...] = ()  # classes that stay in one piece when a model is sharded; by default the stock ones
 
@@ -81,11 +83,14 @@ _ROBERTA = Family(_roberta_transform, first_position=lambda config: config.pad_t
 FAMILIES: dict[str, Family] = {
     "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden), document_attention=True),
     "camembert": _ROBERTA,
-    "convbert": Family(lambda model, hidden: model.generator_predictions(hidden), layers=("ConvBertLayer",)),
+    "convbert": Family(
+        lambda model, hidden: model.generator_predictions(hidden), makes_mask=True, layers=("ConvBertLayer",)
+    ),
     "deberta-v2": Family(
         _deberta_transform,
         _deberta_output,
         has_positions=lambda config: config.position_biased_input,
+        makes_mask=True,
         resize=_resize_deberta,
         layers=("DebertaV2Layer",),
     ),
@@ -191,12 +196,15 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
     """What an encoder with this configuration is called with: no token types where its table has one or none, position
     ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks of pairs of tokens for
-    `document_ids`, and for padding on a GPU: the stock encoder reads whether there is any, and would wait."""
+    `document_ids`. So that a GPU is not waited for, there is a mask where the encoder would read whether it needs one,
+    and on a GPU padding is masked here: the encoder would read whether there is any."""
     kept = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
+    read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
+    if _row(config).makes_mask:
+        kept.setdefault("attention_mask", torch.ones(read.shape[:2], device=read.device))
     if first := _row(config).first_position(config):
-        read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
     real = kept.get("attention_mask")
     documents = kept.pop("document_ids", None)

@@ -1,0 +1,248 @@
+"""Whole runs of the trainers and commands on the fake device, in a process of its own:
+
+    FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
+
+writes `outcomes.json`: of each case what was noted, as (phase, kind, what, times), and how it failed. The phases of a
+run are `begin` (and its end), `step`, `log` and `evaluation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import json
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.fake_accelerator.device import FakeAccelerator, pretend  # before torch
+
+
+import datasets
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from transformers import DataCollatorForLanguageModeling, set_seed
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainingArguments
+from hf_electra_rtd.base.tasks import Task
+from hf_electra_rtd.data.collator import MASKING
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.encoders.families import FAMILIES
+from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head
+from hf_electra_rtd.finetuning.kinds import KINDS, make_kind
+from hf_electra_rtd.finetuning.reading import example_features
+from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.inference import correction, detection, scoring
+from hf_electra_rtd.ops import masking
+from hf_electra_rtd.pair import modeling_electra_rtd
+from hf_electra_rtd.pair.generators import GENERATORS
+from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.sharing import SHARING
+from hf_electra_rtd.training import meters
+from hf_electra_rtd.training.trainer import RTDTrainer
+from tests.conftest import VOCABULARY, make_text, tiny_config
+from tests.families_for_tests import make_tokenizer, tiny_family_config
+
+
+WORK = Path(sys.argv[1])
+LENGTH = 32
+STEPS = 2
+SPECIAL = {"special_token_ids": (2, 3, 4)}
+
+
+# ---- Pre-training ----
+
+
+@dataclasses.dataclass
+class Run:
+    """A run of `RTDTrainer`: the options of its pair and its arguments, its sequences, and what is done to it."""
+
+    pair: dict[str, Any] = dataclasses.field(default_factory=dict)
+    args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    packing: str = "full"  # or `original`, whose batches are padded
+    family: str | None = None
+    collator: Any = None
+    change: Callable[[Any], Any] = lambda model: model
+
+    def make(self) -> RTDTrainer:
+        dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+        config = tiny_config(**dropout, **SPECIAL, **self.pair) if self.family is None else self._of_family()
+        model = self.change(ElectraForRTDPretraining(config))
+        defaults = {"max_steps": STEPS, "logging_steps": STEPS, "eval_steps": STEPS, "per_device_train_batch_size": 4}
+        defaults |= {"max_seq_length": LENGTH, "save_strategy": "no", "warmup_steps": 1, "disable_tqdm": True}
+        args = RTDTrainingArguments(str(WORK / "run"), report_to="none", **{**defaults, **self.args})
+        assert args.device.type == "cuda"
+        train, held_out = blocks(self.packing)
+        if self.collator is None:
+            return RTDTrainer(model, args, train, held_out, tokenizer())
+        plain = [[{"input_ids": each["input_ids"]} for each in some] for some in (train, held_out)]
+        return RTDTrainer(model, args, *plain, data_collator=self.collator())
+
+    def _of_family(self) -> ElectraRTDConfig:
+        config = tiny_family_config(self.family, vocab_size=len(VOCABULARY))
+        return ElectraRTDConfig(discriminator_config=config, **SPECIAL, **self.pair)
+
+
+@cache
+def tokenizer() -> Any:
+    return make_tokenizer("WordPiece")
+
+
+@cache
+def blocks(packing: str) -> Any:
+    directory = WORK / packing
+    directory.mkdir()
+    (directory / "text.txt").write_text(make_text(40))
+    return prepare_blocks(
+        [directory / "text.txt"],
+        tokenizer(),
+        directory,
+        LENGTH,
+        packing=packing,
+        held_out_share=0.1,
+        disable_progress=True,
+    )
+
+
+def combinations() -> Iterator[tuple[str, Run]]:
+    """Every objective, generator and way of sharing that go together, each way of masking in turn."""
+    masks = itertools.cycle(MASKING)
+    for objective, generator, sharing in itertools.product(OBJECTIVES, GENERATORS, SHARING):
+        options = {"objective": objective, "generator": generator, "sharing": sharing}
+        try:
+            tiny_config(**SPECIAL, **options).check()
+        except ValueError:
+            continue
+        made = Run(options, {"masking": next(masks)})
+        if tiny_config(**SPECIAL, **options).sharing == sharing and generator != "bigram":
+            yield " ".join(options.values()), made
+
+
+def checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def continued(model: Any) -> Any:
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(model.generator, model.discriminator)
+
+
+def eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def plain_collator() -> Any:
+    return DataCollatorForLanguageModeling(tokenizer())
+
+
+def confusions() -> str:
+    (WORK / "confusions.txt").write_text("river mill\nmill river\nold young\n")
+    return str(WORK / "confusions.txt")
+
+
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+WITHIN = {"document_attention": True}
+ALONE = {"sharing": "none", "freeze_generator": True}
+RUNS: dict[str, Run] = {
+    **dict(combinations()),
+    "accumulated": Run(args=ACCUMULATED),
+    "exact normalization": Run(args={**ACCUMULATED, "exact_loss_normalization": True}, packing="original"),
+    "exact normalization, two towers": Run({"generator": "two_tower"}, {"exact_loss_normalization": True}),
+    "clipped apart": Run(args={"clip_separately": True, "generator_learning_rate": 1e-4}),
+    "muon": Run({"sharing": "gdes"}, {"optim": "muon", "bias_correction": True}),
+    "float32": Run(args={"bf16": False}),
+    "eager": Run(change=eager),
+    "padded": Run(packing="original"),
+    "padded, eager": Run(packing="original", change=eager),
+    "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, packing="original"),
+    "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
+    "labels at all positions": Run(collator=plain_collator, args={"exact_loss_normalization": True}),
+    "documents": Run(args=WITHIN),
+    "documents, eager": Run(args=WITHIN, change=eager),
+    "checkpointing": Run(change=checkpointed),
+    "checkpointing, documents": Run(args=WITHIN, change=checkpointed),
+    "linear temperature": Run({"temperature_schedule": "linear"}),
+    "exponential temperature, frozen": Run({"temperature_schedule": "exponential", **ALONE}),
+    "sampling": Run({"temperature": 0.7, "disallow_correct": True, "sampling_dropout": False}),
+    "greedy": Run({"temperature": 0.0}),
+    "frozen": Run(ALONE),
+    "continued": Run(change=continued),
+    "confused": Run(args={"confusion_file": confusions(), "confusion_share": 1.0}),
+    **{f"family {name}": Run(family=name) for name in FAMILIES},
+    **{f"family {name}, padded": Run(family=name, packing="original") for name in FAMILIES},
+    **{f"family {name}, documents": Run(family=name, args=WITHIN) for name, row in FAMILIES.items() if row.document_attention},
+    # A sparse `index_select` has no fake kernel.
+    "bigram": Run({"generator": "bigram"}),
+}
+
+
+def watch(trainer: Any, device: FakeAccelerator) -> Any:
+    """Names the phases of a trainer."""
+    phases = {"train": "begin", "_run_epoch": "step", "_maybe_log_save_evaluate": "log", "evaluate": "evaluation"}
+    for name, phase in phases.items():
+        setattr(trainer, name, partial(_during, device, phase, getattr(trainer, name)))
+    return trainer
+
+
+def _during(device: FakeAccelerator, phase: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+    with device.during(phase):
+        return method(*args, **kwargs)
+
+
+def pretrain(run: Run, device: FakeAccelerator) -> None:
+    watch(run.make(), device).train()
+
+
+# ---- Running ----
+
+
+def outcome(case: Callable[[FakeAccelerator], Any]) -> dict[str, Any]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    set_seed(0)
+    device = FakeAccelerator()
+    failed = None
+    found = None
+    with device:
+        try:
+            found = case(device)
+        except Exception as error:
+            failed = f"{type(error).__name__}: {str(error)[:200]}"
+            if len(sys.argv) > 2:
+                traceback.print_exc()
+    return {"failed": failed, "found": found, "noted": [[*what, times] for what, times in device.noted.items()]}
+
+
+CASES: dict[str, Callable[[FakeAccelerator], Any]] = {
+    **{f"pretrain {name}": partial(pretrain, run) for name, run in RUNS.items()},
+}
+
+
+def main() -> None:
+    pretend()
+    gc.freeze()  # the trainers collect garbage
+    pattern = sys.argv[2] if len(sys.argv) > 2 else ""
+    import time
+    outcomes = {}
+    for name, case in CASES.items():
+        if re.search(pattern, name):
+            t = time.process_time()
+            outcomes[name] = outcome(case)
+            if pattern: print(f"{time.process_time() - t:.1f}", name, outcomes[name]["failed"], *(x for x in outcomes[name]["noted"] if x[0] != "evaluation" and (x[0] != "log" or x[1] != "wait")), sep="\n   ", flush=True)
+    (WORK / "outcomes.json").write_text(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()

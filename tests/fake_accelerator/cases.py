@@ -8,15 +8,16 @@ run are `begin` (and its end), `step`, `log` and `evaluation`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import io
 import itertools
 import json
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -188,8 +189,12 @@ RUNS: dict[str, Run] = {
 }
 
 
+def pretrain(run: Run, device: FakeAccelerator) -> None:
+    watch(run.make(), device).train()
+
+
 def watch(trainer: Any, device: FakeAccelerator) -> Any:
-    """Names the phases of a trainer."""
+    """A trainer with names for its phases."""
     phases = {"train": "begin", "_run_epoch": "step", "_maybe_log_save_evaluate": "log", "evaluate": "evaluation"}
     for name, phase in phases.items():
         setattr(trainer, name, partial(_during, device, phase, getattr(trainer, name)))
@@ -201,11 +206,183 @@ def _during(device: FakeAccelerator, phase: str, method: Any, *args: Any, **kwar
         return method(*args, **kwargs)
 
 
-def pretrain(run: Run, device: FakeAccelerator) -> None:
-    watch(run.make(), device).train()
+def graph(run: Run, device: FakeAccelerator) -> dict[str, int]:
+    """How many shapes a hundred batches have, and how many sequences of operations the forward and backward passes of
+    some of them."""
+    trainer = watch(run.make(), device)
+    batches = itertools.islice(trainer.get_train_dataloader(), 100)
+    shapes = {tuple((name, tensor.shape) for name, tensor in batch.items()) for batch in batches}
+    sequences = set()
+    step = trainer.training_step
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        device.operations.clear()
+        loss = step(*args, **kwargs)
+        sequences.add(tuple(device.operations))
+        return loss
+
+    trainer.training_step = traced
+    trainer.args.max_steps = 4
+    trainer.train()
+    return {"shapes": len(shapes), "sequences": len(sequences)}
+
+
+# ---- Planted faults, each with what notes it ----
+
+
+def plant(owner: Any, name: str, fault: Any, device: FakeAccelerator) -> None:
+    with patch.object(owner, name, fault):
+        pretrain(Run(), device)
+
+
+def _with_cpu_tensor(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + torch.zeros(ids.shape[1], dtype=torch.int64)
+
+
+def _with_copy(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + torch.tensor(0, device=ids.device)
+
+
+def _with_shape_of_data(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + ids[ids.ne(0)].sum()
+
+
+def _with_read(meter: Any, output: Any, inputs: Any) -> None:
+    if output.loss.item() > 0:
+        meters_update(meter, output, inputs)
+
+
+def _with_another_read(meter: Any, reduce: Any) -> Any:
+    meter._sums.sum().item()
+    return meters_drain(meter, reduce)
+
+
+meters_update = meters.TrainingMeters.update
+meters_drain = meters.TrainingMeters.drain
+FAULTS: dict[str, tuple[str, str, Callable[[FakeAccelerator], Any]]] = {
+    "a tensor left on the CPU": ("step", "mixed", partial(plant, modeling_electra_rtd, "original_ids", _with_cpu_tensor)),
+    "a tensor made on the CPU": ("step", "copy", partial(plant, modeling_electra_rtd, "original_ids", _with_copy)),
+    "a shape of data": ("step", "wait", partial(plant, modeling_electra_rtd, "original_ids", _with_shape_of_data)),
+    "a loss that is read": ("step", "wait", partial(plant, meters.TrainingMeters, "update", _with_read)),
+    "a meter that is read twice": ("log", "wait", partial(plant, meters.TrainingMeters, "drain", _with_another_read)),
+    "memory that is not pinned": ("step", "copy", partial(pretrain, Run(args={"dataloader_pin_memory": False}))),
+    "copies that block": ("step", "copy", partial(pretrain, Run(args={"accelerator_config": {"non_blocking": False}}))),
+}
+
+
+# ---- Fine-tuning ----
+
+WORDS = "the river mill letter garden horse night morning window door street old young".split()
+LABELS = ("no", "yes")
+TAGS = ("O", "B-X", "I-X")
+OF_KIND: dict[str, dict[str, Any]] = {
+    "classification": {"metrics": ("accuracy",), "labels": LABELS},
+    "multi_label": {"metrics": ("micro_f1",), "labels": LABELS},
+    "regression": {"metrics": ("pearson",)},
+    "tagging": {"metrics": ("f1",), "labels": TAGS},
+    "correction": {"metrics": ("sentence_correction_f1",)},
+    "multiple_choice": {"metrics": ("accuracy",)},
+    "question_answering": {"metrics": ("f1",)},
+}
+
+
+def examples(kind: str) -> datasets.Dataset:
+    draw = np.random.default_rng(0)
+    rows = []
+    for index in range(16):
+        words = draw.choice(WORDS, 3 + index % 9).tolist()
+        text = " ".join(words)
+        rows.append(
+            {
+                "classification": {"texts": [text], "label": LABELS[index % 2]},
+                "multi_label": {"texts": [text], "label": list(LABELS[: index % 3])},
+                "regression": {"texts": [text], "label": index / 4},
+                "tagging": {"texts": words, "label": draw.choice(TAGS, len(words)).tolist()},
+                "correction": {"texts": [text], "label": " ".join(["river", *words[1:]])},
+                "multiple_choice": {"context": text, "question": "which ?", "choices": WORDS[:3], "label": index % 3},
+                "question_answering": {"question": "which ?", "context": text, "label": words[:1], "starts": [0]},
+            }[kind]
+            | {"id": str(index)}
+        )
+    return datasets.Dataset.from_list(rows, features=example_features(kind))
+
+
+def tune(
+    kind: str, device: FakeAccelerator, head: str = "transformers", family: str = "electra", lora: bool = False, **options: Any
+) -> None:
+    weights = options.pop("class_weights", None)
+    task = Task("own", "Own", kind=kind, **OF_KIND[kind], **options)
+    made = make_kind(task, tokenizer(), LENGTH, 4, 8)
+    made.class_weights = weights
+    labels = task.labels
+    model = load_with_head(made.auto_class, encoder(family), head, labels, unanswerable=task.unanswerable)
+    exchange_layers(model)
+    if lora:
+        model = add_adapters(model, encoder(family), r=2)
+    args = FineTuningArguments(
+        str(WORK / "tuned"), learning_rate=1e-3, num_train_epochs=2, per_device_train_batch_size=8, logging_steps=2,
+        gradient_accumulation_steps=2, report_to="none", disable_tqdm=True,
+    )
+    rows = examples(kind)
+    splits = {name: Split(rows, 0, {}, made.encode(rows, training=name == "train")) for name in ("train", "dev")}
+    trainer = watch(FineTuner(model, args, made, 1.0 if lora else 0.8, **splits), device)
+    trainer.train()
+    trainer.evaluate()
+
+
+@cache
+def encoder(family: str) -> str:
+    config = tiny_family_config(family, vocab_size=len(VOCABULARY))
+    pair = ElectraForRTDPretraining(ElectraRTDConfig(discriminator_config=config, **SPECIAL))
+    pair.save_towers(WORK / family, tokenizer())
+    pair.save_pretrained(WORK / family / "pair")
+    tokenizer().save_pretrained(WORK / family / "pair")
+    return str(WORK / family / "discriminator")
+
+
+LABEL_WORDS = {"label_words": dict(zip(LABELS, ("young", "old"), strict=True)), "template": "{text} it was {label} ."}
+TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
+    **{kind: partial(tune, kind) for kind in KINDS},
+    "classification, paper": partial(tune, "classification", head="paper"),
+    "regression, paper": partial(tune, "regression", head="paper"),
+    "question_answering, paper": partial(tune, "question_answering", head="paper", unanswerable=True),
+    "label words": partial(tune, "classification", **LABEL_WORDS),
+    "class weights": partial(tune, "classification", class_weights=[0.5, 1.5]),
+    "adapters": partial(tune, "classification", lora=True),
+    "tagging, modernbert": partial(tune, "tagging", family="modernbert"),
+}
+
+
+# ---- Commands ----
+
+
+def command(main: Any, device: FakeAccelerator, *argv: str) -> str:
+    encoder("electra")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(["--model", str(WORK / "electra" / "pair"), *argv])
+    return printed.getvalue()
+
+
+TEXTS = ("the old river .", "the young mill was great .")
+COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
+    "score": lambda device: command(scoring.main, device, *TEXTS),
+    "detect": lambda device: command(detection.main, device, *TEXTS),
+    "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
+    "correct": lambda device: command(correction.main, device, *TEXTS, "--threshold", "0", "--margin", "-100"),
+}
 
 
 # ---- Running ----
+
+
+CASES: dict[str, Callable[[FakeAccelerator], Any]] = {
+    **{f"pretrain {name}": partial(pretrain, run) for name, run in RUNS.items()},
+    **{f"finetune {name}": case for name, case in TUNED.items()},
+    **COMMANDS,
+    "graph": partial(graph, Run(args={"max_steps": 100})),
+    "graph, padded to the longest": partial(graph, Run(args={"max_steps": 100}, collator=plain_collator)),
+    **{f"fault {name}": case for name, (_, _, case) in FAULTS.items()},
+}
 
 
 def outcome(case: Callable[[FakeAccelerator], Any]) -> dict[str, Any]:
@@ -225,13 +402,10 @@ def outcome(case: Callable[[FakeAccelerator], Any]) -> dict[str, Any]:
     return {"failed": failed, "found": found, "noted": [[*what, times] for what, times in device.noted.items()]}
 
 
-CASES: dict[str, Callable[[FakeAccelerator], Any]] = {
-    **{f"pretrain {name}": partial(pretrain, run) for name, run in RUNS.items()},
-}
-
-
 def main() -> None:
     pretend()
+    datasets.disable_progress_bars()
+    datasets.config.HF_DATASETS_CACHE = WORK / "datasets"
     gc.freeze()  # the trainers collect garbage
     pattern = sys.argv[2] if len(sys.argv) > 2 else ""
     import time
@@ -240,7 +414,7 @@ def main() -> None:
         if re.search(pattern, name):
             t = time.process_time()
             outcomes[name] = outcome(case)
-            if pattern: print(f"{time.process_time() - t:.1f}", name, outcomes[name]["failed"], *(x for x in outcomes[name]["noted"] if x[0] != "evaluation" and (x[0] != "log" or x[1] != "wait")), sep="\n   ", flush=True)
+            if pattern: print(f"{time.process_time() - t:.1f}", name, outcomes[name]["failed"], outcomes[name]["found"], *(x for x in outcomes[name]["noted"] if x[0] != "evaluation" and (x[0] != "log" or x[1] != "wait")), sep="\n   ", flush=True)
     (WORK / "outcomes.json").write_text(json.dumps(outcomes))
 
 

@@ -69,8 +69,14 @@ def _pin(tensor: Tensor, *args: Any) -> Tensor:
     return pinned
 
 
+_stock_to = nn.Module.to
+
+
 def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Fake parameters and buffers in place of the real ones; ties stay, and whatever else a module holds."""
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    if device is None or device.type != "cuda":
+        return _stock_to(module, *args, **kwargs)
     made: dict[int, Tensor] = {}
     for each in module.modules():
         for tensors in (each._parameters, each._buffers):
@@ -86,12 +92,13 @@ def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 class FakeAccelerator(TorchDispatchMode):
-    """Active, `cuda` is there. `noted` counts (phase, kind, what)."""
+    """Active, `cuda` is there. `noted` counts (phase, kind, what); `operations` are those on the device, in order."""
 
     def __init__(self) -> None:
         super().__init__()
         self.noted: Counter[tuple[str, str, str]] = Counter()
         self.phase = "before"
+        self.operations: list[tuple[Any, ...]] = []
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextmanager
@@ -107,6 +114,7 @@ class FakeAccelerator(TorchDispatchMode):
         target = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
         if not fakes and target != "cuda":
             return func(*args, **kwargs)
+        self.operations.append((str(func), *(each.shape for each in given)))
         name = func._schema.name.removeprefix("aten::")
         dtype = kwargs.get("dtype") or (given[0].dtype if given else None)
         if func in _READS:

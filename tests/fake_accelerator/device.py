@@ -1,3 +1,4 @@
+# ruff: noqa: E402  # libraries are loaded before torch
 """A device `cuda` without a GPU: tensors on the CPU are real, those on `cuda` are fake, which have no values.
 
 What would be slow or wrong on a GPU is noted, with the line of ours that asked for it:

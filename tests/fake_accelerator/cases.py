@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+
 from tests.fake_accelerator.device import FakeAccelerator, pretend  # isort: skip  # before torch
 
 import datasets

@@ -1,4 +1,4 @@
-"""What pre-training on many GPUs would take, computed: prints the tables of `docs/scale.md`.
+"""What pre-training on many GPUs would take, computed: prints the tables of `docs/background/scale.md`.
 
     python benchmarks/scale_model.py
 

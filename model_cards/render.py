@@ -3,7 +3,7 @@
 
 A model is a directory with `card.json` (what no record knows: the repositories' prefix, license, languages),
 `run_record.json`, and fine-tuning results: `evaluations/final` of its discriminator, `evaluations/compared` of other
-models, and `evaluations/step-<N>` of its exports, which docs/results.md shows.
+models, and `evaluations/step-<N>` of its exports, which docs/background/results.md shows.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -94,6 +95,22 @@ def attention_with_dropout(
     weights = torch.softmax(scores, dim=-1).masked_fill(hidden, 0.0)
     weights = dropout(weights, bits_HBLL.transpose(0, 1), probability)
     return (weights @ value_BHLD).transpose(1, 2)
+
+
+def attention_by_lengths(
+    query_THD: Tensor, key_THD: Tensor, value_THD: Tensor, offsets: Tensor, scaling: float, window: int | None = None
+) -> Tensor:
+    """Document by document, query by query: of T tokens that lie behind each other, a document has those from one
+    offset to the next, and a token sees those of its own, at most `window` places away."""
+    found = torch.zeros_like(query_THD)
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        for place in range(start, stop):
+            first, last = (
+                (start, stop) if window is None else (max(start, place - window), min(stop, place + window + 1))
+            )
+            scores_HK = torch.einsum("hd,khd->hk", query_THD[place], key_THD[first:last]) * scaling
+            found[place] = torch.einsum("hk,khd->hd", scores_HK.softmax(dim=-1), value_THD[first:last])
+    return found
 
 
 def replaced_token_loss(logits_BL: Tensor, replaced_BL: Tensor, attention_mask_BL: Tensor | None) -> Tensor:

@@ -6,7 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import masking_utils
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils, modeling_flash_attention_utils
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.base.records import PretrainingRecord
@@ -19,6 +22,7 @@ from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, settle_masking
 from tests.conftest import make_text, pretraining_flags, tiny_config
 from tests.families_for_tests import tiny_family_config
+from tests.reference import attention_by_lengths
 
 
 CLS = 2
@@ -109,7 +113,7 @@ def collate(tokenizer, batch, **options):
 def separate_rows(batch):
     """The documents of a collated batch as rows of their own with padding; and of each row its sequence, where it
     begins, and where it ends."""
-    rows = {name: [] for name in batch if name not in ("document_ids", "position_ids")}
+    rows = {name: [] for name in batch if not name.startswith(("document_", "position_"))}
     pieces = []
     real = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     for sequence, documents in enumerate(batch["document_ids"]):
@@ -190,6 +194,60 @@ def test_documents_in_one_sequence_are_worth_as_much_as_rows_of_their_own(family
             torch.testing.assert_close(*pair, atol=1e-10, rtol=1e-10, msg=f"{name} of {start}:{stop}")
 
 
+@pytest.fixture
+def flash(monkeypatch):
+    """A name of attention by which transformers calls a flash kernel, and the calls of the one that stands in for it;
+    the other kernel, which knows no lengths, is missing."""
+    calls = []
+
+    def flash_attn_varlen_func(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size=(-1, -1)
+    ):
+        calls.append((tuple(q.shape), (max_seqlen_q, max_seqlen_k), causal, window_size, cu_seqlens_q, cu_seqlens_k))
+        window = None if window_size[0] < 0 else window_size[0]
+        return attention_by_lengths(q, k, v, cu_seqlens_q, softmax_scale, window)
+
+    kernels = (None, flash_attn_varlen_func, None, None, None)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_lazy_imports", lambda *_, **__: kernels)
+    monkeypatch.setattr(modeling_flash_attention_utils, "_loaded_implementation", None)
+    AttentionInterface.register("flash_stub", flash_attention_forward)
+    AttentionMaskInterface.register("flash_stub", flash_attention_mask)
+    yield "flash_stub", calls
+    for table in (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS):
+        table._global_mapping.pop("flash_stub")
+
+
+@pytest.mark.parametrize("family", ABLE)
+def test_flash_attention_reads_lengths_in_place_of_masks(family, tokenizer, flash):
+    """Losses and gradients are those of masks, in float64, also beside padding and in sliding windows."""
+    name, calls = flash
+    batch = collate(tokenizer, packed_batch(tokenizer))
+    expected = make_pair(family, tokenizer)
+    model = make_pair(family, tokenizer, attention=name)
+    for pair in (expected, model):
+        pair(**batch).loss.backward()
+    for (key, one), other in zip(expected.named_parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-9, rtol=1e-8, msg=key)
+
+    # Two sequences have room for 16 documents. There are three and two, and what pads the second.
+    offsets = torch.tensor([0, 10, 25, 32, 44, 58, *[64] * 11], dtype=torch.int32)
+    assert len(calls) == 4
+    for shape, longest, causal, _, *lengths in calls:
+        assert (shape, longest, causal) == ((2 * LENGTH, 2, 16), (LENGTH, LENGTH), False)
+        assert all(torch.equal(each, offsets) and each.dtype == torch.int32 for each in lengths)
+    assert (len({window for _, _, _, window, *_ in calls}) == 2) == (family == "modernbert")
+
+
+def test_room_for_documents_grows_with_them(tokenizer):
+    batch = packed_batch(tokenizer)
+    assert len(collate(tokenizer, batch)["document_offsets"]) == 17
+    batch.document_starts[0, 2::2] = True
+    offsets = collate(tokenizer, batch)["document_offsets"]
+    assert len(offsets) == 33
+    assert offsets[-1] == 2 * LENGTH
+    assert (offsets.diff() > 0).sum() == 20  # 17 documents, two, and padding
+
+
 def test_other_documents_do_not_matter_in_training_with_dropout(tokenizer):
     """The attention that stands in for torch's on CPUs heeds the mask."""
     model = make_pair("electra", tokenizer).train()
@@ -211,7 +269,7 @@ def test_segments_and_batches_without_the_option_stay_as_they_are(tokenizer):
     plain, collated = (collate(tokenizer, batch, document_attention=option) for option in (False, True))
     # Segment B goes on with the second document; the third and the second sequence's second are a segment A.
     assert collated["token_type_ids"].nonzero()[:, 1].tolist() == list(range(17, 25))
-    assert plain.keys() == collated.keys() - {"document_ids", "position_ids"}
+    assert plain.keys() == collated.keys() - {"document_ids", "document_offsets", "position_ids"}
     assert all(torch.equal(plain[name], collated[name]) for name in plain.keys() - {"token_type_ids"})
 
 
@@ -249,6 +307,9 @@ def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer):
     double = ElectraForRTDPretraining(tiny_config(objective="electric", generator="two_tower"))
     with pytest.raises(ValueError, match="two_tower"):
         settle_masking(double.config, args, tokenizer)
+    model = make_pair("electra", tokenizer, "flex_attention")
+    with pytest.raises(ValueError, match="flex_attention"):
+        settle_masking(model.config, args, tokenizer)
     with pytest.raises(ValueError, match="documents begin"):
         collate(tokenizer, replace(packed_batch(tokenizer), document_starts=None))
 

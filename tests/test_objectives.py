@@ -223,20 +223,11 @@ def test_a_copy_mechanism_that_is_sure_gives_finite_losses_and_gradients(batch, 
     [
         {"objective": "all_tokens_mlm"},
         {"sampling_dropout": False, "attention_probs_dropout_prob": 1e-9},  # a second pass
-        *(
-            pytest.param(options, marks=pytest.mark.slow)
-            for options in (
-                {"objective": "rtd_masked_only"},
-                {"objective": "replace_mlm"},
-                {"objective": "mlm"},
-                {"objective": "electric", **ELECTRIC},
-                {"sharing": "gdes"},
-            )
-        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_the_graph_traces_whole(batch, options):
+    """Of two steps that differ most from the usual one; of all in `test_compilation.py`, which is slow."""
     torch.compiler.reset()
     model = ElectraForRTDPretraining(tiny_config(**options, num_hidden_layers=1)).train()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

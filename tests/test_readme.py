@@ -12,7 +12,10 @@ from hf_electra_rtd_command import COMMANDS
 
 
 ROOT = Path(__file__).parents[1]
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
+}
 SHORT = "--disable_tqdm True --use_cpu True"
 FEW_STEPS = "--max_steps 3 --eval_steps 3 --save_steps 3 --logging_steps 1 --warmup_steps 1"
 # The smallest model, whatever the size in the text: the test is that the flags mean something.
@@ -37,6 +40,8 @@ def commands(page):
         words = shlex.split(line, comments=True)
         if words[:1] == ["hf-electra-rtd"]:
             yield words[1], words[2:]
+        elif words[:2] == ["make", "pretrain"]:
+            yield "pretrain", ["--output_dir", "runs/pretrain"]
         elif words[:2] == ["accelerate", "launch"]:
             module = words.index("-m") + 1
             yield modules[words[module]], words[module + 1 :]
@@ -44,11 +49,11 @@ def commands(page):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_to_files_and_sections_that_exist(page):
-    here = ROOT if page == "README.md" else ROOT / "docs"
+    here = (ROOT / page).parent
     for target in re.findall(r"\]\((?!http)([^)#]*)#?[^)]*\)", PAGES[page]):
         assert not target or (here / target).exists(), target
     for target, section in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", PAGES[page]):
-        text = ((here / target) if target else (here / page)).read_text(encoding="utf-8")
+        text = ((here / target) if target else (ROOT / page)).read_text(encoding="utf-8")
         titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)]
         assert section in [re.sub(r"[^\w-]", "", title) for title in titles], section
 
@@ -57,8 +62,9 @@ TABLES = {  # path: header and line
     "glue/MRPC/*.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "{label}\t1\t2\t{a}\t{b}\n"),
     "glue/RTE/*.tsv": ("index\tsentence1\tsentence2\tlabel\n", "{row}\t{a}\t{b}\t{name}\n"),
     "glue/CoLA/*.tsv": ("", "gj04\t{label}\t\t{a}\n"),
+    "glue/STS-B/*.tsv": ("sentence1\tsentence2\tscore\n", "{a}\t{other}\t{label}\n"),
     "glue/SST-2/*.tsv": ("sentence\tlabel\n", "{a}\t{label}\n"),
-    "*.csv": ("review,stars\n", "{a},{label}\n"),
+    "*.csv": ("review,mood\n", "{a},{label}\n"),
     "pairs.tsv": ("text\tright\n", "{a}\t{other}\n"),
     "letters.txt": ("", "{a}\n{other}\n"),
     "blimp/pairs.jsonl": ("", '{{"sentence_good": "{a}", "sentence_bad": "{other}"}}\n'),

@@ -13,7 +13,7 @@ from scale_model import Cluster
 from hf_electra_rtd.ops import products
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).parents[2] / "docs" / "background" / "scale.md"
 
 
 @pytest.mark.parametrize("name", scale_model.TABLES)

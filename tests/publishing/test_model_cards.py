@@ -32,5 +32,5 @@ def test_cards_and_the_page_of_results_hold_the_figures_of_the_records(model):
         table = results_table(read_evaluations([model / "evaluations/final", model / "evaluations/compared"]).values())
         figures = [line.partition(" | ")[2] for line in table.splitlines() if re.match(r"\|.*\d\.\d", line)]
         assert figures  # rows without the name of the model
-        for text in (cards["discriminator"], (ROOT / "docs/results.md").read_text(encoding="utf-8")):
+        for text in (cards["discriminator"], (ROOT / "docs/background/results.md").read_text(encoding="utf-8")):
             assert [figure for figure in figures if figure not in text] == []

@@ -37,6 +37,9 @@ MASKING: dict[str, tuple[float, ...] | None] = {
     "ngram": (0.4, 0.3, 0.2, 0.1),
     "span": tuple(share / sum(_GEOMETRIC) for share in _GEOMETRIC),
 }
+# `document_offsets` have room for so many, or 2, 4, ... times as many where a batch needs it, so that their shape
+# seldom changes: empty documents cost a kernel little, another shape costs a compilation.
+DOCUMENTS_A_SEQUENCE = 8
 
 
 class DataCollatorForRTD:
@@ -64,7 +67,9 @@ class DataCollatorForRTD:
     `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
     stream positions (B,), `sampling_temperature` (B,). `confusions` add `confused_ids` (B, K): wrong tokens that stand
     in place of samples, -1 where these stay. With `document_attention`, batches with several documents in a sequence
-    have `document_ids` and `position_ids` (B, L). Raises ValueError for sequences that it cannot use.
+    have `document_ids` and `position_ids` (B, L), and for flash kernels `document_offsets` int32 (N + 1,): where the
+    documents begin in the flattened batch, then its size until the end. Raises ValueError for sequences that it cannot
+    use.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class DataCollatorForRTD:
             if (ids_BL > ids_BL[:, :1]).any():
                 firsts_BL = np.maximum.accumulate(np.where(starts_BL, columns_L, 0), axis=1)
                 documents = {"document_ids": ids_BL, "position_ids": columns_L - firsts_BL}
+                documents["document_offsets"] = _offsets(starts_BL, batch.lengths)
 
         # Uniforms of a sequence: L to choose positions, K to keep tokens, 2 K to sample.
         num_slots = min(num_masked(self.mask_probability, length), length)
@@ -188,6 +194,19 @@ class DataCollatorForRTD:
                 "or leave the seed out."
             )
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
+
+
+def _offsets(starts_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
+    """`document_offsets` of sequences of these lengths; what pads one counts as a document. N seldom changes."""
+    batch_size, length = starts_BL.shape
+    columns_L = np.arange(length)
+    begins_BL = starts_BL & (columns_L < lengths_B[:, None]) | (columns_L == lengths_B[:, None])
+    begins_BL[:, 0] = True
+    offsets = np.flatnonzero(begins_BL)
+    size = DOCUMENTS_A_SEQUENCE * batch_size
+    while size < len(offsets):
+        size *= 2
+    return np.pad(offsets, (0, size + 1 - len(offsets)), constant_values=batch_size * length).astype(np.int32)
 
 
 def falling_temperature(

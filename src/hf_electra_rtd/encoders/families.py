@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -15,6 +15,7 @@ from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
     eager_mask,
+    flash_attention_mask,
     packed_sequence_mask_function,
     sdpa_mask,
     sliding_window_bidirectional_mask_function,
@@ -180,6 +181,16 @@ def resize_vocabulary(tower: Any, *sizes: Any) -> None:
     _row(tower.config).resize(tower, *sizes)
 
 
+def choose_head(model: Any, unread: Iterable[str], config: Any) -> bool:
+    """Sets `legacy` in `config`, which the masked language model was loaded with, by the tensors that it did not read.
+    Released weights of DeBERTa have the head of `legacy=False`, and their configurations do not say so. Returns
+    whether the model must be loaded again."""
+    if not getattr(model, "legacy", False) or "lm_predictions.lm_head.bias" not in unread:
+        return False
+    config.legacy = False
+    return True
+
+
 def _row(config: Any) -> Family:
     return FAMILIES.get(config.model_type, _OTHER)
 
@@ -193,12 +204,12 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any]:
     """What an encoder with this configuration is called with: no token types where its table has one or none, position
-    ids where it would count them from the ids, in which a [PAD] may stand for a word, and masks of pairs of tokens for
-    `document_ids`. So that a GPU is not waited for, there is a mask where the encoder would read whether it needs one,
-    and on a GPU padding is masked here: the encoder would read whether there is any."""
-    kept = {name: value for name, value in inputs.items() if value is not None}
+    ids where it would count them from the ids, in which a [PAD] may stand for a word, and for `document_ids` masks, or
+    the lengths of `document_offsets`. So that a GPU is not waited for, there is a mask where the encoder would read
+    whether it needs one, and on a GPU padding is masked here: the encoder would read whether there is any."""
+    kept: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
     read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
@@ -206,12 +217,16 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Ten
         kept.setdefault("attention_mask", torch.ones(read.shape[:2], device=read.device))
     if first := _row(config).first_position(config):
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
-    real = kept.get("attention_mask")
-    documents = kept.pop("document_ids", None)
-    if documents is not None:
+    real_BL = kept.get("attention_mask")
+    documents_BL = kept.pop("document_ids", None)
+    offsets = kept.pop("document_offsets", None)
+    if documents_BL is not None:
         check_document_attention(config)
-    if documents is not None or (real is not None and real.device.type != "cpu" and _takes_masks(config)):
-        kept["attention_mask"] = _pair_masks(config, documents, real)
+    if documents_BL is not None and _takes_lengths(config):
+        kept.pop("attention_mask", None)
+        kept |= _document_lengths(documents_BL, offsets)
+    elif documents_BL is not None or (real_BL is not None and real_BL.device.type != "cpu" and _takes_masks(config)):
+        kept["attention_mask"] = _pair_masks(config, documents_BL, real_BL)
     return kept
 
 
@@ -226,16 +241,31 @@ def check_document_attention(config: Any) -> None:
     if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
-    if not _takes_masks(config):
+    if not _takes_lengths(config) and not _takes_masks(config):
         raise ValueError(
-            f"document_attention with attn_implementation={attention} was never tried: take sdpa or eager."
+            f"document_attention with attn_implementation={attention} was never tried: take sdpa, eager or "
+            "flash_attention_2."
         )
+
+
+def _takes_lengths(config: Any) -> bool:
+    """Whether attention is a flash kernel, of whatever package: these take lengths, and no mask of pairs."""
+    return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is flash_attention_mask
 
 
 def _takes_masks(config: Any) -> bool:
     """Whether an encoder takes masks of pairs of tokens."""
     function = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
     return _row(config).document_attention and function in (sdpa_mask, eager_mask)
+
+
+def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str, Any]:
+    """What a flash kernel reads of a batch whose rows lie behind each other. The largest length is the one that a
+    document may have: to know the one that is there, the host would wait for the device."""
+    if offsets is None:
+        raise ValueError("document_ids with flash attention need document_offsets: take those of DataCollatorForRTD.")
+    length = documents_BL.shape[1]
+    return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": length, "max_length_k": length}
 
 
 def _pair_masks(config: Any, documents_BL: Tensor | None, real_BL: Tensor | None) -> Any:

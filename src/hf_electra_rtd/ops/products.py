@@ -55,12 +55,8 @@ def library() -> str:
         gflops = speeds()
         _chosen = ONEDNN if gflops.get(ONEDNN, 0.0) > _GAIN * gflops[MKL] else MKL
         listed = ", ".join(f"{name} {speed:.0f}" for name, speed in gflops.items())
-        origin = (
-            "measured: another start may choose otherwise"
-            if _known_speeds() is None
-            else "from the table of processors"
-        )
-        logger.info(f"Matrix products on this CPU by {_chosen} (GFLOP/s, {origin}: {listed}).")
+        origin = "measured" if _known_speeds() is None else "from a table"
+        logger.debug(f"CPU matrix multiplication by {_chosen} (GFLOP/s, {origin}: {listed}).")
     return _chosen
 
 
@@ -78,7 +74,7 @@ def use_library(name: str | None) -> None:
     name = name.lower()  # older checkpoints say `oneDNN`
     if name == MKL or (name == ONEDNN and has_onednn()):
         if _chosen not in (None, name):
-            logger.info(f"Matrix products on this CPU by {name}, no longer by {_chosen}.")
+            logger.info(f"CPU matrix multiplication by {name}, no longer by {_chosen}.")
         _chosen = name
     elif name != library():
         logger.warning(f"This torch has no {name}. Products use {library()}, which rounds differently.")

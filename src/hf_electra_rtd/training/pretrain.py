@@ -31,6 +31,7 @@ import torch
 from accelerate.utils import broadcast_object_list, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -43,7 +44,13 @@ from hf_electra_rtd.base.records import PretrainingRecord, count_cores, public_c
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
+from hf_electra_rtd.data.sequences import (
+    BLOCKS_DIRECTORY,
+    check_held_out,
+    describe_text,
+    get_sequences,
+    get_tokenizer,
+)
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.initialization import begin_on_neighbours, check_room
@@ -52,6 +59,8 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
+    HUB_RULES,
+    TRAINER_RULES,
     RTDTrainingArguments,
     check_publishing,
     read_token_confusions,
@@ -66,6 +75,9 @@ logger = logging.getLogger(__name__)
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 _TIMED_STEPS = 3  # after one to warm up
+_MOST_PASSES = 40  # over one text, after which more add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
+_DAY = 86_400  # seconds
+_LONG = 7  # days
 _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
 
 
@@ -73,12 +85,12 @@ _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: w
 class RunArguments:
     """How the run starts."""
 
-    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it takes, and stop.")
-    overwrite_output_dir: bool = flag(False, "Delete the run that lies in --output_dir, and start anew.")
+    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
+    overwrite_output_dir: bool = flag(False, "Delete the run in --output_dir, and start again.")
     old_held_out_files: list[str] | None = flag(
-        None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
+        None, "With --continue_from: held-out text of the earlier training, to see what the networks forget."
     )
-    cache_dir: str | None = flag(None, "Local directory for copies of remote shards; runs of a node can share it.")
+    cache_dir: str | None = flag(None, "Local directory for copies of remote shards. Runs on one node can share it.")
 
 
 # Of flags of several dataclasses.
@@ -95,6 +107,8 @@ HELP_GROUPS: HelpGroups = {
         "held_out_share": None,
         "tokenizer": None,
         "vocab_size": None,
+        "lowercase": None,
+        "strip_accents": None,
         "max_seq_length": None,
     },
     "Networks": {
@@ -108,25 +122,25 @@ HELP_GROUPS: HelpGroups = {
     "Training": {
         "output_dir": None,
         "max_steps": "Steps of the run.",
-        "num_train_epochs": "Its length in passes over the sequences, in place of --max_steps.",
-        "per_device_train_batch_size": "Sequences of a step and a device.",
-        "gradient_accumulation_steps": "Batches that make one step.",
+        "num_train_epochs": "In place of --max_steps: passes over the sequences.",
+        "per_device_train_batch_size": "Sequences per device and step.",
+        "gradient_accumulation_steps": "Number of batches per optimizer step.",
         "learning_rate": None,
-        "warmup_steps": None,
+        "warmup_steps": "Steps of warm-up; below 1: a share of the run. A tenth of a short run.",
         "mask_probability": None,
         "bf16": None,
-        "seed": "Of weights, masks, samples and the order of sequences.",
+        "seed": "Seed of weights, masks, samples and the order of sequences.",
     },
     "Evaluation and checkpoints": {
-        "eval_steps": "Steps between evaluations on held-out text; below 1: a share of the run.",
+        "eval_steps": "Steps between evaluations; below 1: a share of the run. A fifth of a short run.",
         "save_steps": "Steps between checkpoints; below 1: a share of the run.",
-        "resume_from_checkpoint": "Go on from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
+        "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
     },
     "Publishing": {
-        "push_to_hub": "Publish the networks on the Hub at the end of the run.",
-        "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
+        "push_to_hub": None,
+        "hub_model_id": None,
     },
 }
 
@@ -222,6 +236,7 @@ def start(
         recipes={name: size.pretraining for name, size in SIZES.items()},
         more_defaults=recipe_defaults,
         help_groups=HELP_GROUPS,
+        rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )
     check_launcher(args)
     check_publishing(args, card, publication)
@@ -253,7 +268,7 @@ def start(
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)
         if initialization != "stock":
-            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
+            begin_on_neighbours(model, stream, tokenizer, args.seed)
         words = [sys.argv[0], *argv]
         arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
@@ -285,7 +300,9 @@ def _set_up_logging(args: RTDTrainingArguments) -> None:
     used = args.world_size * torch.get_num_threads()
     cores = count_cores()
     if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
-        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
+        logger.warning(
+            f"Using {used} of {cores} CPU cores; set OMP_NUM_THREADS={cores // args.world_size} to use more."
+        )
 
 
 def _get_networks(
@@ -473,7 +490,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     model = run.model
     stream = run.stream
     device = run.args.device
-    screen = screen or Console(highlight=False, quiet=run.args.process_index != 0)
+    screen = screen or console.open_console(quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
     towers = model.config.towers
@@ -500,14 +517,37 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
             "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
         ) from None
     console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+    for advice in _advise(run, seconds):
+        console.print_folded(Text(advice), screen, "! ")
     screen.print(f"\nNothing was trained. The prepared sequences stay in {run.args.output_dir} for the run itself.")
+
+
+def _advise(run: Run, seconds: float) -> Iterator[str]:
+    """What to change about a run that is too long for its text or its machine, at so many seconds a step."""
+    args = run.args
+    steps_of_a_pass = len(run.stream.sequences) / args.sequences_per_step
+    passes = args.max_steps / steps_of_a_pass
+    most = max(1, int(_MOST_PASSES * steps_of_a_pass))
+    if passes > _MOST_PASSES:
+        yield (
+            f"The run reads its text {passes:,.0f} times; beyond about {_MOST_PASSES} passes it learns little more. "
+            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes) and a smaller --size."
+        )
+    steps_of_a_day = max(1, int(_DAY / seconds))
+    if min(most, args.max_steps) * seconds > _LONG * _DAY:
+        yield (
+            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, a smaller --size, "
+            f"or --max_steps {steps_of_a_day}."
+        )
 
 
 def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, str]:
     """What a run costs, at so many seconds a step."""
     args = run.args
     model = run.model
+    text = run.stream.sequences
     num_sequences = args.max_steps * args.sequences_per_step
+    passes = num_sequences / len(text)
     num_tokens = meters.count_tokens(run.stream, args, num_sequences)
     flops = meters.count_flops(model, args, num_sequences)
     paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
@@ -520,7 +560,8 @@ def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, 
     return {
         "steps": f"{args.max_steps:,} of {args.sequences_per_step:,} sequences",
         "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
-        "tokens": f"{num_tokens:,}, {num_sequences / len(run.stream.sequences):.3g} passes over the sequences",
+        **({"text": describe_text(text.header)} if isinstance(text, Blocks) else {}),
+        "tokens": f"{num_tokens:,}, {passes:,.{0 if passes >= 10 else 2}f} passes over the text",
         "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,
@@ -559,7 +600,7 @@ def _time_steps(run: Run) -> float:
     stream = copy.copy(run.stream)
     stream.num_positions = args.max_steps * args.sequences_per_step
     trainer = RTDTrainer(run.model, args, stream, data_collator=run.collator)
-    trainer.remove_callback(console.RTDPrinterCallback)
+    trainer.remove_callback(console.LinesCallback)
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
     return float((others[-1] - first) / (args.max_steps - 1) if others else first)

@@ -4,7 +4,8 @@
 # make test-nodes kills among two nodes (four minutes; not in .ci/run)
 # make test-tf    the reader of TensorFlow checkpoints (installs TensorFlow, about 250 MB)
 # make bench      short versions of the benchmarks (about two minutes each on two cores)
-# make quality    ruff, formatting, import contract, types, dense code
+# make quality    ruff, formatting, import contract, types, dense code, and the site
+# make docs       the site of the documentation, in build/site; a broken link is an error
 PYTHON ?= python3
 VENV ?= .venv
 OUTPUT_DIR ?= runs/pretrain
@@ -17,11 +18,13 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 WORKERS := $(shell getconf _NPROCESSORS_ONLN | awk '{ print ($$1 < 4) ? $$1 : 4 }')
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# What the site shows: pages, and the pictures in them.
+PAGES := README.md CONTRIBUTING.md CHANGELOG.md docs examples model_cards benchmarks
 # Spelled out, so that `accelerate launch` neither asks nor warns, and uses all cores where there is no GPU.
 LAUNCH := $(BIN)/accelerate launch --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no \
 	--num_cpu_threads_per_process $(CORES)
 
-.PHONY: pretrain test test-slow test-nodes test-tf bench quality style clean
+.PHONY: pretrain test test-slow test-nodes test-tf bench quality docs style clean
 
 pretrain: $(VENV)/.installed
 	$(LAUNCH) examples/pretrain.py --output_dir $(OUTPUT_DIR) --overwrite_output_dir $(ARGS)
@@ -42,12 +45,17 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/pretraining_step.py --short
 	$(BIN)/python benchmarks/data.py --short
 
-quality: $(VENV)/.installed-dev
+quality: $(VENV)/.installed-dev docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python .ci/density src examples benchmarks
+
+docs: $(VENV)/.installed-dev
+	mkdir -p build/pages
+	ln -sfn $(addprefix $(CURDIR)/,$(PAGES)) build/pages
+	$(BIN)/mkdocs build --strict
 
 style: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .

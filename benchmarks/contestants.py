@@ -36,7 +36,7 @@ from hf_electra_rtd.base.recipes import get_size
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.training.console import RTDPrinterCallback
+from hf_electra_rtd.training.console import LinesCallback
 
 
 LEARNING_RATE = 1e-4
@@ -287,7 +287,7 @@ class TrainerLoop:
         trainer = RTDTrainer(
             self.model, args, self.rows.blocks, processing_class=self.rows.tokenizer, callbacks=[watch, *callbacks]
         )
-        for printer in (PrinterCallback, RTDPrinterCallback):
+        for printer in (PrinterCallback, LinesCallback):
             trainer.pop_callback(printer)
         trainer.train()  # `accelerate` wraps the model's `forward` once; the next round's Trainer finds it wrapped
         return (watch.ended - watch.began) / steps

@@ -26,7 +26,8 @@ from measuring import describe_run, finish
 from hf_electra_rtd import DataCollatorForRTD, SequenceStream
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.text import Source, find_files, read_lines
-from hf_electra_rtd.data.tokenization import load_tokenizer, train_wordpiece
+from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.data.wordpiece import train_wordpiece
 
 
 BUNDLED_CORPUS = Path(__file__).parents[1] / "examples" / "data" / "eltec_eng_excerpts.txt.gz"

@@ -13,15 +13,12 @@ table has the mean over seeds and, from two seeds on, its 95 % interval (Student
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-from scipy import stats
-
 from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.publishing.pretrainings import Pretraining, pretraining_table
 
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,15 +45,6 @@ ROWS: dict[str, list[str]] = {
     "sharing word": ["--sharing", "word"],
     "sharing gdes": ["--sharing", "gdes"],
 }
-COLUMNS = {
-    "generator loss": "eval_generator_loss",
-    "generator accuracy": "eval_generator_accuracy",
-    "replaced": "eval_replaced_share",
-    "AUC": "eval_discriminator_auc",
-    "bigram's AUC": "eval_bigram_auc",
-    "masked tokens right": "eval_discriminator_masked_accuracy",
-    "all tokens right": "eval_discriminator_token_accuracy",
-}
 
 
 def directory_of(output_dir: Path, row: str, seed: int) -> Path:
@@ -77,35 +65,15 @@ def train(directory: Path, flags: list[str]) -> bool:
     return status == 0
 
 
-def format_mean(values: list[float], digits: int = 3) -> str:
-    """The mean, and half of its 95 % interval."""
-    if not values:
-        return ""
-    mean = f"{np.mean(values):.{digits}f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {stats.t.ppf(0.975, len(values) - 1) * stats.sem(values):.{digits}f}"
-
-
 def table(output_dir: Path, rows: list[str], seeds: list[int]) -> str:
     """In Markdown; rows of which no run is finished are left out."""
-    lines = [
-        f"| row | runs | tokens | {' | '.join(COLUMNS)} | minutes |",
-        "|---" * (len(COLUMNS) + 4) + "|",
-    ]
+    pretrainings = []
     for row in rows:
-        files = [directory_of(output_dir, row, seed) / PretrainingRecord.FILE for seed in seeds]
-        records = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-        if not records:
-            continue
-        cells = [
-            format_mean([record["metrics"][name] for record in records if name in record["metrics"]])
-            for name in COLUMNS.values()
-        ]
-        minutes = format_mean([record["train_seconds"] / 60 for record in records], 1)
-        tokens = f"{np.mean([record['tokens'] for record in records]) / 1e6:.2f} M"
-        lines.append(f"| {row} | {len(records)} | {tokens} | {' | '.join(cells)} | {minutes} |")
-    return "\n".join(lines)
+        directories = [directory_of(output_dir, row, seed) for seed in seeds]
+        records = [PretrainingRecord.load(path) for path in directories if (path / PretrainingRecord.FILE).exists()]
+        if records:
+            pretrainings.append(Pretraining(row, records))
+    return pretraining_table(pretrainings)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ whole benchmark (`--benchmark glue`, `clue` or `more`), from the Hub or from `--
 and the names of their columns:
 
     python examples/finetune.py --model_name_or_path runs/small --output_dir runs/reviews \\
-        --train_file train.csv --validation_file dev.csv --text_column_name review --label_column_name stars
+        --train_file train.csv --validation_file dev.csv --text_column_name review --label_column_name mood
 
 Expect records, predictions and the best seed's model in `output_dir`, and a table of scores at the end.
 """

@@ -45,6 +45,7 @@ def main() -> None:
     loader = DataLoader(stream, BATCH_SIZE, collate_fn=collator, generator=torch.Generator())
     held_out_loader = DataLoader(held_out_stream, 64, collate_fn=collator, generator=torch.Generator())
     model = rtd.ElectraForRTDPretraining(rtd.ElectraRTDConfig.from_size(vocab_size=len(tokenizer), **OPTIONS))
+    rtd.begin_on_neighbours(model, train, tokenizer, SEED)  # as the command begins with tiny
     optimizer = rtd.ElectraAdamW(rtd.get_parameter_groups(model, weight_decay=0.01), lr=5e-4, bias_correction=True)
     schedule = rtd.get_electra_schedule(optimizer, num_warmup_steps=100, num_training_steps=args.max_steps)
     set_seed(SEED, device_specific=True)  # dropout differs between processes

@@ -25,9 +25,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "detect": ("inference.detection", "show which tokens of a sentence look replaced"),
     "correct": ("inference.correction", "correct wrong words of texts"),
     "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
-    "score": ("inference.scoring", "how likely a model holds texts to be"),
+    "score": ("inference.scoring", "score how likely a model considers each text"),
     "convert": ("pair.original_checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
-    "compare": ("publishing.tables", "compare fine-tuning results in one table"),
+    "compare": ("publishing.compare", "compare pre-trainings or fine-tunings in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),
 }
 FAILED = 2  # exit status after a mistake, with a message

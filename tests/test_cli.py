@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from hf_electra_rtd.base.cli import (
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
+from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.inference import correction, detection, export, scoring
 from hf_electra_rtd.pair import configuration_electra_rtd
 from hf_electra_rtd.pair import original_checkpoints as checkpoints
@@ -130,7 +132,8 @@ def test_help_shows_the_flags_of_the_groups_and_help_all_every_flag(capsys):
                 [Options], [argument], help_groups={"Speed": {"learning_rate": None, "max_steps": "Short."}}
             )
         printed[argument] = capsys.readouterr().out
-    assert all("Speed:" in text and "Short." in text for text in printed.values())
+    for expected in ("Speed:", "Short.", "--config", "--help-all"):
+        assert all(expected in text for text in printed.values())
     for entry in fields(Options):
         assert f"--{entry.name}" in printed["--help-all"]
         assert (f"--{entry.name}" in printed["--help"]) == (entry.name in ("learning_rate", "max_steps"))
@@ -144,6 +147,15 @@ def test_the_help_of_pretrain_fits_on_two_screens_and_names_flags_that_there_are
     types = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
     known = {entry.name for type_ in types for entry in fields(type_)}
     assert {name for group in pretrain.HELP_GROUPS.values() for name in group} <= known
+
+
+def test_help_shows_no_flag_that_is_always_an_error_or_ignored(capsys):
+    for main in (pretrain.main, finetune.main):
+        with pytest.raises(SystemExit):
+            main(["--help-all"] if main is pretrain.main else ["--help"])
+        text = capsys.readouterr().out
+        assert "--push_to_hub" in text
+        assert re.findall(r"--(?:deepspeed|load_best_model_at_end|hub_token|do_train|local_rank)\b", text) == []
 
 
 @pytest.mark.parametrize("interval", ["(0, inf)", "[0, 1)", "(0, 1]", "[3, inf)", "[1, 65535]"])
@@ -196,7 +208,7 @@ FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tun
 TABLES = {
     "pretrain": (pretrain.RULES, PRETRAINING),
     "networks": (model.RULES, (model.ModelArguments,)),
-    "training": (arguments.RULES, TRAINING),
+    "training": (arguments.TRAINER_RULES, TRAINING),
     "one network learns": (arguments.ALONE_RULES, TRAINING),
     "hub": (arguments.HUB_RULES, TRAINING),
     "finetune": (fine_tuning.RULES, FINE_TUNING),

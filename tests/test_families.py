@@ -8,6 +8,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
@@ -258,6 +259,11 @@ def places(tmp_path_factory, tokenizer):
         save(f"{family}-mlm", AutoModelForMaskedLM, family)
     for family in ("deberta-v2", "modernbert"):  # with rows for which there is no token
         save(f"{family}-wide", AutoModelForMaskedLM, family, vocab_size=len(VOCABULARY) + 9)
+    # As released: with the head of `legacy=False`, which the configuration does not tell.
+    save("deberta-v2-released", AutoModelForMaskedLM, "deberta-v2")
+    config = json.loads((root / "deberta-v2-released/config.json").read_text())
+    del config["legacy"]
+    (root / "deberta-v2-released/config.json").write_text(json.dumps(config))
     save("bert-bare", AutoModel, "bert")
     save("bert-ner", AutoModelForTokenClassification, "bert", num_labels=9)
     AutoModelForMaskedLM.from_config(tiny_family_config("bert")).save_pretrained(root / "bert-alone")
@@ -314,6 +320,17 @@ def test_a_trained_generator_keeps_its_tables_beside_a_new_discriminator(build, 
     if flags.get("sharing") == "gdes":
         assert not pair.get_input_embeddings().weight.any()
     assert ModelArguments(backbone=backbone, generator="bert-mlm", sharing="none").tokenizer_source == "bert-mlm"
+
+
+@pytest.mark.parametrize("flags", [{"sharing": "gdes"}, {"generator": "deberta-v2-released", "sharing": "none"}])
+def test_the_head_of_released_debertas_is_known_by_its_weights(build, flags, tmp_path):
+    """Their configurations have no `legacy`."""
+    pair = build(backbone="deberta-v2-released", **flags)
+    head = load_file("deberta-v2-released/model.safetensors")["lm_predictions.lm_head.dense.weight"]
+    assert torch.equal(pair.generator.lm_predictions.lm_head.dense.weight, head)
+    pair.save_pretrained(tmp_path)
+    again = ElectraForRTDPretraining.from_pretrained(tmp_path).generator
+    assert torch.equal(again.lm_predictions.lm_head.dense.weight, head)
 
 
 def test_a_configuration_makes_new_networks_for_the_tokenizer(build, tokenizer):

@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from transformers import set_seed
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, PretrainingRecord, begin_on_neighbours
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import PackedSequence
 from hf_electra_rtd.pair import initialization
-from hf_electra_rtd.pair.initialization import begin_on_neighbours, fit_neighbours
+from hf_electra_rtd.pair.initialization import fit_neighbours
 from hf_electra_rtd.training.model import ModelArguments
-from hf_electra_rtd.training.pretrain import main
+from hf_electra_rtd.training.pretrain import main, start
 from tests.conftest import pretraining_flags
 
 
@@ -61,7 +62,7 @@ def begun(chain, tokenizer, monkeypatch):
 
 
 def test_the_fit_tells_words_that_do_not_follow_each_other(chain):
-    vectors = fit_neighbours(chain, 8, seed=0, never=NEVER)
+    vectors = fit_neighbours(chain, chain.header.vocab_size, 8, seed=0, never=NEVER)
     before, after = vectors.split(8, dim=1)
     ids = torch.from_numpy(chain.read(np.arange(100)).ids.astype(np.int64))[:, 1:-1]
     strangers = ids.flatten()[torch.randperm(ids.numel(), generator=torch.Generator().manual_seed(0))].view_as(ids)
@@ -149,6 +150,20 @@ def test_a_run_begins_at_its_own_share_of_masked_tokens(tmp_path, corpus, monkey
     model = ElectraForRTDPretraining.from_pretrained(tmp_path / "run")
     bias = model.discriminator.discriminator_predictions.dense_prediction.bias
     assert bias.sigmoid().item() == pytest.approx(0.3, abs=0.001)
+
+
+def test_python_begins_as_the_command_does_from_blocks_streams_and_rows(tmp_path, corpus, tokenizer, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", 20)
+    flags = pretraining_flags(tmp_path, corpus, tmp_path / "run", model_config=None, size="tiny")
+    with start(flags, None, {}) as run:
+        blocks = run.stream.sequences
+        rows = [{"input_ids": blocks[index]["input_ids"]} for index in range(len(blocks))]
+        for sequences in (blocks, run.stream, rows):
+            set_seed(run.args.seed)
+            model = ElectraForRTDPretraining(ElectraRTDConfig.from_size("tiny", vocab_size=len(tokenizer)))
+            begin_on_neighbours(model, sequences, tokenizer, run.args.seed)
+            for name, expected in run.model.state_dict().items():
+                assert torch.equal(model.state_dict()[name], expected), name
 
 
 @pytest.mark.parametrize("sharing", ["none", "word", "embeddings", "all", "gdes"])

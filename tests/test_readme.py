@@ -40,6 +40,8 @@ def commands(page):
         words = shlex.split(line, comments=True)
         if words[:1] == ["hf-electra-rtd"]:
             yield words[1], words[2:]
+        elif words[:2] == ["make", "pretrain"]:
+            yield "pretrain", ["--output_dir", "runs/pretrain"]
         elif words[:2] == ["accelerate", "launch"]:
             module = words.index("-m") + 1
             yield modules[words[module]], words[module + 1 :]
@@ -60,8 +62,9 @@ TABLES = {  # path: header and line
     "glue/MRPC/*.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "{label}\t1\t2\t{a}\t{b}\n"),
     "glue/RTE/*.tsv": ("index\tsentence1\tsentence2\tlabel\n", "{row}\t{a}\t{b}\t{name}\n"),
     "glue/CoLA/*.tsv": ("", "gj04\t{label}\t\t{a}\n"),
+    "glue/STS-B/*.tsv": ("sentence1\tsentence2\tscore\n", "{a}\t{other}\t{label}\n"),
     "glue/SST-2/*.tsv": ("sentence\tlabel\n", "{a}\t{label}\n"),
-    "*.csv": ("review,stars\n", "{a},{label}\n"),
+    "*.csv": ("review,mood\n", "{a},{label}\n"),
     "pairs.tsv": ("text\tright\n", "{a}\t{other}\n"),
     "letters.txt": ("", "{a}\n{other}\n"),
     "blimp/pairs.jsonl": ("", '{{"sentence_good": "{a}", "sentence_bad": "{other}"}}\n'),

@@ -25,7 +25,7 @@ from hf_electra_rtd.data.tokenization import (
     tokenizer_hash,
 )
 from hf_electra_rtd.data.vocabulary import check_extensible
-from hf_electra_rtd.data.words import LineEncoder, shown_tokens
+from hf_electra_rtd.data.words import LineEncoder, example_sentence, shown_tokens
 from hf_electra_rtd.finetuning.kinds import make_kind
 from hf_electra_rtd.finetuning.reading import example_features
 from hf_electra_rtd.inference import detection
@@ -185,6 +185,16 @@ def test_people_read_text(tokenizer):
     tokens[place] = ScoredToken(names[place], names[shown.index("saw")], True, 0.9)
     sentence = find_sentence(tokens, tokenizer)
     assert mark_sentence(sentence, 0.1, tokenizer).plain == "the saw [was mill: found, x 9.0] went."
+
+
+def test_the_example_of_a_record_is_a_whole_sentence_and_changes_one_word(tokenizer):
+    ids = tokenizer("rivers. the old mill went. the mill saw the river.")["input_ids"]
+    example = example_sentence(tokenizer, [ids])
+    assert example["original"] == "the old mill went."
+    assert example["gap"].format("mill") == example["original"]
+    assert example_sentence(tokenizer, [tokenizer("rivers. he")["input_ids"]]) == {}
+    other = example_sentence(tokenizer, [tokenizer("the old river was. the old mill went.")["input_ids"]])
+    assert other == {"original": "the old mill went.", "replaced": "the old river went.", "gap": "the old {} went."}
 
 
 def test_the_words_to_mask_are_found_by_their_letters(tokenizer):

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from hf_electra_rtd.data.blocks import BlockFile, SequenceStream
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
+    from hf_electra_rtd.data.sequences import train_tokenizer
     from hf_electra_rtd.finetuning.finetune import finetune
     from hf_electra_rtd.finetuning.predict import Classifier
     from hf_electra_rtd.inference.correction import Corrector
     from hf_electra_rtd.inference.detection import Detector
+    from hf_electra_rtd.pair.initialization import begin_on_neighbours
+    from hf_electra_rtd.pair.measures import compute_rtd_metrics
     from hf_electra_rtd.pair.original_checkpoints import load_tf_checkpoint
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
@@ -46,11 +49,14 @@ _LOADED_WHEN_ASKED_FOR = {
     "RTDTrainer": "training.trainer",
     "RTDTrainingArguments": "training.arguments",
     "SequenceStream": "data.blocks",
+    "begin_on_neighbours": "pair.initialization",
+    "compute_rtd_metrics": "pair.measures",
     "finetune": "finetuning.finetune",
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
     "load_tf_checkpoint": "pair.original_checkpoints",
     "prepare_blocks": "data.preparation",
+    "train_tokenizer": "data.sequences",
 }
 __all__ = [
     "ElectraForRTDPretraining",

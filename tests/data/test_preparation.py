@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from datasets import Dataset, DatasetDict
 
 from hf_electra_rtd.data import preparation, text
 from hf_electra_rtd.data.preparation import prepare_blocks
@@ -126,12 +127,50 @@ def test_the_split_is_by_document_seeded_never_empty_and_drawn_in_any_number_of_
     assert chosen(2, 0.0, seed=0) == []
 
 
+def test_texts_and_datasets_in_memory_give_the_sequences_of_a_file(tmp_path, tokenizer):
+    texts = [document + "\n" for document in make_text(20).split("\n\n")]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    dataset = Dataset.from_dict({"body": texts, "id": list(range(20))})
+    sources = [tmp_path / "a.txt", {"body": texts}, {"body": dataset["body"]}, dataset, dataset.to_iterable_dataset()]
+    made = set()
+    for number, source in enumerate(sources):
+        options = {"held_out_share": 0.2, "text_column": "body", "disable_progress": True}
+        files = prepare_blocks(source, tokenizer, tmp_path / str(number), 32, **options)
+        made.add(tuple(file.header.sha256 for file in files))
+    assert len(made) == 1
+    several = prepare([{"text": texts[:10]}, dataset.rename_column("body", "text")], tokenizer, tmp_path / "several")
+    assert several[0].header.statistics["documents"] == 30
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        7,
+        {"body": ["the mill"]},
+        {"text": "the mill"},
+        {"text": iter(["the mill"])},
+        DatasetDict(train=Dataset.from_dict({})),
+    ],
+)
+def test_what_is_no_text_is_a_type_error_that_names_what_is(tmp_path, tokenizer, source):
+    with pytest.raises(TypeError, match=r"datasets\.Dataset"):
+        prepare(source, tokenizer, tmp_path)
+
+
+def test_a_dataset_without_the_column_is_named_with_those_it_has(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=r"row 1 .*'text'.*body"):
+        prepare(Dataset.from_dict({"body": ["the mill"]}), tokenizer, tmp_path)
+
+
 # ---- How it is tokenized ----
 
 
 def test_text_that_the_vocabulary_does_not_know_leaves_no_blocks(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("die Mühle war neu .\n" * 30, encoding="utf-8")
     with pytest.raises(ValueError, match=r"train: .*80"):
+        prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
+    (tmp_path / "a.txt").write_text(f"{'a' * 101}\n" * 20)  # each line one word that is too long: too few tokens, too
+    with pytest.raises(ValueError, match=r"train: .*100 characters"):
         prepare(tmp_path / "a.txt", tokenizer, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.blocks"))
 

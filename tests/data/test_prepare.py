@@ -116,7 +116,7 @@ def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(
     prepare.main(["--train_files", str(corpus), "--tokenizer", str(tmp_path / "first"), *flags])
     (other := load_tokenizer(str(tmp_path / "first"))).add_tokens("another")
     save_tokenizer(other, tmp_path / "second")
-    (tmp_path / "short.txt").write_text("a\n\nb\n")
+    (tmp_path / "short.txt").write_text("the\n\nmill\n")
     with pytest.raises(ValueError, match="too few for one sequence"):
         prepare.main(["--train_files", "short.txt", *later, *flags])
     kept = load_tokenizer(str(tmp_path / "out" / "tokenizer"))

@@ -9,8 +9,8 @@ from hf_electra_rtd.data.tokenization import (
     load_tokenizer,
     save_tokenizer,
     tokenizer_hash,
-    train_wordpiece,
 )
+from hf_electra_rtd.data.wordpiece import train_wordpiece
 from tests.conftest import VOCABULARY, make_text
 
 

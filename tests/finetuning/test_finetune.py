@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.axes import Axes
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
 from hf_electra_rtd import Classifier
 from hf_electra_rtd.base.files import lock_directory
-from hf_electra_rtd.base.records import EvaluationRecord
+from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord
 from hf_electra_rtd.finetuning import finetune, results, run
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from tests.finetuning.conftest import WORDS, flag_words, read_lines, run_finetune
+from tests.finetuning.conftest import WORDS, flag_words, read_lines, review_flags, run_finetune
+from tests.publishing.card_records import run_record
 
 
 TEMPLATE = "{text} it was {label} ."
@@ -65,6 +67,38 @@ def test_a_task_is_learned_evaluated_predicted_and_recorded(finished):
     model = AutoModelForSequenceClassification.from_pretrained(kept)
     assert model.config.id2label == {0: "no", 1: "yes"}
     assert not list(run.rglob("*.bin")) + list(run.rglob("checkpoint-*"))
+
+
+def test_one_command_fine_tunes_what_a_run_exported_and_draws_scores_over_tokens(
+    encoder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    run = Path("run")
+    for name in ("fractions/25/discriminator", "fractions/100/discriminator", "discriminator"):
+        shutil.copytree(encoder, run / name)
+    run_record(tokens=4000, sequences=40).save(run)
+    for fraction, step in ((0.25, 10), (1.0, 40)):
+        FractionRecord(fraction, step, step, 1.0).save(run / f"fractions/{100 * fraction:.0f}")
+    drawn = []
+    monkeypatch.setattr(Axes, "plot", lambda axis, *values, **look: drawn.append([*map(list, values)]))
+    monkeypatch.setattr(Axes, "legend", lambda axis: None)
+    flags = {**review_flags(tmp_path), "model_name_or_path": run, "output_dir": tmp_path / "out", "max_steps": 1}
+    assert run_finetune(**flags, fractions=True, seeds=2) == 0
+    records = {name: [record_of(tmp_path / "out" / name, seed) for seed in (42, 43)] for name in ("25", "100")}
+    assert [record.model["pretraining"]["tokens"] for runs in records.values() for record in runs] == [
+        1000,
+        1000,
+        4000,
+        4000,
+    ]
+    means = [sum(record.score for record in runs) / 2 for runs in records.values()]
+    assert drawn == [[[1000, 4000], pytest.approx(means)]]
+    assert (tmp_path / "out/scores.png").exists()
+    table = capsys.readouterr().out.rpartition("| model |")[2]
+    assert [f"run, {tokens} M tokens" in table for tokens in (0.001, 0.004)] == [True, True]
+    shutil.rmtree(run / "fractions")
+    with pytest.raises(ValueError, match="--checkpoint_fractions"):
+        run_finetune(**flags, fractions=True)
 
 
 def test_what_is_missing_is_run_and_what_is_there_is_kept(copied, caplog):

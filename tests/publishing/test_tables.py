@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_electra_rtd.publishing.tables import differences, main, results_table, summarize
+from hf_electra_rtd.publishing.compare import main
+from hf_electra_rtd.publishing.tables import differences, results_table, summarize
 from tests.publishing.card_records import evaluation_record, runs
 
 

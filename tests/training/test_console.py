@@ -16,7 +16,7 @@ from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.training import console
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
 from hf_electra_rtd.training.meters import TrainingMeters
-from hf_electra_rtd.training.pretrain import dry_run
+from hf_electra_rtd.training.pretrain import RunArguments, _advise, dry_run
 from tests.conftest import tiny_config
 from tests.training.test_trainer import arguments
 
@@ -28,14 +28,18 @@ def test_a_training_log_is_one_line_with_the_time_left():
     logs |= {"discriminator_recall": 0.25, "sampled_accuracy": 0.5, "replaced_share": 0.07, "tokens_per_second": 12345}
     logs |= {"learning_rate": 5e-4, "train_seconds": 100.0}
     assert console.format_log(logs, state) == (
-        "step 250/1,000 (25%)  loss 12.346  generator: loss 6.0000, accuracy 10.0%  discriminator: loss 0.5000, "
-        "recall 25.0%  samples right 50.0%, tokens replaced 7.0%  12,345 tokens/s  lr 5.00e-04  5 min 0 s left"
+        "step 250/1,000  generator loss 6.000  discriminator loss 0.500, recall 25.0%  5 min 0 s left"
     )
     held_out = console.format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
-    assert held_out == "step 250/1,000 (25%)  HELD-OUT  encoder: loss 0.5000, masked accuracy 12.5%"
+    assert held_out == "step 250 held out  encoder loss 0.500, masked accuracy 12.5%"
     assert console.format_log({"train_runtime": 1.0}, state) is None
     told = console.describe_metrics({"generator_loss": 1.0, "generator_accuracy": None})
-    assert told == {"generator": "loss 1.0000"}
+    assert told == {"generator": "loss 1.000"}
+    state.max_steps = 1_000_000
+    state.global_step = 999_900
+    found = {"discriminator_auc": 0.9, "bigram_auc": 0.8, "discriminator_precision": 0.5}
+    evaluation = {f"eval_{name}": value for name, value in {**logs, **found}.items()}
+    assert all(len(console.format_log(each, state)) <= console.WIDTH for each in (logs, evaluation))
 
 
 RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-4, "save_steps": 2}
@@ -45,7 +49,7 @@ RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "lear
 def show(model, blocks, tokenizer, tmp_path):
     """Prints a dry run of 48 sequences, and returns what it printed."""
 
-    def show(pair=model, **options):
+    def show(pair=model, memory_of=None, **options):
         screen = Console(file=io.StringIO(), width=110)
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
         stream, args = SequenceStream(blocks[0], 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
@@ -54,6 +58,7 @@ def show(model, blocks, tokenizer, tmp_path):
             model=pair,
             stream=stream,
             collator=collator,
+            arguments=RunArguments(dry_run=True, memory_of=memory_of),
             args=args,
             record_facts=facts,
             directory=tmp_path / "run",
@@ -70,13 +75,25 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     shared = counts["generator"] + counts["discriminator"] - counts["total"]
     parameters = f"Together {counts['total']:,} parameters; {shared:,} are shared (--sharing embeddings)."
     memory = f"{4 * 4 * counts['total'] / 1000:.1f} kB for weights, gradients and Adam's moments"  # in float32
-    length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.3g} passes")
+    length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.2f} passes")
     for expected in (parameters, memory, *length, "matrix products", "as the paper counts"):
         assert expected in text, expected
     assert re.search(r"hidden size +16 +32\b", text)
     seconds, speed = re.search(r"([\d.e-]+) s a step, ([\d,]+) tokens/s", text).groups()
     assert float(seconds) * int(speed.replace(",", "")) == pytest.approx(8 * 32, rel=0.02)
     assert "\x1b[" not in text
+
+
+def test_a_dry_run_advises_where_a_run_is_too_long_for_its_text_or_machine():
+    run = SimpleNamespace(stream=SimpleNamespace(sequences=range(100)), args=SimpleNamespace(sequences_per_step=10))
+    for steps, seconds, wanted in (
+        (400, 1.0, []),
+        (401, 1.0, ["--max_steps 400"]),
+        (400, 2000.0, ["--max_steps 43"]),
+        (9000, 2000.0, ["--max_steps 400", "--max_steps 43"]),
+    ):
+        run.args.max_steps = steps
+        assert [re.search(r"--max_steps \d+", advice)[0] for advice in _advise(run, seconds)] == wanted
 
 
 def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):
@@ -100,6 +117,19 @@ def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == []
+
+
+def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
+    def fitting(memory):
+        line = re.search(r"8 accumulated +(\d+) x (\d+) +(\d+) x (\d+)", show(memory_of=memory))
+        return line and [int(number) for number in line.groups()]
+
+    assert fitting("1GB") == [8, 1, 8, 1]
+    assert fitting("1.6MB")[:2] == [4, 2]
+    assert "not even one fits" in show(memory_of="1KB")
+    assert "tokens/s" not in show(memory_of="1GB")
+    with pytest.raises(ValueError, match="memory_of"):
+        show(memory_of="much")
 
 
 def test_durations_are_in_units_that_people_read():

@@ -8,7 +8,15 @@ import pytest
 from accelerate.state import AcceleratorState
 from transformers import set_seed
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer, RTDTrainingArguments, prepare_blocks
+from hf_electra_rtd import (
+    ElectraForRTDPretraining,
+    ElectraRTDConfig,
+    RTDTrainer,
+    RTDTrainingArguments,
+    begin_on_neighbours,
+    prepare_blocks,
+)
+from hf_electra_rtd.pair import initialization
 
 
 STEPS = 6
@@ -24,6 +32,7 @@ def loop(tmp_path, corpus, tokenizer, monkeypatch):
     monkeypatch.setattr(pretrain_no_trainer, "TOKENIZER", str(tmp_path / "tokenizer"))
     monkeypatch.setattr(pretrain_no_trainer, "LENGTH", 32)
     monkeypatch.setattr(pretrain_no_trainer, "INTERVAL", INTERVAL)
+    monkeypatch.setattr(initialization, "_STEPS", 20)
 
     def run(output_dir):
         AcceleratorState._reset_state(True)
@@ -55,6 +64,7 @@ def test_its_weights_are_those_of_the_trainer_and_it_goes_on(loop, tmp_path, cor
     )
     set_seed(args.seed)
     model = ElectraForRTDPretraining(ElectraRTDConfig.from_size("tiny", vocab_size=len(tokenizer)))
+    begin_on_neighbours(model, blocks[0], tokenizer, args.seed)
     RTDTrainer(model, args, *blocks, processing_class=tokenizer).train()
     model.save_towers(tmp_path / "trainer")
     assert weights_of(tmp_path / "trainer") == weights

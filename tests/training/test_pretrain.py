@@ -87,7 +87,7 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
         assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
     shown = capsys.readouterr().out
     assert ("step 3/4" in shown, "step 2/4" in shown) == (True, False)
-    for expected in ("HELD-OUT", "discriminator, held out", "discriminator/, generator/"):
+    for expected in ("held out", "discriminator, held out", "discriminator/, generator/"):
         assert expected in shown
     end = shown[shown.index("Held-out text, ") :].splitlines()
     assert re.search(r"Held-out text, \d+ sequences: \d+ of \d+ replaced tokens found, \d+ false alarms?\.$", end[0])
@@ -263,6 +263,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
         ({"model_config": "missing/config"}, "missing/config"),
         ({"push_to_hub": True, "hub_model_id": "electra"}, "--hub_model_id"),
+        ({"report_to": "tensorbord"}, "--report_to: .*tensorboard"),
         ({"resume_from_checkpoint": "latest"}, "checkpoint"),
         ({"resume_from_checkpoint": "elsewhere"}, "elsewhere"),
         ({"held_out_files": "missing.txt", "tokenizer": None}, "missing.txt"),

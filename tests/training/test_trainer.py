@@ -22,10 +22,12 @@ from hf_electra_rtd import (
     RTDTrainer,
     RTDTrainingArguments,
     SequenceStream,
+    compute_rtd_metrics,
 )
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.training.meters import Stopwatch
+from hf_electra_rtd.training.trainer import held_out_stream
 from tests.conftest import WORDS, tiny_config
 
 
@@ -84,12 +86,12 @@ def test_it_trains_meters_and_evaluates(tmp_path, blocks, tokenizer, capsys):
     assert trainer.state.epoch == pytest.approx(30 * 8 / len(blocks[0]))
     assert trainer.state.total_flos == trainer.make_record().flops["model"]
     lines = capsys.readouterr().out
-    assert all(part in lines for part in ("step 30/30 (100%)  loss", "HELD-OUT", "left"))
+    assert all(part in lines for part in ("step 30/30  generator loss", "held out", "left"))
 
 
 def test_metrics_of_ones_own_get_what_the_discriminator_says(tmp_path, blocks, tokenizer):
     def accuracy(gathered):
-        logits, replaced = gathered.predictions
+        logits, replaced, *_ = gathered.predictions
         return {"accuracy": ((logits > 0) == replaced).mean()}
 
     trainer = make_trainer(tmp_path, blocks, tokenizer, max_steps=20, save_strategy="no")
@@ -99,6 +101,39 @@ def test_metrics_of_ones_own_get_what_the_discriminator_says(tmp_path, blocks, t
     own = RTDTrainer(trainer.model, trainer.args, *blocks, **more).evaluate()["eval_accuracy"]
     assert 0 < own < 1
     assert own == pytest.approx(expected)
+
+
+def test_a_plain_trainer_measures_what_ours_does(tmp_path, blocks, tokenizer):
+    # Shorter and longer sequences, so that batches are padded, and to different lengths.
+    short = [{"input_ids": blocks[1][index]["input_ids"][: 8 + 5 * (index % 4)]} for index in range(len(blocks[1]))]
+    ours = make_trainer(tmp_path, (blocks[0], short), tokenizer, per_device_eval_batch_size=3)
+    collator = DataCollatorForRTD(tokenizer, seed=ours.args.stream_seed, max_seq_length=32)
+    options = {"per_device_eval_batch_size": 3, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    options |= {"remove_unused_columns": False}
+    plain = Trainer(
+        ours.model,
+        TrainingArguments(str(tmp_path / "plain"), **options),
+        data_collator=collator,
+        eval_dataset=held_out_stream(short),
+        compute_metrics=compute_rtd_metrics,
+    )
+    expected = ours.evaluate()
+    found = plain.evaluate()
+    names = (
+        "generator_loss",
+        *(f"discriminator_{name}" for name in ("loss", "auc", "precision", "recall", "accuracy")),
+    )
+    for name in names:
+        assert found[f"eval_{name}"] == pytest.approx(expected[f"eval_{name}"], rel=1e-5), name
+
+
+@pytest.mark.parametrize("objective", ["mlm", "replace_mlm", "rtd_masked_only"])
+def test_metrics_of_detection_are_refused_for_other_objectives(tmp_path, blocks, tokenizer, objective):
+    model = ElectraForRTDPretraining(tiny_config(objective=objective))
+    more = {"processing_class": tokenizer, "compute_metrics": compute_rtd_metrics}
+    trainer = RTDTrainer(model, arguments(tmp_path), *blocks, **more)
+    with pytest.raises(ValueError, match="objective"):
+        trainer.evaluate()
 
 
 def test_held_out_metrics_are_the_same_at_every_evaluation_and_with_every_batch_size(tmp_path, blocks, tokenizer):

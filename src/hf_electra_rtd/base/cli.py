@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from itertools import pairwise
@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from hf_electra_rtd.base.files import known_names, reading
+from hf_electra_rtd.base.recipes import shortened
 from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 
@@ -47,6 +49,11 @@ class Rule:
     needs: tuple[str, ...] = ()  # at least one of these must be given, too
     excludes: tuple[str, ...] = ()  # none of these may be given
     changes_nothing: bool = False  # a warning, once, in place of an error
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the flag is an error whatever else is given."""
+        return not (self.needs or self.excludes or self.changes_nothing or "=" in self.flag)
 
 
 def run(command: Callable[[list[str]], int | None], name: str | None = None) -> NoReturn:
@@ -100,15 +107,17 @@ def parse_arguments(
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
     more_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
     help_groups: HelpGroups | None = None,
+    rules: Sequence[Rule] = (),
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
     FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
     `more_defaults` gives others, from the values of all flags (None: not given). With `help_groups`, `--help` shows
-    these flags alone, and `--help-all` shows all.
+    these flags alone, and `--help-all` shows all; no help shows what the `rules` refuse, or what the Trainer ignores.
     Raises ValueError for an unknown flag or a value of another type, also in the YAML file."""
     # `--max-steps` is `--max_steps`.
     argv = [re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in argv]
-    parser = _Parser(dataclass_types, description, help_groups or {}, shows_all="--help_all" in argv)
+    refused = [rule.flag for rule in rules if rule.refuses]
+    parser = _Parser(dataclass_types, description, help_groups or {}, "--help_all" in argv, refused)
     parser.set_defaults(**(defaults or {}))
     config = _value_of("--config", argv)
     everything = list(argv)
@@ -124,7 +133,10 @@ def parse_arguments(
             parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
         nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
         flags = [word for word in everything if word not in ("-h", "--help", "--help_all")]  # which show the defaults
-        recipe = {**recipes[size], **more_defaults(vars(parser.parse_known_args(flags, nothing)[0]))}
+        given = vars(parser.parse_known_args(flags, nothing)[0])
+        recipe = {**recipes[size], **more_defaults(given)}
+        if given.get("max_steps") is not None:
+            recipe = shortened(recipe, given["max_steps"])
         if _value_of("--num_train_epochs", everything) is not None:
             recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
         parser.set_defaults(**recipe)
@@ -224,7 +236,7 @@ def check_arguments(
             continue
         else:
             relation = "here"
-            refusal = "has no place here"
+            refusal = "is not supported here"
         if not rule.changes_nothing:
             raise ValueError(f"{shown(rule.flag)} {refusal}. {rule.why}".rstrip())
         _warn_once(f"{shown(rule.flag)} changes nothing {relation}. {rule.why}".rstrip())
@@ -257,13 +269,20 @@ class _Parser(HfArgumentParser):
     """Flags from dataclasses; knows whole names alone. The help has titles where there are `help_groups`."""
 
     def __init__(
-        self, dataclass_types: Sequence[Any], description: str | None, help_groups: HelpGroups, shows_all: bool
+        self,
+        dataclass_types: Sequence[Any],
+        description: str | None,
+        help_groups: HelpGroups,
+        shows_all: bool,
+        hidden: Collection[str],
     ) -> None:
         self._own_texts = {name: text for flags in help_groups.values() for name, text in flags.items()}
         self._title_of = {name: title for title, flags in help_groups.items() for name in flags}
         self._titled: dict[str, Any] = {}
         self._shows_all = shows_all or not help_groups
         known = [(entry, type_) for type_ in dataclass_types for entry in fields(type_)]
+        self._inherited = {entry.name for entry, type_ in known if entry.name not in type_.__annotations__}
+        self._hidden = {*hidden, *self._inherited.intersection(_IGNORED)}
         for entry, type_ in known if help_groups else ():
             self._title_of.setdefault(entry.name, _title(type_, entry.name))
         words = "".join(f" [{entry.metadata['words']} ...]" for entry, _ in known if "words" in entry.metadata)
@@ -295,25 +314,42 @@ class _Parser(HfArgumentParser):
             options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]
-        title = self._title_of.get(options.get("dest", name))
+        of = options.get("dest", name)
+        if options.get("action") == "store_false":
+            options["help"] = f"The same as --{of} False."
+        elif of in self._inherited:
+            options["help"] = _INHERITED.get(of, options["help"])
+        if self._own_texts.get(name):
+            options["help"] = self._own_texts[name]
+        title = self._title_of.get(of)
+        is_shown = title is None or self._shows_all or name in self._own_texts
+        if of in self._hidden or not is_shown:
+            options["help"] = argparse.SUPPRESS
         if title is None:
             return super().add_argument(*names, **options)
-        if name in self._own_texts:
-            options["help"] = self._own_texts[name] or options["help"]
-        elif not self._shows_all:
-            options["help"] = argparse.SUPPRESS
         if not self._titled:  # in the order of the table
             self._titled = {title: self.add_argument_group(title) for title in dict.fromkeys(self._title_of.values())}
         return self._titled[title].add_argument(*names, **options)
 
 
-_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+_METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", string_to_bool: "BOOL"}
+# Flags of `TrainingArguments` that are for scripts which read them.
+_IGNORED = ("do_train", "do_eval", "do_predict", "local_rank")
+# Flags of `TrainingArguments` whose own help says what is not so here.
+_INHERITED = {
+    "disable_tqdm": "Show no progress bars. By default they show in a terminal only.",
+    "hub_private_repo": "Whether the repositories are private. By default they are.",
+    "push_to_hub": "Publish the models on the Hub at the end.",
+    "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
+    "report_to": "Where losses and scores are also sent: none, all, or names such as tensorboard, wandb, trackio.",
+    "resume_from_checkpoint": "Resume from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
+}
 
 
 def _title(dataclass_type: type, name: str) -> str:
     """Of the group of a flag that no table names: what its dataclass says of itself."""
     if name not in dataclass_type.__annotations__:
-        return f"Of {dataclass_type.__base__.__name__}"  # type: ignore[union-attr]
+        return f"Other flags of {dataclass_type.__base__.__name__}"  # type: ignore[union-attr]
     return str(dataclass_type.__doc__).strip().splitlines()[0].rstrip(".")
 
 
@@ -321,7 +357,8 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Shows defaults, where there are some, and the description as it is written."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        return action.help if action.default in (None, "", []) else super()._get_help_string(action)
+        has_none = action.default in (None, "", []) or action.const is False  # of `--no_flag`, the default is --flag's
+        return action.help if has_none else super()._get_help_string(action)
 
 
 def _value_of(flag: str, argv: Sequence[str]) -> str | None:

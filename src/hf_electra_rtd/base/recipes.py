@@ -101,6 +101,7 @@ FINETUNING: Mapping[str, Any] = {
     "adam_epsilon": 1e-6,
     "dropout": 0.1,
 }
+EMBEDDING_LEARNING_RATE = 1e-4  # ours: of all layers, without decay by depth
 LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps than weights
 
 
@@ -111,6 +112,15 @@ def continued_recipe(name: str) -> dict[str, Any]:
     recipe = dict(get_size(name).pretraining)
     recipe |= {"learning_rate": recipe["learning_rate"] / 10, "max_steps": recipe["max_steps"] // 10}
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
+
+
+def shortened(recipe: Mapping[str, Any], max_steps: int) -> dict[str, Any]:
+    """A recipe for a run of `max_steps`: at least ten logs and five evaluations, and a warm-up of a tenth at most."""
+    shares = {"logging_steps": 10, "eval_steps": 5, "warmup_steps": 10}
+    return {
+        name: min(value, max(1, max_steps // shares[name])) if name in shares else value
+        for name, value in recipe.items()
+    }
 
 
 def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:

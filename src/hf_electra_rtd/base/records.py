@@ -9,6 +9,7 @@ import platform
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,6 +106,8 @@ class PretrainingRecord(_Record):
     fractions: list[dict[str, Any]] = field(default_factory=list)  # a `FractionRecord` for each export, by step
     # Of a run that was evaluated before its first step: `new` and `old` text, each with metrics `before` and `after`.
     before_and_after: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    # A held-out sentence, for cards: `original`; `replaced`, with another word in it; `gap`, with {} for the word.
+    example: dict[str, str] = field(default_factory=dict)
 
 
 @strict
@@ -118,6 +121,20 @@ class FractionRecord(_Record):
     step: int  # optimizer steps until then
     sequences: int  # trained on until then, over all processes
     train_seconds: Number  # as in `PretrainingRecord`
+
+
+def pretraining_of(network: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The run that a network comes from, by the name of its directory and when it `started`, and the `tokens` that the
+    network was trained on. They come from the records of the finished run, or of the export at a fraction of it, that
+    the network lies in; None without these."""
+    place = Path(network).resolve().parent
+    is_export = (place / FractionRecord.FILE).is_file()
+    directory = place.parent.parent if is_export else place
+    if not (directory / PretrainingRecord.FILE).is_file():
+        return None
+    run = PretrainingRecord.load(directory)
+    share = FractionRecord.load(place).sequences / run.sequences if is_export else 1.0
+    return {"run": directory.name, "started": run.started, "tokens": round(run.tokens * share)}
 
 
 @strict
@@ -138,7 +155,7 @@ class EvaluationRecord(_Record):
     # `text_columns`, the names of the one or two columns of text.
     dataset: dict[str, Any]
     # `name_or_path`, `sha256` (`files.hash_model`), `tokenizer`, `architecture`, its `module`, `parameters`,
-    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`.
+    # `trained_parameters`, `from_scratch`, `head`, `peft`, `size`, `pretraining` (`pretraining_of`).
     model: dict[str, Any]
     arguments: dict[str, Any]  # as used, with the defaults of size and task filled in
     seed: int
@@ -364,16 +381,27 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def describe_hardware(hardware: Mapping[str, Any]) -> str:
+    """What worked: `2 x NVIDIA H100`, or `1 thread of AMD EPYC 9B14`."""
+    if hardware["accelerators"]:
+        counts = Counter(hardware["accelerators"])
+        return ", ".join(f"{count} x {name}" for name, count in counts.items())
+    threads = hardware["torch_threads"] * hardware.get("processes", 1)
+    return f"{threads} {'thread' if threads == 1 else 'threads'} of {hardware['processor']}"
+
+
 def collect_hardware(matmul: str | None = None) -> dict[str, Any]:
     """The machine: system, processor, cores, memory, accelerators; and the library of its matrix products, which
     rounding depends on."""
     import torch
+    from accelerate import PartialState
 
     hardware: dict[str, Any] = {
         "system": platform.platform(terse=True),
         "processor": platform.processor() or platform.machine(),
         "cpu_cores": count_cores(),
-        "torch_threads": torch.get_num_threads(),
+        "torch_threads": torch.get_num_threads(),  # of each process
+        "processes": PartialState().num_processes,
         "matmul": matmul,
         "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
     }

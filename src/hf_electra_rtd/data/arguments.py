@@ -27,25 +27,36 @@ class DataArguments:
         "'wikimedia/wikipedia,config=20231101.en,streaming=true'.",
     )
     text_column: str = flag("text", "Key or column that holds the text.")
-    encoding: str = flag("utf-8", "Of .txt and .jsonl, by its name in Python.")
-    encoding_errors: Literal["strict", "replace", "ignore"] = flag("strict", "For bytes that do not fit.")
-    held_out_files: list[str] | None = flag(
-        None, "Held-out text, as for --train_files, or a block file; by default a share."
+    encoding: str = flag("utf-8", "Encoding of .txt and .jsonl files, by its name in Python.")
+    encoding_errors: Literal["strict", "replace", "ignore"] = flag(
+        "strict", "What to do with bytes that do not fit the encoding."
     )
-    held_out_share: float = flag(0.05, "Share of the documents to hold out; 0 for none.", "[0, 1)")
-    drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before.")
-    num_proc: int | None = flag(None, "Threads that tokenize; by default one a core.", "[1, inf)")
+    held_out_files: list[str] | None = flag(
+        None, "Held-out text, or a prepared block file. Default: a share of the training documents."
+    )
+    held_out_share: float = flag(0.05, "Share of the documents to hold out. 0: none.", "[0, 1)")
+    drop_duplicates: Literal["no", "exact"] = flag("no", "Whether to drop lines that occurred before (exact).")
+    num_proc: int | None = flag(None, "Number of threads that tokenize. Default: one per core.", "[1, inf)")
     word_segmenter: Literal["jieba"] | None = flag(
-        None, "Finds words for --masking: jieba (Chinese; the extra zh). By default the tokenizer does."
+        None, "What finds words for --masking: jieba (Chinese; the extra zh). Default: the tokenizer."
     )
     shard_size: str | None = flag(
-        None, "Writes directories of files of at most this size (512MB, or bytes), with an index; by default one file."
+        None, "Write several files of at most this size (512MB, or bytes) and an index. Default: one file."
     )
-    packing: Literal["full", "original"] = flag("full", "full (no token lost) or original (as google-research's).")
-    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt; by default one is trained on the text.")
-    vocab_size: int = flag(8192, "Tokens of a tokenizer that is trained.", "[1, inf)")
-    lowercase: bool | None = flag(None, "For a vocab.txt (by default as it is) or a trained tokenizer (true).")
-    data_license: str | None = flag(None, "License of the text, for the run's record.")
+    packing: Literal["full", "original"] = flag(
+        "full", "full (no token is lost) or original (as in google-research/electra)."
+    )
+    tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt. Default: a tokenizer is trained on the text.")
+    vocab_size: int | None = flag(
+        None, "Tokens of a tokenizer that is trained. Default: 8,192, 16,384 or 32,768, by the text.", "[1, inf)"
+    )
+    lowercase: bool | None = flag(
+        None, "Lower-case the text. Default: as a vocab.txt says; for a trained tokenizer, if the text is English."
+    )
+    strip_accents: bool | None = flag(
+        None, "Remove accents and marks. Default: with the lower case of a vocab.txt, or of English."
+    )
+    data_license: str | None = flag(None, "License of the text, for the record of the run.")
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -85,16 +96,16 @@ PREPARED_RULES = tuple(
 class PreparationArguments:
     """Where the blocks go, and their shape."""
 
-    output_dir: str = flag("runs/corpus", "For block files and tokenizer.")
-    max_seq_length: int = flag(128, "Tokens a sequence (paper: 128 for small, else 512).", "[3, inf)")
-    seed: int = flag(42, "Of split, weights and packing.", "[0, 4294967295]")
-    disable_tqdm: bool = flag(False, "Show no progress bars. (Tasks of an --executor show none.)")
+    output_dir: str = flag("runs/corpus", "Directory for the block files and the tokenizer.")
+    max_seq_length: int = flag(128, "Tokens per sequence (paper: 128 for small, else 512).", "[3, inf)")
+    seed: int = flag(42, "Seed of the split, the weights and the packing.", "[0, 4294967295]")
+    disable_tqdm: bool = flag(False, "Show no progress bars. They show in a terminal only.")
     executor: Literal["local", "slurm", "ray"] | None = flag(
-        None, "Prepares in several tasks, on one machine or many, into shards (the extra scale; for ray also ray)."
+        None, "Prepare shards in several tasks, on one machine or many (the extra scale; for ray also ray)."
     )
-    tasks: int | None = flag(None, "Tasks of the --executor. Their number changes no sequence.", "[1, inf)")
+    tasks: int | None = flag(None, "Number of tasks of the --executor. It does not change the sequences.", "[1, inf)")
     workers: int | None = flag(
-        None, "Tasks at a time; by default one a core (local), else all there is room for.", "[1, inf)"
+        None, "Tasks that run at the same time. Default: one per core (local), else as many as fit.", "[1, inf)"
     )
     slurm: list[str] = flag([], "Options of sbatch for --executor slurm: partition=NAME time=24:00:00 account=ME ...")
     process_index: ClassVar[int] = 0

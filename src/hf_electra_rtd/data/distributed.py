@@ -270,9 +270,9 @@ def index_shards(output_dir: str | os.PathLike[str], tasks: int) -> None:
         for part in parts:
             statistics.update(part["statistics"][number])
         files = [directory / name for part in parts for name, _ in part["files"][number]]
+        check_known(PARTS[number], statistics["unknown_tokens"], statistics["corpus_tokens"])
         if not files:
             raise too_few(PARTS[number], statistics["corpus_tokens"], settings["max_seq_length"])
-        check_known(PARTS[number], statistics["unknown_tokens"], statistics["corpus_tokens"])
         remove_partial(directory)
         sources = [source for part in parts for source in part["sources"]]
         header = write_index(directory, files, statistics=dict(statistics), sources=sources)
@@ -474,6 +474,7 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
         "tokenizer": data.tokenizer,
         "vocab_size": data.vocab_size,
         "lowercase": data.lowercase,
+        "strip_accents": data.strip_accents,
         "train_files": reader.corpus,
     }
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from hf_electra_rtd.base.records import count_cores
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, Blocks, writing_blocks
 from hf_electra_rtd.data.packing import WORD_START, Packer, get_packer
 from hf_electra_rtd.data.shards import open_blocks, writing_directory
-from hf_electra_rtd.data.text import Source, Text, open_texts, parse_sources, scan
+from hf_electra_rtd.data.text import Text, find_sources, open_texts, scan
 from hf_electra_rtd.data.tokenization import check_known, check_tokenizer, tokenizer_hash
 from hf_electra_rtd.data.words import LineEncoder, Segmenter, get_segmenter
 from hf_electra_rtd.ops import randomness
@@ -46,7 +45,7 @@ HELD_OUT = 1
 
 
 def prepare_blocks(
-    sources: Sequence[str | os.PathLike[str] | Source],
+    sources: Any,
     tokenizer: PreTrainedTokenizerBase,
     directory: str | os.PathLike[str],
     max_seq_length: int,
@@ -61,13 +60,17 @@ def prepare_blocks(
     sha256: str | None = None,
     word_segmenter: str | Segmenter | None = None,
     shard_size: int | None = None,
+    text_column: str = "text",
 ) -> tuple[Blocks, Blocks | None]:
     """Tokenizes and packs text into `directory/<name>.blocks`, and a share of its documents into `held_out.blocks`.
 
-    `sources` are paths (files, directories, globs, with options behind them) or [`Source`] objects. One of weight 2 is
-    read twice: its second pass follows the first passes of all sources, so that no sequence holds a document twice
-    (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents is read, drawn by seed
-    and document. Held-out documents are chosen first, and read once.
+    `sources` is one of these, or a list of them: a path (a file, directory or glob, with options behind it), a
+    `datasets.Dataset`, texts in memory as a dict, `{"text": texts}`, or a [`Source`]. `text_column` is the column or
+    key of the text; each row is a document.
+
+    A source of weight 2 is read twice: its second pass follows the first passes of all sources, so that no sequence
+    holds a document twice (unless a whole pass is shorter than a sequence). Of a fraction, that share of the documents
+    is read, drawn by seed and document. Held-out documents are chosen first, and read once.
 
     The same text and settings find what was prepared before; with the hash `sha256` and sources of the same names and
     weights, without reading them. `num_proc`, the threads that tokenize (by default one a core), changes no result.
@@ -76,7 +79,8 @@ def prepare_blocks(
     and `held_out` of files of at most this size, with an index (see `shards`).
 
     Raises ValueError for text that cannot be read or is unknown to the vocabulary (see `check_known`), too few
-    documents to split or too little text for one sequence, OSError if the files cannot be written.
+    documents to split or too little text for one sequence, TypeError for what is no text, OSError if the files cannot
+    be written.
     """
     recipe = {"held_out_share": held_out_share, "seed": seed, "drop_duplicates": drop_duplicates}
     recipe |= {} if shard_size is None else {"shard_size": shard_size}
@@ -87,8 +91,7 @@ def prepare_blocks(
     segmenter, segmenter_name = get_segmenter(word_segmenter)
     if drop_duplicates not in ("no", "exact"):
         raise ValueError(f"There is no drop_duplicates={drop_duplicates!r}. Known: no, exact.")
-    given = [[source] if isinstance(source, Source) else parse_sources(os.fspath(source)) for source in sources]
-    wanted = list(chain.from_iterable(given))
+    wanted = find_sources(sources, text_column)
     if not wanted or any(source.is_prepared for source in wanted):
         raise ValueError("prepare_blocks takes text or datasets, at least one, and no block files.")
     paths = [part_path(directory, part, shard_size) for part in (name, "held_out")[: 2 if held_out_share else 1]]
@@ -119,9 +122,9 @@ def prepare_blocks(
             num_threads = num_proc or count_cores()
             counted = pack(reader.lines(), encoder, tokenizer.unk_token_id, packers, writers, num_threads)
             for path, writer, statistics, copies in zip(paths, writers, counted, reader.num_copies, strict=False):
+                check_known(path.stem, statistics["unknown_tokens"], statistics["corpus_tokens"])
                 if not writer.num_sequences:
                     raise too_few(path.stem, statistics["corpus_tokens"], max_seq_length)
-                check_known(path.stem, statistics["unknown_tokens"], statistics["corpus_tokens"])
                 writer.finish(statistics=statistics | {"duplicate_lines": copies}, **described)
     return open_blocks(paths[0]), open_blocks(paths[1]) if held_out_share else None
 

@@ -7,9 +7,10 @@ process calls each function before the others do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -19,15 +20,15 @@ from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import BlockHeader, Blocks
 from hf_electra_rtd.data.preparation import part_path, prepare_blocks
 from hf_electra_rtd.data.shards import open_blocks
-from hf_electra_rtd.data.text import Source, open_texts
+from hf_electra_rtd.data.text import Source, Text, find_sources, open_texts
 from hf_electra_rtd.data.tokenization import (
     TOKENIZER_FILE,
     TOKENIZER_FILES,
     keep_tokenizer,
     load_tokenizer,
     tokenizer_hash,
-    train_wordpiece,
 )
+from hf_electra_rtd.data.wordpiece import train_wordpiece
 from hf_electra_rtd.data.words import get_segmenter
 
 
@@ -51,21 +52,38 @@ def get_tokenizer(
     named = data.tokenizer or of_towers
     trained = directory / TOKENIZER_DIRECTORY
     if named or checkpoint or arguments.process_index:
-        return load_tokenizer(named or checkpoint or str(trained), data.lowercase if named else None)
+        if named:
+            return load_tokenizer(named, data.lowercase, data.strip_accents)
+        return load_tokenizer(checkpoint or str(trained))
     sources = data.sources()
     if any(source.is_prepared for source in sources):
         raise ValueError("There is no text to train a tokenizer on. Name one (--tokenizer).")
     check_output(trained, replaces=TOKENIZER_FILE, ours=TOKENIZER_FILES)  # before the work
     with open_texts(sources, directory, arguments.disable_tqdm) as texts:
-        logger.info(f"Training a tokenizer of {data.vocab_size:,} tokens.")
-
-        def lines() -> Iterator[str]:
-            return chain.from_iterable(text.read("Reading") for text in texts)
-
-        tokenizer = train_wordpiece(lines, data.vocab_size, data.lowercase is not False)
+        tokenizer = _train(texts, data.vocab_size, data.lowercase, data.strip_accents)
         if keeps:
             keep_tokenizer(tokenizer, trained)
     return tokenizer
+
+
+def train_tokenizer(
+    sources: Any,
+    vocab_size: int | None = None,
+    lowercase: bool | None = None,
+    strip_accents: bool | None = None,
+    text_column: str = "text",
+    disable_progress: bool = False,
+) -> PreTrainedTokenizerBase:
+    """Trains the tokenizer of a run without `--tokenizer`. `sources` and `text_column` are those of `prepare_blocks`,
+    the choices and their defaults those of [`train_wordpiece`]; the log says what was chosen. Raises ValueError for
+    text that cannot be read, and TypeError for what is no text."""
+    found = find_sources(sources, text_column)
+    with TemporaryDirectory() as directory, open_texts(found, Path(directory), disable_progress) as texts:
+        return _train(texts, vocab_size, lowercase, strip_accents)
+
+
+def _train(texts: Sequence[Text], *choices: Any) -> PreTrainedTokenizerBase:
+    return train_wordpiece(lambda: chain.from_iterable(text.read("Reading") for text in texts), *choices)
 
 
 def get_sequences(
@@ -124,9 +142,17 @@ def get_sequences(
 def log_header(what: str, header: BlockHeader) -> None:
     """Tells how much was prepared."""
     length = header.max_seq_length
-    filled = header.num_tokens / (header.num_sequences * header.max_seq_length)
-    told = ", ".join(f"{name.replace('_', ' ')}: {count:,}" for name, count in header.statistics.items())
-    logger.info(f"{what}: {header.num_sequences:,} sequences of {length}, {filled:.1%} filled ({told})")
+    filled = header.num_tokens / (header.num_sequences * length)
+    logger.info(f"{what}: {describe_text(header)},")
+    logger.info(f"  in {header.num_sequences:,} sequences of {length}, {filled:.1%} filled.")
+
+
+def describe_text(header: BlockHeader) -> str:
+    """What sequences were made of."""
+    counts = header.statistics
+    unknown = counts["unknown_tokens"] / max(1, counts["corpus_tokens"])
+    copies = f", {counts['duplicate_lines']:,} duplicate lines dropped" if counts["duplicate_lines"] else ""
+    return f"{counts['documents']:,} documents, {counts['corpus_tokens']:,} tokens ({unknown:.2%} unknown){copies}"
 
 
 def check_held_out(train: Blocks, held_out: Blocks) -> None:

@@ -12,9 +12,9 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,8 @@ class Source:
     encoding: str = "utf-8"  # of text and JSON lines, as in `open`
     encoding_errors: str = "strict"
     weight: float = 1.0  # how often each document is read in an epoch: 2 is twice, 0.5 a random half of them once
+    # What is read in place of `place`, which names it: a `datasets.Dataset`, or a dict of columns, each a list.
+    in_memory: Any = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight, "(0, 1000]")
@@ -81,6 +83,30 @@ class Source:
     def is_prepared(self) -> bool:
         is_sharded = "://" in self.place or os.path.isfile(os.path.join(self.place, INDEX_FILE))
         return self.place.endswith(BLOCK_SUFFIX) or (is_sharded and not self.is_dataset)
+
+
+def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
+    """What a user names or has in memory, one or several: paths with their options, as in `parse_sources`; a
+    `datasets.Dataset`, or texts as a dict, `{"text": texts}`, each row a document, in its `text_column`; and
+    [`Source`]s. Raises TypeError for anything else, and ValueError for what is not there."""
+    found: list[Source] = []
+    for source in sources if isinstance(sources, (list, tuple)) else [sources]:
+        if isinstance(source, Source):
+            found.append(source)
+        elif isinstance(source, (str, os.PathLike)):
+            found += parse_sources(os.fspath(source), text_column=text_column)
+        elif isinstance(source, Mapping) and not isinstance(source.get(text_column), (str, Iterator, type(None))):
+            found.append(Source("the texts in memory", text_column=text_column, in_memory=source))
+        elif hasattr(source, "column_names") and not isinstance(source, Mapping):
+            rows = _with_column(source, text_column)
+            found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
+        else:
+            has = f" with {', '.join(map(str, source))}" if isinstance(source, Mapping) else ""
+            raise TypeError(
+                f"A {type(source).__name__}{has} is no text. Pass paths, a datasets.Dataset with a column "
+                f"{text_column!r} (text_column), or a list of texts as {{{text_column!r}: texts}}."
+            )
+    return found
 
 
 def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[Source]:
@@ -188,8 +214,12 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
     or row where there is one, and the remedy.
     """
     records: Iterator[tuple[str, Any]]
-    if source.is_dataset:
-        records = ((f"{source}, row {number}", row) for number, row in enumerate(dataset, 1))
+    is_plain = dataset is None and source.format == "text"
+    if dataset is not None:
+        rows: Any = dataset
+        if isinstance(dataset, Mapping):
+            rows = ({source.text_column: text} for text in dataset[source.text_column])
+        records = ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
     else:
         records = records_of(
             source.place,
@@ -198,7 +228,6 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
             encoding_errors=source.encoding_errors,
             columns=[source.text_column],
         )
-    is_plain = not source.is_dataset and source.format == "text"
     before = ""
     with reading(source, _REMEDIES[source.is_dataset]):
         for place, record in records:
@@ -248,7 +277,7 @@ class Text:
     def __init__(self, source: Source, copy: Path, disable_progress: bool) -> None:
         self.source = source
         self._source = source  # what is read: the source, or the copy of a stream
-        self._dataset: Any = None
+        self._dataset: Any = source.in_memory
         self._disable = disable_progress
         if source.is_dataset:
             with reading(source, _REMEDIES[True]):
@@ -266,12 +295,12 @@ class Text:
     def read(self, what: str) -> Iterator[str]:
         """See `read_lines`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
         lines = read_lines(self._source, self._dataset)
-        yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable, leave=False)
+        yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable or None, leave=False)
         if self._state() != self._before:
             raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")
 
     def _state(self) -> tuple[int, ...]:
-        if self._source.is_dataset:
+        if self._dataset is not None:
             return ()
         file = os.stat(self._source.place)
         return (file.st_size, file.st_ctime_ns, file.st_ino)
@@ -308,8 +337,12 @@ def _load_dataset(source: Source) -> Any:
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}
         dataset = load_dataset(source.place, source.config, **options)
-    has_column = source.text_column in (dataset.column_names or ())
-    return dataset.select_columns([source.text_column]) if has_column else dataset
+    return _with_column(dataset, source.text_column)
+
+
+def _with_column(dataset: Any, column: str) -> Any:
+    """The dataset without its other columns, if it has this one."""
+    return dataset.select_columns([column]) if column in (dataset.column_names or ()) else dataset
 
 
 def scan(texts: Sequence[Text]) -> list[dict[str, Any]]:

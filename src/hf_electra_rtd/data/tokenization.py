@@ -1,4 +1,4 @@
-"""Tokenizers: loaded, made from a `vocab.txt`, or trained on the corpus."""
+"""Tokenizers: loaded, checked, saved, or made from a `vocab.txt`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
@@ -52,10 +53,13 @@ MOST_UNKNOWN = 0.5
 _MOST_PROBED = 2**15  # tokens of a vocabulary, which are texts, too; of a larger one they are evenly spaced
 
 
-def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrainedTokenizerBase:
-    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line. `lowercase` is for a
-    `vocab.txt`: whether to lower-case text and strip accents; by default if it holds no upper-case letter. Raises
-    ValueError if the tokenizer cannot be loaded or used (see `check_tokenizer`)."""
+def load_tokenizer(
+    name_or_path: str, lowercase: bool | None = None, strip_accents: bool | None = None
+) -> PreTrainedTokenizerBase:
+    """A tokenizer from a directory, a Hub id, or a `vocab.txt`, one WordPiece a line. Two arguments are for a
+    `vocab.txt`: whether text becomes lower case (by default if the file holds no upper-case letter), and whether
+    accents are stripped (by default if text becomes lower case, as in BERT). Raises ValueError if the tokenizer cannot
+    be loaded or used (see `check_tokenizer`)."""
     tokenizer: PreTrainedTokenizerBase
     if os.path.isfile(name_or_path):
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
@@ -70,9 +74,12 @@ def load_tokenizer(name_or_path: str, lowercase: bool | None = None) -> PreTrain
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
-        tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
-    elif lowercase is not None:
-        raise ValueError(f"lowercase is for a vocab.txt; {name_or_path} has its own setting. Leave it out.")
+        options: dict[str, Any] = {"do_lower_case": lowercase, "strip_accents": strip_accents}
+        tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH, **options)
+    elif lowercase is not None or strip_accents is not None:
+        raise ValueError(
+            f"lowercase and strip_accents are for a vocab.txt; {name_or_path} has its own settings. Leave them out."
+        )
     else:
         with reading(name_or_path, _REMEDY):
             _check_directory(Path(name_or_path))
@@ -123,13 +130,17 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     ValueError above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
     if refuses and share > MOST_UNKNOWN:
-        raise ValueError(
-            f"{name}: the vocabulary does not know {share:.1%} of the tokens. "
-            "Choose a model or a tokenizer for the language of this text."
-        )
+        raise ValueError(f"{name}: {_describe_unknown(share)}")
     if share > WARNED_UNKNOWN:
-        logger.warning(f"{name}: the vocabulary does not know {share:.1%} of the tokens.")
+        logger.warning(f"{name}: {_describe_unknown(share)}")
     return share
+
+
+def _describe_unknown(share: float) -> str:
+    return (
+        f"the vocabulary does not know {share:.1%} of the tokens. Choose a model or a tokenizer for this text, or "
+        "have one trained on it. To BERT's tokenizers, more than 100 characters without a space are one unknown word."
+    )
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
@@ -164,15 +175,18 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
-    """Writes the tokenizer, and of WordPiece the `vocab.txt` that `transformers` 5 no longer writes but older tools
+    """Writes the tokenizer, and of BERT's kind the `vocab.txt` that `transformers` 5 no longer writes but older tools
     read."""
     if tokenizer.is_fast:
         _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
     vocabulary = _vocabulary(tokenizer)
     with naming(directory):
         tokenizer.save_pretrained(directory)
+        is_bert = continuing_prefix(tokenizer) and isinstance(
+            tokenizer.backend_tokenizer.pre_tokenizer, BertPreTokenizer
+        )
         # A line's number is its token's id.
-        if continuing_prefix(tokenizer) and [index for _, index in vocabulary] == list(range(len(vocabulary))):
+        if is_bert and [index for _, index in vocabulary] == list(range(len(vocabulary))):
             text = "".join(f"{token}\n" for token, _ in vocabulary)
             (Path(directory) / "vocab.txt").write_text(text, encoding="utf-8")
 
@@ -181,34 +195,6 @@ def keep_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathL
     """Saves the tokenizer whole or not at all. Of directories, it replaces only that of a tokenizer alone."""
     with writing(directory, TOKENIZER_FILE, TOKENIZER_FILES) as partial:
         save_tokenizer(tokenizer, partial)
-
-
-def train_wordpiece(
-    lines: Callable[[], Iterable[str]], vocab_size: int, lowercase: bool = True
-) -> PreTrainedTokenizerBase:
-    """Trains a WordPiece vocabulary in the manner of BERT's, in lower case without accents or as the text is. The same
-    text gives the same one; a small text yields fewer than `vocab_size` tokens. `lines` gives it and is called twice.
-    Raises ValueError for a size with no room for words."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-
-    def train(fixed: list[str], size: int) -> dict[str, int]:
-        wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        wordpiece.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-        wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        # Half of the vocabulary for single characters at most: scripts with many keep room for words.
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=size, special_tokens=fixed, limit_alphabet=max(1, vocab_size // 4), show_progress=False
-        )
-        wordpiece.train_from_iterator(lines(), trainer)
-        return wordpiece.get_vocab()
-
-    if vocab_size <= len(SPECIAL_TOKENS):
-        raise ValueError(f"vocab_size={vocab_size} leaves no room for words. Choose some thousands.")
-    # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
-    # between merges by these numbers. So the alphabet is collected first, and fixed in its own order.
-    alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
-    vocabulary = train([*SPECIAL_TOKENS, *alphabet], vocab_size)
-    return BertTokenizer(vocab=vocabulary, do_lower_case=lowercase, model_max_length=MAX_LENGTH)
 
 
 def get_backend(tokenizer: PreTrainedTokenizerBase) -> Any:

@@ -6,7 +6,7 @@ import unicodedata
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,8 @@ from hf_electra_rtd.data.tokenization import continuing_prefix, get_backend, tok
 Segmenter = Callable[[str], Iterable[str]]  # the words of a line, in order; what it leaves out stands between words
 BY_TOKENIZER = "tokenizer"  # named where there is no segmenter
 _MARKS = ("▁", "Ġ")  # before a word, in SentencePiece and in byte-level BPE
+SENTENCE_ENDS = tuple(".!?\u3002\uff01\uff1f\u0964\u061f")  # also in Chinese, Hindi and Arabic
+_READABLE = range(4, 25)  # words of a sentence
 
 
 @cache
@@ -119,9 +121,64 @@ def shown_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str], befo
 def is_inside(text: str, place: int) -> bool:
     """Whether a place of a text lies between two letters of a word. Ideographs and kana may be words by themselves."""
     return 0 < place < len(text) and all(
-        sign.isalnum() and (unicodedata.east_asian_width(sign) not in "WF" or "가" <= sign <= "힣")
-        for sign in text[place - 1 : place + 1]
+        sign.isalnum() and not _stands_without_spaces(sign) for sign in text[place - 1 : place + 1]
     )
+
+
+def _stands_without_spaces(sign: str) -> bool:
+    """Whether it is an ideograph, kana or a wide mark; Korean has spaces."""
+    return unicodedata.east_asian_width(sign) in "WF" and not unicodedata.name(sign, "").startswith("HANGUL")
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> list[range]:
+    """The places of the tokens of each word."""
+    starts = [at for at, name in enumerate(shown_tokens(tokenizer, tokens)) if at == 0 or not name.startswith("##")]
+    return [range(start, stop) for start, stop in pairwise([*starts, len(tokens)])]
+
+
+def join_words(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]]) -> list[str]:
+    """Words, each of some tokens, as the parts of a text: each with the space that belongs before it."""
+    join = tokenizer.convert_tokens_to_string
+    parts: list[str] = []
+    before = str(tokenizer.cls_token)
+    for word in words:
+        text = join([before, *word]).removeprefix(join([before]))
+        around = before[-1] + text.strip()[:1]
+        closed = (sign in "'\u2019" or _stands_without_spaces(sign) for sign in around)
+        # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
+        if not parts or (continuing_prefix(tokenizer) and any(closed)):
+            text = text.strip()
+        parts.append(text)
+        before = word[-1]
+    return parts
+
+
+def example_sentence(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Sequence[int]]) -> dict[str, str]:
+    """A whole sentence of some sequences of ids: as the `original`; `replaced`, with a word of the sentence before it
+    in the middle; and with a `gap`, {}, in that place. Empty where there is none of a length that is good to read."""
+    special = set(tokenizer.all_special_tokens)
+    for ids in sequences:
+        sentences: list[list[Sequence[str]]] = [[]]
+        tokens = tokenizer.convert_ids_to_tokens(list(ids))
+        for places in words_of(tokenizer, tokens):
+            word = tokens[places.start : places.stop]
+            sentences[-1].append(word)
+            if word[0] in special or word[-1].endswith(SENTENCE_ENDS):
+                sentences.append([])
+        for before, sentence in pairwise(sentences[:-1]):
+            middle = len(sentence) // 2
+            other = before[len(before) // 2] if before else sentence[middle]
+            # It stands in double quotes in the code of a card.
+            is_plain = not any(set(token) & set('{}"\\') or token in special for word in sentence for token in word)
+            if is_plain and before[-1][-1].endswith(SENTENCE_ENDS) and len(sentence) in _READABLE:
+                if other == sentence[middle] or other[0] in special:
+                    continue
+                changed = join_words(tokenizer, [*sentence[:middle], other, *sentence[middle + 1 :]])
+                parts = join_words(tokenizer, sentence)
+                space = " " * parts[middle].startswith(" ")
+                gap = "".join([*parts[:middle], f"{space}{{}}", *parts[middle + 1 :]])
+                return {"original": "".join(parts), "replaced": "".join(changed), "gap": gap}
+    return {}
 
 
 class LineEncoder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -174,6 +174,16 @@ def unsplit_layers(tower: Any) -> tuple[str, ...]:
 def resize_vocabulary(tower: Any, *sizes: Any) -> None:
     """`resize_token_embeddings` of a tower, with the same arguments, for every family."""
     _row(tower.config).resize(tower, *sizes)
+
+
+def choose_head(model: Any, unread: Iterable[str], config: Any) -> bool:
+    """Sets `legacy` in `config`, which the masked language model was loaded with, by the tensors that it did not read.
+    Released weights of DeBERTa have the head of `legacy=False`, and their configurations do not say so. Returns
+    whether the model must be loaded again."""
+    if not getattr(model, "legacy", False) or "lm_predictions.lm_head.bias" not in unread:
+        return False
+    config.legacy = False
+    return True
 
 
 def _row(config: Any) -> Family:

@@ -10,53 +10,64 @@ from transformers import TrainingArguments
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag, required
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.ops.products import LIBRARIES
-from hf_electra_rtd.training.arguments import MATMUL_HELP, TRAINER_INTERVALS, check_hub_options, settle_by_device
+from hf_electra_rtd.training.arguments import (
+    MATMUL_HELP,
+    TRAINER_INTERVALS,
+    check_hub_options,
+    check_reports,
+    settle_by_device,
+)
 
 
 @dataclass
 class TaskArguments:
-    """Which model, which tasks, how often."""
+    """Models and tasks."""
 
     model_name_or_path: str = required("Directory or Hub id of an encoder, or a pre-training run.")
     benchmark: str = flag("glue", "glue, clue, more, or own (--train_file, ...).")
     task_name: list[str] = flag(["all"], "One or more tasks, or all.")
-    data_dir: str | None = flag(None, "The benchmark in its official layout; by default it comes from the Hub.")
-    seeds: int = flag(1, "Runs of each task, with the seeds seed, seed + 1, ...", "[1, inf)")
+    data_dir: str | None = flag(None, "Directory of the benchmark in its official layout. Default: the Hub.")
+    seeds: int = flag(1, "Number of runs of each task, with the seeds seed, seed + 1, ...", "[1, inf)")
     tokenizer: str | None = flag(None, "Directory, Hub id or vocab.txt to use in place of the model's tokenizer.")
+    fractions: bool = flag(False, "Fine-tune what a run exported by --checkpoint_fractions: scores along the run.")
     from_scratch: bool = flag(False, "Use the model's architecture with random weights: no pre-training.")
     head: Literal["transformers", "paper"] = flag("transformers", "The stock head, or the paper's (ELECTRA only).")
-    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}; by default guessed from the model.")
+    size: str | None = flag(None, f"Recipe to use: {', '.join(SIZES)}. Default: guessed from the model.")
     layerwise_lr_decay: float | None = flag(
-        None, "Of the learning rate from a layer to the one below; 1: none.", "(0, 1]"
+        None, "Factor of the learning rate from one layer to the layer below. 1: none.", "(0, 1]"
     )
     layerwise_lr_decay_off_by_one: bool = flag(False, "Decay the top layer twice, as the original's code does.")
-    max_seq_length: int | None = flag(None, "Tokens of an example; by default the task's number.", "[3, inf)")
-    doc_stride: int = flag(128, "In question answering: tokens that two windows of a context share.", "[0, inf)")
-    max_query_length: int = flag(64, "In question answering: tokens of a question; the rest is cut off.", "[1, inf)")
+    max_seq_length: int | None = flag(None, "Tokens per example. Default: depends on the task.", "[3, inf)")
+    doc_stride: int = flag(128, "Question answering: tokens that two windows of a context share.", "[0, inf)")
+    max_query_length: int = flag(64, "Question answering: tokens of a question; longer ones are cut off.", "[1, inf)")
     dropout: float | None = flag(
-        None, "In the encoder and before its head; by default 0.1, or the model's own.", "[0, 1)"
+        None, "Dropout in the encoder and before its head. Default: 0.1, or that of the model.", "[0, 1)"
     )
-    select: Literal["last", "best"] = flag("last", "The model after the last step, or the best by its dev score.")
-    class_weights: Literal["none", "balanced"] = flag("none", "In classification; balanced: all count equally.")
-    max_train_samples: int | None = flag(None, "Train on so many examples, drawn at random.", "[1, inf)")
+    select: Literal["last", "best"] = flag(
+        "last", "Keep the model after the last step, or the one with the best dev score."
+    )
+    class_weights: Literal["none", "balanced"] = flag(
+        "none", "Classification: balanced gives every class the same weight."
+    )
+    max_train_samples: int | None = flag(None, "Train on this many examples, drawn at random.", "[1, inf)")
     few_shot: int | None = flag(
-        None, "Train on so many examples of each class, drawn by each seed; 0: on none.", "[0, inf)"
+        None, "Train on this many examples per class, drawn by each seed. 0: on none.", "[0, inf)"
     )
     label_words: list[str] | None = flag(None, "CLASS=WORD ...: classify by how original a word for each class looks.")
     template: str | None = flag(
         None, "The text with a word in it: '{text} It was {label}.'; of pairs also {text_pair}."
     )
     max_eval_samples: int | None = flag(
-        None, "Evaluate on so many of a dev split; test splits stay whole.", "[1, inf)"
+        None, "Evaluate on this many dev examples; test splits stay whole.", "[1, inf)"
     )
     predict: bool = flag(False, "Predict the test split and write the files for the benchmark's server.")
-    keep_models: Literal["best", "all", "none"] = flag("best", "Fine-tuned models to keep; best: by its dev score.")
+    keep_models: Literal["best", "all", "none"] = flag("best", "Which fine-tuned models to keep (best: by dev score).")
     overwrite_output_dir: bool = flag(False, "Delete the results of these tasks in output_dir.")
     lora: bool = flag(False, "Train low-rank adapters and the head only.")
     lora_r: int = flag(8, "Rank of the adapters.", "[1, inf)")
-    lora_alpha: int = flag(16, "Alpha of LoRA: adapters are multiplied by alpha / rank.", "(0, inf)")
-    lora_dropout: float = flag(0.1, "Before the adapters.", "[0, 1)")
-    merge_adapter: bool = flag(False, "Also save the model with its adapters merged (loads without peft).")
+    lora_alpha: int = flag(16, "Alpha of LoRA: the output of the adapters is multiplied by alpha / rank.", "(0, inf)")
+    lora_dropout: float = flag(0.1, "Dropout before the adapters.", "[0, 1)")
+    merge_adapter: bool = flag(False, "Also save the model with merged adapters, which loads without peft.")
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -64,31 +75,44 @@ class TaskArguments:
 
 @dataclass
 class OwnTaskArguments:
-    """Your own task, in place of a benchmark's."""
+    """Your own task."""
 
     train_file: str | None = flag(None, "Examples to train on: .csv, .tsv, .jsonl, .parquet, .conll or SQuAD's .json.")
-    validation_file: str | None = flag(None, "Examples to evaluate on; without: --validation_share.")
+    validation_file: str | None = flag(
+        None, "Examples to evaluate on. Default: a share of the training examples (--validation_share)."
+    )
     test_file: str | None = flag(None, "Examples to predict, labeled or not.")
     validation_share: float | None = flag(
-        None, "Share of the training examples to hold out; 0.1 without a dev split.", "[0, 1)"
+        None, "Share of the training examples to hold out. Default: 0.1 if there is no dev split.", "[0, 1)"
     )
-    dataset: str | None = flag(None, "A dataset of the Hub, in place of files.")
-    dataset_config: str | None = flag(None, "Its configuration.")
-    dataset_revision: str | None = flag(None, "Its branch, tag or commit.")
-    dataset_splits: list[str] | None = flag(None, "Its splits: train=train[:90%%] dev=train[90%%:] test=test.")
+    dataset: str | None = flag(None, "A dataset on the Hub, instead of files.")
+    dataset_config: str | None = flag(None, "Configuration of the --dataset.")
+    dataset_revision: str | None = flag(None, "Branch, tag or commit of the --dataset.")
+    dataset_splits: list[str] | None = flag(
+        None, "Splits of the --dataset: train=train[:90%%] dev=train[90%%:] test=test."
+    )
     task_kind: Literal[
-        "classification", "multi_label", "regression", "multiple_choice", "question_answering", "tagging", "correction"
+        "classification",
+        "multi_label",
+        "regression",
+        "multiple_choice",
+        "question_answering",
+        "tagging",
+        "correction",
+        "embedding",
     ] = flag("classification", "What a label is.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(
         None, "Column of label, number or tags (label), answers (answers), right sentence (right)."
     )
-    id_column_name: str | None = flag(None, "Column of the ids that predictions are written with.")
-    labels: list[str] | None = flag(None, "The classes in their order; by default those of the training data, sorted.")
-    unanswerable: bool | None = flag(None, "A context may hold no answer; by default where some answers are empty.")
-    metrics: list[str] | None = flag(None, "The first one is the main metric; by default those usual for the kind.")
-    language: str = flag("", "en, zh, ko, ...: for the record, and the rules that answers are scored by.")
+    id_column_name: str | None = flag(None, "Column with ids to write beside predictions.")
+    labels: list[str] | None = flag(None, "The classes, in order. Default: those of the training data, sorted.")
+    unanswerable: bool | None = flag(None, "A context may contain no answer. Default: if some answers are empty.")
+    metrics: list[str] | None = flag(
+        None, "Metrics; the first is the main one. Default: the usual ones for this kind of task."
+    )
+    language: str = flag("", "en, zh, ko, ...: for the record, and for the rules of scoring answers.")
 
     def __post_init__(self) -> None:
         check_arguments(self)
@@ -125,40 +149,56 @@ class FineTuningArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the paper's recipe; None for what depends on the size (learning rate) or
     the task (epochs). By default, nothing is evaluated or saved before the end."""
 
-    learning_rate: float | None = flag(None, "By default that of the size.")  # type: ignore[assignment]
-    num_train_epochs: float | None = flag(None, "By default the task's number.")  # type: ignore[assignment]
-    per_device_train_batch_size: int = flag(FINETUNING["per_device_train_batch_size"], "Batch size of one process.")
-    per_device_eval_batch_size: int = flag(64, "Batch size of one process in evaluation.")
+    learning_rate: float | None = flag(None, "Peak learning rate. Default: depends on the size.")  # type: ignore[assignment]
+    num_train_epochs: float | None = flag(None, "Passes over the training examples. Default: depends on the task.")  # type: ignore[assignment]
+    per_device_train_batch_size: int = flag(FINETUNING["per_device_train_batch_size"], "Examples per device and step.")
+    per_device_eval_batch_size: int = flag(64, "Examples per device in evaluation.")
     warmup_steps: float = flag(FINETUNING["warmup_steps"], "Steps of warm-up; below 1: a share of all steps.")
     weight_decay: float = flag(FINETUNING["weight_decay"], "Decoupled weight decay (paper, Table 7: none).")
     adam_epsilon: float = flag(FINETUNING["adam_epsilon"], "Epsilon of Adam.")
     early_stopping_patience: int | None = flag(
-        None, "With --select best: evaluations without a better score.", "[1, inf)"
+        None, "With --select best: stop after this many evaluations without a better score.", "[1, inf)"
     )
-    bias_correction: bool = flag(False, "Adam with bias correction; the original has none.")
+    bias_correction: bool = flag(False, "Use Adam's bias correction. The original does not.")
     matmul: str | None = flag(None, MATMUL_HELP, choices=LIBRARIES)
     train_sampling_strategy: str = flag("group_by_length", "group_by_length (less padding), random or sequential.")
     save_strategy: str = flag("no", "When to write checkpoints: no, steps or epoch.")
     save_total_limit: int | None = flag(2, "Checkpoints to keep.")
-    hub_strategy: str = flag("end", "Leave it: models are published at the end.")
+    hub_strategy: str = flag("end", "When to publish: at the end.")
     logging_steps: float = flag(50, "Steps between two lines of the log.")
-    bf16: bool | None = flag(None, "bfloat16 autocast. By default where a GPU has it.")  # type: ignore[assignment]
-    dataloader_pin_memory: bool | None = flag(None, "By default with a GPU.")  # type: ignore[assignment]
-    remove_unused_columns: bool = flag(False, "Leave off: there are none.")
+    bf16: bool | None = flag(None, "Use bfloat16 autocast. Default: on if the GPU supports it.")  # type: ignore[assignment]
+    dataloader_pin_memory: bool | None = flag(None, "Use pinned memory. Default: on with a GPU.")  # type: ignore[assignment]
+    remove_unused_columns: bool = flag(False, "Leave it off: there are none.")
     logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
-    ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
+    ddp_find_unused_parameters: bool | None = flag(False, "Leave it off: all parameters are used.")
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()
+        check_reports(self)
 
 
 _SOURCES = ("train_file", "validation_file", "test_file", "dataset")
-_TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression")
+_TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression", "task_kind=embedding")
 _KEEPS_HEAD = ("label_words", "task_kind=correction")
+_NOT_OF_EMBEDDINGS = (
+    "lora",
+    "layerwise_lr_decay",
+    "layerwise_lr_decay_off_by_one",
+    "select=best",
+    "bias_correction",
+    "eval_strategy=steps",
+    "eval_strategy=epoch",
+    "eval_on_start",
+    "save_strategy=steps",
+    "save_strategy=epoch",
+    "train_sampling_strategy",
+    "push_to_hub",
+)
 RULES = (
+    Rule("fractions", "It is of one trained model.", excludes=("from_scratch", "push_to_hub")),
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
     Rule("lora", "The head of pre-training goes on.", excludes=_KEEPS_HEAD),
@@ -177,6 +217,10 @@ RULES = (
     Rule("label_words", "yes=great no=dull, '{text} It was {label}.'", needs=("template",)),
     Rule("template", "yes=great no=dull, '{text} It was {label}.'", needs=("label_words",)),
     Rule("class_weights", "The loss is that of pre-training.", excludes=("label_words",), changes_nothing=True),
+    *(
+        Rule(name, "sentence-transformers trains embeddings.", excludes=("task_kind=embedding",))
+        for name in _NOT_OF_EMBEDDINGS
+    ),
     # Which task.
     Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),
     Rule("benchmark=clue", "Name a benchmark or a task of your own.", excludes=_SOURCES),

@@ -37,6 +37,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "classification": {"metrics": ("accuracy", "macro_f1")},
     "multi_label": {"metrics": ("micro_f1", "macro_f1", "accuracy")},
     "regression": {"metrics": ("pearson", "spearman")},
+    "embedding": {"metrics": ("spearman", "pearson")},
     "multiple_choice": {"metrics": ("accuracy",)},
     "question_answering": SPANS,
     "tagging": {"metrics": ("f1",)},
@@ -131,7 +132,8 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
     if not len(examples):
         share = f" with validation_share={task.validation_share:g}" if task.validation_share else ""
         raise ValueError(f"{name} has no row for the split {split!r} of {task.title}{share} ({skipped:,} skipped).")
-    if split not in task.test_splits and all(label is None for label in examples["label"]):
+    must_be_labeled = split not in task.test_splits and (task.kind, split) != ("embedding", "train")
+    if must_be_labeled and all(label is None for label in examples["label"]):
         raise ValueError(f"{name}: no row is labeled, so it cannot be the split {split!r} of {task.title}.")
     if split in task.test_splits and all(label == [] for label in examples["label"]):  # its cells are empty
         unknown = dict.fromkeys({"label", "starts"} & set(examples.column_names))
@@ -261,6 +263,8 @@ def own_task(name: str, args: Any) -> Task:
     columns = [args.text_column_name]
     if args.second_text_column_name:
         columns.append(args.second_text_column_name)
+    elif kind == "embedding" and splits.keys() != {"train"}:
+        raise ValueError("Embeddings are scored on pairs of texts: --second_text_column_name names their second one.")
     facts |= {f"{split}_splits": tuple({split} & splits.keys()) for split in ("dev", "test")}
     task = Task(name, name, kind=kind, columns=tuple(columns), **{**facts, place: splits})
     if kind == "question_answering" and args.unanswerable is None:

@@ -26,8 +26,14 @@ from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
 from hf_electra_rtd.base.files import known_names, write_text
-from hf_electra_rtd.base.records import EvaluationRecord, public_command
-from hf_electra_rtd.finetuning.arguments import RULES, FineTuningArguments, OwnTaskArguments, TaskArguments
+from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, public_command
+from hf_electra_rtd.finetuning.arguments import (
+    RULES,
+    TRAINER_RULES,
+    FineTuningArguments,
+    OwnTaskArguments,
+    TaskArguments,
+)
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.predict import Classifier, Table
 from hf_electra_rtd.finetuning.reading import rows_of
@@ -35,6 +41,7 @@ from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, se
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.pictures import SCORES_FILE, plot_scores
 from hf_electra_rtd.publishing.publish import (
     FineTunedPublication,
     fine_tuned_repositories,
@@ -42,8 +49,8 @@ from hf_electra_rtd.publishing.publish import (
     publish_command,
     report,
 )
-from hf_electra_rtd.publishing.tables import print_results
-from hf_electra_rtd.training.arguments import check_publishing
+from hf_electra_rtd.publishing.tables import print_table, results_table
+from hf_electra_rtd.training.arguments import HUB_RULES, check_publishing
 
 
 logger = logging.getLogger(__name__)
@@ -154,7 +161,33 @@ def _plain(value: Any) -> Any:
 
 def main(argv: list[str]) -> int:
     """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_Call.run`."""
-    return _Call(argv, sys.argv[0]).run()
+    call = _Call(argv, sys.argv[0])
+    return _run_fractions(argv, call.plan) if call.plan.flags.fractions else call.run()
+
+
+def _run_fractions(argv: list[str], plan: Plan) -> int:
+    """One call for each export of a run, in its order, with one table and a picture at the end. Returns the exit
+    status of the first call that did not end well, after which none follows."""
+    exports = [(FractionRecord.load(path).step, path.parent) for path in FractionRecord.find(plan.model.name, 2)]
+    if not exports:
+        raise ValueError(f"{plan.model.name} has no fractions. Pre-train with --checkpoint_fractions.")
+    records: list[EvaluationRecord] = []
+    for _, export in sorted(exports):
+        flags = {
+            "fractions": False,
+            "model_name_or_path": export / "discriminator",
+            "output_dir": plan.directory / export.name,
+        }
+        call = _Call([*argv, *_words(flags)], sys.argv[0])
+        status = call.run()
+        records += call.records
+        if status:
+            return status
+    if plan.is_main:
+        print_table(results_table(records))
+        plot_scores(records, plan.directory / SCORES_FILE)
+        logger.info(f"Scores along the run: {plan.directory / SCORES_FILE}")
+    return 0
 
 
 class _Call:
@@ -162,7 +195,11 @@ class _Call:
 
     def __init__(self, argv: list[str], program: str) -> None:
         flags, own, self.card, self.publication, args = parse_arguments(
-            _ARGUMENTS, argv, description=__doc__, defaults={"output_dir": "runs/finetune"}
+            _ARGUMENTS,
+            argv,
+            description=__doc__,
+            defaults={"output_dir": "runs/finetune"},
+            rules=(*TRAINER_RULES, *HUB_RULES),
         )
         check_arguments(flags, own, args, rules=RULES)
         check_publishing(args, self.card, self.publication)
@@ -200,7 +237,7 @@ class _Call:
             logger.warning("Interrupted. The same command goes on with what is missing.")
             status = INTERRUPTED
         if plan.is_main and self.records:
-            print_results(self.records)
+            print_table(results_table(self.records))
             logger.info(f"Records and predictions: {plan.directory}")
             if plan.predicts:
                 collect_submissions([job.task for job in jobs], self.records, plan.directory)
@@ -261,8 +298,7 @@ def _set_up_logging(args: FineTuningArguments) -> None:
     # Its table of new and unused tensors: `load_with_head` checks them.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
     transformers_logging.disable_progress_bar()  # one for every file that is read or written
-    if args.disable_tqdm:
-        datasets.disable_progress_bars()
+    datasets.disable_progress_bars()  # likewise
 
 
 if __name__ == "__main__":

@@ -160,7 +160,9 @@ def load_with_head(
         if is_kept:
             rescale(model, 1 / unit[1], -unit[0] / unit[1])
     is_kept |= getattr(model_class, "is_whole", False) and not from_scratch
-    logger.info(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
+    if model.base_model is not model:
+        once: Any = logger  # transformers gives loggers this method; a command makes a model for each seed
+        once.info_once(f"{name} as {model_class.__name__}: the head is {'kept' if is_kept else 'new'}.")
     return model.train()
 
 
@@ -259,7 +261,8 @@ def _load_encoder(model_class: Any, source: Any, **options: Any) -> tuple[Any, d
     prefix = model.base_model_prefix
     not_read = report["missing_keys"] | {name for name, *_ in report["mismatched_keys"]}
     has_read_head = any(not name.startswith(f"{prefix}.") for name in model.state_dict().keys() - not_read)
-    if has_read_head and not getattr(model_class, "takes_head", False):
+    has_head = model.base_model is not model and not getattr(model_class, "takes_head", False)
+    if has_read_head and has_head:
         for name, child in model_class(model.config).float().named_children():
             if name != prefix:
                 setattr(model, name, child)

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.files import hash_files, hash_model
-from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
+from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.base.records import public
 from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
@@ -199,7 +199,9 @@ class Plan:
     def _arguments(self, task: Task) -> FineTuningArguments:
         """Those of the call, filled in by the task and the recipe."""
         args = copy.copy(self.args)
-        if args.learning_rate is None:
+        if args.learning_rate is None and task.kind == "embedding":
+            args.learning_rate = EMBEDDING_LEARNING_RATE
+        elif args.learning_rate is None:
             args.learning_rate = LORA_LEARNING_RATE if self.flags.lora else get_size(self.size).learning_rate
         if self.flags.few_shot and args.num_train_epochs is None and args.max_steps < 1:
             args.max_steps = _FEW_STEPS
@@ -226,7 +228,7 @@ class Plan:
             "template": task.template,
             "metrics": task.metrics,
             **{name: known[name] for name in names},
-            "layerwise_lr_decay": self._layerwise_lr_decay(),
+            "layerwise_lr_decay": self._layerwise_lr_decay(task),
             "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
             "dropout": self._dropout(),
@@ -234,8 +236,8 @@ class Plan:
             "lora": lora if self.flags.lora else None,
         }
 
-    def _layerwise_lr_decay(self) -> float:
-        by_default = 1.0 if self.flags.lora else get_size(self.size).layerwise_lr_decay
+    def _layerwise_lr_decay(self, task: Task) -> float:
+        by_default = 1.0 if self.flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
         decay = self.flags.layerwise_lr_decay or by_default
         if decay != 1 and self.args.optim not in OWN_OPTIMIZERS:
             raise ValueError(f"--optim {self.args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")

@@ -49,6 +49,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "tagging": ("tags", "probabilities"),
     "multiple_choice": ("choice", "probabilities"),
     "correction": ("corrected",),
+    "embedding": ("similarity",),
     "question_answering": ("answer", "nbest"),
 }
 _TEXT_COLUMNS = ("text", "text_pair")
@@ -75,7 +76,11 @@ class Classifier:
         self.number = len(self.task.columns) or 1  # of texts
         self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
-        if runtime == TORCH:
+        if self.task.kind == "embedding":
+            from hf_electra_rtd.finetuning.embeddings import load_embeddings
+
+            self.model = load_embeddings(self.name, use_cpu)
+        elif runtime == TORCH:
             self.model = load_fine_tuned(self.kind.auto_class, self.name, self.labels)
         else:
             self.model = load_onnx(self.name, quantized=runtime == "onnx-int8")
@@ -176,6 +181,10 @@ def answer_split(
     model: Any, kind: Kind, split: Split, batch_size: int, use_cpu: bool
 ) -> tuple[list[Prediction], dict[str, float]]:
     """As `FineTuner.answer`, by a model or a graph that is not trained."""
+    if kind.task.kind == "embedding":
+        from hf_electra_rtd.finetuning.embeddings import answer_pairs
+
+        return answer_pairs(model, kind, split, batch_size)
     with tempfile.TemporaryDirectory() as directory:
         options: dict[str, Any] = {"disable_tqdm": True, "report_to": "none", "use_cpu": use_cpu}
         args = FineTuningArguments(directory, per_device_eval_batch_size=batch_size, **options)

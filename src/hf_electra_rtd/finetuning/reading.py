@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import os
@@ -65,6 +66,7 @@ def example_features(kind: str) -> Any:
         "regression": texts | {"label": Value("float64")},
         "tagging": texts | {"label": List(text)},
         "correction": texts | {"label": text},
+        "embedding": texts | {"label": Value("float64")},
         "multiple_choice": {"context": text, "question": text, "choices": List(text), "label": number},
         "question_answering": {"question": text, "context": text, "label": List(text), "starts": List(number)},
     }[kind]
@@ -282,6 +284,10 @@ def _convert(task: Task, split: str, row: Row, index: int) -> list[Example] | No
         return []
     row = {task.renamed.get(name, name): value for name, value in row.items()}
     id_column = task.id_column or next((name for name in _IDS if row.get(name) is not None), None)
+    if task.kind == "embedding" and split == "train" and row.get(task.label_column) is None:
+        row = {**row, task.label_column: None}  # without a number, the second text may be missing, too
+        given = tuple(column for column in task.columns if row.get(column) is not None)
+        task = dataclasses.replace(task, columns=given or task.columns[:1])
     if not task.label_column:
         label = None
     elif split in task.test_splits:
@@ -321,7 +327,7 @@ def _text(row: Row, column: str, between: str = " ") -> str:
 
 
 def _label(task: Task, value: Any) -> Any:
-    if task.kind == "regression":
+    if task.kind in ("regression", "embedding"):
         number = float(value)
         if not math.isfinite(number):
             raise ValueError(f"the label {value!r} is not a finite number.")

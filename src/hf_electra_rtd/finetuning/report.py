@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from scipy.stats import rankdata
 
 from hf_electra_rtd.base.files import write_text, writing
 from hf_electra_rtd.finetuning.data import Split
@@ -101,7 +102,10 @@ def resampled_scores(kind: Kind, predicted: Sequence[Any], right: Sequence[Any])
 
 def _errors(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> np.ndarray:
     """How wrong each prediction is: a difference of numbers, a count of words, 1 less the score of an answer, or 1."""
-    if kind.task.kind == "regression":
+    if kind.task.kind == "embedding":  # cosines and numbers have one order, and no common unit
+        predicted = list(rankdata(predicted))
+        right = list(rankdata(right))
+    if kind.task.kind in ("regression", "embedding"):
         return np.abs(np.subtract(predicted, right))
     pairs = zip(predicted, right, strict=True)
     if kind.task.kind == "tagging":
@@ -129,7 +133,7 @@ def compared(kind: Kind, predicted: Sequence[Any], right: Sequence[Any]) -> dict
 
     task = kind.task
     flat = _flat(kind, right)
-    if task.kind in ("question_answering", "correction"):
+    if task.kind in ("question_answering", "correction", "embedding"):
         return {}
     constant = fmean(right) if task.kind == "regression" else Counter(flat).most_common(1)[0][0]
     always: list[Any] = [[constant] * len(value) if task.kind == "tagging" else constant for value in right]

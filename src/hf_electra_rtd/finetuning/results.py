@@ -18,7 +18,7 @@ from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
 from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
-from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, VOCABULARIES, WEIGHTS
+from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, EMBEDDING_FILES, VOCABULARIES, WEIGHTS
 from hf_electra_rtd.training.checkpoints import (
     CHECKPOINT_PREFIX,
     OUTPUTS,
@@ -94,9 +94,8 @@ def check_directories(plan: Plan, job: Job) -> None:
 def _check_model(path: Path) -> None:
     """Raises a ValueError for a model's directory that holds what we did not write."""
     is_adapter = (path / ADAPTER_CONFIG).exists()
-    check_output(
-        path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=(*CONFIGS, *VOCABULARIES, *WEIGHTS)
-    )
+    ours = (*CONFIGS, *VOCABULARIES, *WEIGHTS, *EMBEDDING_FILES)
+    check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=ours)
 
 
 def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
@@ -151,7 +150,7 @@ def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> No
         write_submission(owner, of_server, predictions, split, directory / SUBMISSION_DIRECTORY)
     if plan.flags.keep_models != "none":
         with naming(directory):
-            save_model(plan, result.model, directory)
+            save_model(plan, job.task, result.model, directory)
     failure = None
     try:
         for name, (predictions, scores) in result.answers.items():
@@ -165,11 +164,15 @@ def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> No
         raise failure
 
 
-def save_model(plan: Plan, model: Any, directory: Path) -> None:
+def save_model(plan: Plan, task: Task, model: Any, directory: Path) -> None:
     """Writes the model or its adapters, and with `--merge_adapter` the model that has them merged."""
     target = directory / MODEL_DIRECTORY
     if plan.flags.lora:
         heads.save_adapters(model, target)
+    elif task.kind == "embedding":
+        from hf_electra_rtd.finetuning.embeddings import save_embeddings
+
+        save_embeddings(model, target)
     else:
         model.save_pretrained(target)
     save_tokenizer(plan.model.tokenizer, target)

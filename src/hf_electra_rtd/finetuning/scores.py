@@ -20,6 +20,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     "classification": ("accuracy", "macro_f1", "f1", "matthews"),
     "multi_label": ("micro_f1", "macro_f1", "accuracy"),
     "regression": ("pearson", "spearman"),
+    "embedding": ("spearman", "pearson"),
     "multiple_choice": ("accuracy",),
     "question_answering": ("exact_match", "f1"),
     "tagging": ("f1", "precision", "recall", "macro_f1", "accuracy"),

@@ -13,7 +13,14 @@ from accelerate import PartialState
 from transformers import set_seed
 
 from hf_electra_rtd.base.files import remove_directory
-from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, hub_id, utc_now
+from hf_electra_rtd.base.records import (
+    EvaluationRecord,
+    collect_hardware,
+    collect_versions,
+    hub_id,
+    pretraining_of,
+    utc_now,
+)
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.data import Split
@@ -64,16 +71,22 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
     job.kind.unit = job.unit
     model = make_model(plan, job, seed)
     described = {**job.settings, **plan.model.identity, "data": {name: split.source for name, split in splits.items()}}
-    trainer = FineTuner(
-        model,
-        args,
-        job.kind,
-        job.settings["layerwise_lr_decay"],
-        job.settings["layerwise_lr_decay_off_by_one"],
-        train=splits.get("train"),
-        dev=splits.get(job.dev or ""),
-        settings=described,  # kept in checkpoints
-    )
+    trainer: Any
+    if job.task.kind == "embedding":
+        from hf_electra_rtd.finetuning.embeddings import EmbeddingTuner
+
+        trainer = EmbeddingTuner(model, args, job.kind, splits["train"])
+    else:
+        trainer = FineTuner(
+            model,
+            args,
+            job.kind,
+            job.settings["layerwise_lr_decay"],
+            job.settings["layerwise_lr_decay_off_by_one"],
+            train=splits.get("train"),
+            dev=splits.get(job.dev or ""),
+            settings=described,  # kept in checkpoints
+        )
     training = _train(trainer, job, checkpoint) if "train" in splits else _Training("as it was given")
     answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
     task = job.task
@@ -87,7 +100,12 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
         kind=task.kind,
         main_metric=task.main_metric,
         dataset={**task.describe(), "id": hub_id(task.dataset)},
-        model={**plan.model.identity, **_describe_model(model), "size": plan.size},
+        model={
+            **plan.model.identity,
+            **_describe_model(model),
+            "size": plan.size,
+            "pretraining": None if plan.flags.from_scratch else pretraining_of(plan.model.encoder),
+        },
         arguments=job.settings,
         seed=seed,
         data={name: split.describe() for name, split in splits.items()},
@@ -124,7 +142,7 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
     return checkpoint
 
 
-def _train(trainer: FineTuner, job: Job, checkpoint: Path | None) -> _Training:
+def _train(trainer: Any, job: Job, checkpoint: Path | None) -> _Training:
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state: Any = trainer.state
     epochs = float(state.epoch or 0.0)
@@ -169,13 +187,17 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         unit=job.unit,
         **options,
     )
-    exchange_layers(model)
     model.config.problem_type = job.kind.problem_type
     model.config.fine_tuned_for = {  # for `predict`
         "task": {name: getattr(task, name) for name in _OF_TASK},
         "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
         "lengths": {name: job.settings[name] for name in LENGTHS},
     }
+    if task.kind == "embedding":
+        from hf_electra_rtd.finetuning.embeddings import with_mean_pooling
+
+        return with_mean_pooling(model, plan.model.tokenizer, job.settings["max_seq_length"])
+    exchange_layers(model)
     if not plan.flags.lora:
         return model
     numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}
@@ -189,7 +211,7 @@ def _has_characters(train: Split) -> bool:
 
 def _describe_model(model: Any) -> dict[str, Any]:
     is_adapted = hasattr(model, "peft_config")
-    core = model.get_base_model() if is_adapted else model
+    core = model.get_base_model() if is_adapted else getattr(model, "transformers_model", model)
     own = (
         parameter
         for name, parameter in core.named_parameters()

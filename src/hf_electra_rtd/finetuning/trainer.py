@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_electra_rtd.finetuning.arguments import ONE_GPU_EACH, FineTuningArguments
@@ -54,12 +54,20 @@ class _FineTuningCallback(TrainerCallback):
         train_dataloader.set_epoch(int(state.epoch))
 
 
+def describe_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
+    """The line for a log of training steps or of an evaluation; None for other logs."""
+    scores = [f"{name.removeprefix('eval_')} {100 * score:.1f}" for name, score in logs.items() if name[:5] == "eval_"]
+    told = [f"loss {logs['loss']:.4f}"] if "loss" in logs else scores
+    return f"step {state.global_step:,}/{state.max_steps:,}  {', '.join(told)}" if told else None
+
+
 class FineTuner(OriginalTrainer):
     """Fine-tunes a model on a task, with the layer-wise decay of `layerwise_groups`; `dev` chooses the best model.
     `settings` are kept in checkpoints, which are written whole or not at all. The loss of an optimizer step is the
     mean over all its labels, whatever batches and processes they fall into."""
 
     args: FineTuningArguments
+    describe_log = staticmethod(describe_log)
     loss_is_scaled_for_ga = True  # `compute_loss` divides by the labels of the whole step
 
     def __init__(

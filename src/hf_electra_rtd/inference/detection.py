@@ -159,7 +159,7 @@ def main(argv: list[str]) -> None:
     disable_progress_bar()
     towers = (arguments.model, arguments.generator, arguments.discriminator)
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
-    screen = Console(highlight=False)
+    screen = console.open_console()
     if arguments.as_is:
         detector = open_judge(lambda **options: Detector(discriminator, tokenizer, **options), JUDGED_BY, arguments)
         run_on_texts(detector, arguments, lambda result: _print_result(result, detector.threshold, screen))
@@ -604,8 +604,8 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
         columns.append([Text(word), Text(f"x {share / average:.1f}", style), Text(verdict, style)])
     console.print_columns(["sentence", "suspicion", ""], columns, screen)
     screen.print(
-        f"x 2 = twice the average probability of being wrong ({average:.2f} here). A word above {threshold:.2g} "
-        "counts as wrong."
+        f"x 2: twice the average probability of being wrong ({average:.2f}). Above {threshold:.2g}, a word counts as "
+        "wrong."
     )
 
 

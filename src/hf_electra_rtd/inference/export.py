@@ -1,4 +1,5 @@
-"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone.
+"""`hf-electra-rtd export`: a model as an ONNX graph, for onnxruntime, for a browser, for a phone; or an encoder for
+sentence-transformers.
 
     hf-electra-rtd export --model runs/small --output_dir exports/small --file sentences.txt
     hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv --text_column_name review \\
@@ -11,6 +12,12 @@ The first writes the two networks of a run, `detector/` and `generator/`; the se
 Nothing is written unless the graph gives what torch gives: the same outputs at several shapes, and with --file (or,
 for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8
 costs.
+
+    hf-electra-rtd export --model runs/small --format sentence-transformers --output_dir exports/embeddings
+
+writes a directory that `SentenceTransformer(...)` loads: the encoder of a run, of a network or of a fine-tuned model,
+with the mean of its outputs at the tokens of a text as the embedding. Before contrastive training (`finetune
+--task_kind embedding`) such embeddings are poor.
 """
 
 from __future__ import annotations
@@ -55,7 +62,16 @@ from hf_electra_rtd.finetuning.report import compared
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.onnx_model import GRAPHS, MISSING, TORCH, OnnxModel
-from hf_electra_rtd.pair.places import DETECTOR, FINE_TUNED, GENERATOR, NETWORKS, RUN, identify, read_stock_config
+from hf_electra_rtd.pair.places import (
+    DETECTOR,
+    EMBEDDING_FILES,
+    FINE_TUNED,
+    GENERATOR,
+    NETWORKS,
+    RUN,
+    identify,
+    read_stock_config,
+)
 from hf_electra_rtd.pair.towers import load_masked_lm
 from hf_electra_rtd.publishing.card import CardArguments, export_card, export_table
 from hf_electra_rtd.publishing.hub import CARD_FILE
@@ -84,6 +100,7 @@ RULES = (
     Rule("file", "Each names rows to try the graph on.", excludes=("data_dir",)),
     *(Rule(name, "It is a column of this file.", needs=("file",), changes_nothing=True) for name in _COLUMNS),
     Rule("batch_size", "", needs=("file", "data_dir"), changes_nothing=True),
+    *(Rule(name, "It tries a graph.", excludes=("format=sentence-transformers",)) for name in ("file", "data_dir")),
 )
 
 
@@ -93,7 +110,9 @@ class ExportArguments:
 
     model: str = required("A pre-training or fine-tuning run, or directory or Hub id of a model of one.")
     output_dir: str = required("Where the graph, its tokenizer and its card are written.")
-    format: Literal["onnx"] = flag("onnx", "Of the graph.")
+    format: Literal["onnx", "sentence-transformers"] = flag(
+        "onnx", "A graph, or an encoder whose mean output is the embedding of a text."
+    )
     file: str | None = flag(None, "To try it on: labeled rows of a task, as for finetune, or texts, one a line.")
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
@@ -124,6 +143,14 @@ def main(argv: list[str]) -> int:
     logging.getLogger("hf_electra_rtd").setLevel(logging.WARNING)
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
+    logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
+    if args.format == "sentence-transformers":
+        from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
+
+        with writing(args.output_dir, EMBEDDING_FILES[0]) as partial:
+            save_embeddings(load_embeddings(args.model, use_cpu=True), partial)
+        print(f"{args.output_dir}: SentenceTransformer({args.output_dir!r}) loads it.")
+        return 0
     for package in PACKAGES:
         if importlib.util.find_spec(package) is None:
             raise ValueError(MISSING.format(package))
@@ -169,6 +196,8 @@ def _open_classifier(place: str) -> Source:
     classifier = Classifier(place, use_cpu=True)
     task = classifier.task
     record = _evaluation(place)
+    if task.kind == "embedding":
+        raise ValueError(f"{place} gives embeddings: SentenceTransformer(..., backend='onnx') makes graphs of those.")
     if task.label_words:
         raise ValueError(f"{place} classifies by label words, for which there is no graph. Use it with torch.")
     if hasattr(classifier.model, "merge_and_unload"):  # adapters

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
+from hf_electra_rtd.ops.devices import on_cpu
+
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +57,8 @@ def library() -> str:
         gflops = speeds()
         _chosen = ONEDNN if gflops.get(ONEDNN, 0.0) > _GAIN * gflops[MKL] else MKL
         listed = ", ".join(f"{name} {speed:.0f}" for name, speed in gflops.items())
-        origin = (
-            "measured: another start may choose otherwise"
-            if _known_speeds() is None
-            else "from the table of processors"
-        )
-        logger.info(f"Matrix products on this CPU by {_chosen} (GFLOP/s, {origin}: {listed}).")
+        origin = "measured" if _known_speeds() is None else "from a table"
+        logger.debug(f"CPU matrix multiplication by {_chosen} (GFLOP/s, {origin}: {listed}).")
     return _chosen
 
 
@@ -78,7 +76,7 @@ def use_library(name: str | None) -> None:
     name = name.lower()  # older checkpoints say `oneDNN`
     if name == MKL or (name == ONEDNN and has_onednn()):
         if _chosen not in (None, name):
-            logger.info(f"Matrix products on this CPU by {name}, no longer by {_chosen}.")
+            logger.info(f"CPU matrix multiplication by {name}, no longer by {_chosen}.")
         _chosen = name
     elif name != library():
         logger.warning(f"This torch has no {name}. Products use {library()}, which rounds differently.")
@@ -138,7 +136,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def _applies(input: Tensor, weight: Tensor) -> bool:
     return (
-        input.device.type == "cpu"
+        on_cpu(input)
         and input.dtype == weight.dtype == torch.float32
         and input.dim() > 1
         and input.numel() > 0

@@ -232,16 +232,15 @@ class ElectraRTDConfig(PreTrainedConfig):
 
     model_type = "electra_rtd"
     sub_configs: ClassVar[dict[str, type]] = {"generator_config": AutoConfig, "discriminator_config": AutoConfig}
-    # Left for `compute_metrics` of a Trainer are (logits, replaced_labels), or, of a discriminator that predicts
-    # tokens, (replaced_labels, predictions).
+    # Left for `compute_metrics` of a Trainer are (logits, replaced_labels, generator_token_losses,
+    # discriminator_token_losses), or, of a discriminator that predicts tokens, `predictions` in place of the logits,
+    # behind the labels. None is over the vocabulary. A pair without a generator has no losses of one.
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         "generator_loss",
         "discriminator_loss",
         "generator_predictions",
         "generator_logits",
         "corrupted_input_ids",
-        "generator_token_losses",
-        "discriminator_token_losses",
     ]
 
     # Native configurations, or dicts, ELECTRA's without a `model_type`. None: a smaller one of the discriminator's

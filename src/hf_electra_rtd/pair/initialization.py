@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import PreTrainedTokenizerBase
 
-from hf_electra_rtd.data.blocks import Blocks
+from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.encoders.families import look_up_tables
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.two_tower import TwoTowerForCloze
@@ -56,17 +56,28 @@ _BIAS = -1.8
 
 def begin_on_neighbours(
     model: ElectraForRTDPretraining,
-    sequences: Blocks,
+    sequences: Any,
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
 ) -> None:
-    """Sets the tables and the first heads of new networks. Draws no number from torch's own generator. Errors are
-    those of `check_room`."""
+    """Gives new networks the start of `--initialization neighbours`: their tables and first heads. Call it once, after
+    the model is made and before it is trained, by any trainer. With the seed of the run, and `set_seed` of it before
+    the model is made, the start is the command's.
+
+    Args:
+        model: new networks of ELECTRA. Its `config.mask_probability` is the share of masked tokens of the run.
+        sequences: the training sequences, as for [`RTDTrainer`].
+        tokenizer: that of the sequences.
+        seed: of the fit and of the rows that it leaves free. No number is drawn from torch's own generator.
+
+    Raises ValueError for networks of too few dimensions (see `check_room`).
+    """
     check_room(model)
+    sequences = sequences.counted if isinstance(sequences, SequenceStream) else sequences
     tables = _tables(model)
     size = min((min(map(_embedding_size, tables)) - _POSITION_SIZE) // 2, _LARGEST)
     never = [getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad", "mask")]
-    vectors = fit_neighbours(sequences, size, seed, never)
+    vectors = fit_neighbours(sequences, model.config.discriminator_config.vocab_size, size, seed, never)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for tower in tables:
@@ -109,7 +120,7 @@ def _readers(model: ElectraForRTDPretraining) -> list[Any]:
     return list({id(tower.base_model): tower for tower in towers}.values())
 
 
-def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) -> Tensor:
+def fit_neighbours(sequences: Any, vocab_size: int, size: int, seed: int, never: list[int]) -> Tensor:
     """Vectors (V, 2 * size) that tell which tokens stand beside each other: logit(replaced) of the token x_t is
 
         u[x_t] + a[x_t-1] . b[x_t] + a[x_t] . b[x_t+1]
@@ -117,9 +128,8 @@ def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) ->
     and the vector of a token is its [a, b]. Replacements are drawn as often as each token occurs; `never` are the ids
     that are not replaced.
     """
-    vocab_size = sequences.header.vocab_size
     random = torch.Generator().manual_seed(seed)
-    counts = torch.from_numpy(count_tokens(sequences)).double()
+    counts = torch.from_numpy(count_tokens(sequences, vocab_size)).double()
     counts[never] = 0
     cumulative = counts.cumsum(0) / counts.sum()
     before, after = (nn.Parameter(0.1 * torch.randn(vocab_size, size, generator=random)) for _ in range(2))
@@ -127,9 +137,7 @@ def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) ->
     optimizer = torch.optim.AdamW([before, after, bias], lr=_LEARNING_RATE, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / _STEPS)
     for _ in range(_STEPS):
-        batch = sequences.read(torch.randint(len(sequences), (_BATCH_SIZE,), generator=random).numpy())
-        ids_BL = torch.from_numpy(batch.ids.astype(np.int64))
-        inside_BL = torch.arange(ids_BL.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+        ids_BL, inside_BL = _read(sequences, torch.randint(len(sequences), (_BATCH_SIZE,), generator=random).numpy())
         real_BL = inside_BL & ~torch.isin(ids_BL, torch.tensor(never))
         drawn_BL = torch.searchsorted(cumulative, torch.rand(ids_BL.shape, generator=random, dtype=torch.double))
         chosen_BL = real_BL & (torch.rand(ids_BL.shape, generator=random) < _REPLACED)
@@ -147,14 +155,26 @@ def fit_neighbours(sequences: Blocks, size: int, seed: int, never: list[int]) ->
     return torch.cat([before, after], dim=1).detach()
 
 
-def count_tokens(sequences: Blocks) -> np.ndarray:
+def count_tokens(sequences: Any, vocab_size: int) -> np.ndarray:
     """How often each token occurs: int64 (V,)."""
-    counts = np.zeros(sequences.header.vocab_size, dtype=np.int64)
+    counts = np.zeros(vocab_size, dtype=np.int64)
     for first in range(0, len(sequences), 4096):
-        batch = sequences.read(np.arange(first, min(first + 4096, len(sequences))))
-        inside_BL = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
-        counts += np.bincount(batch.ids[inside_BL], minlength=len(counts))
+        ids_BL, inside_BL = _read(sequences, np.arange(first, min(first + 4096, len(sequences))))
+        counts += np.bincount(ids_BL[inside_BL], minlength=vocab_size)
     return counts
+
+
+def _read(sequences: Any, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """The ids of some sequences, int64 (B, L), and what of them is no padding, bool (B, L)."""
+    if isinstance(sequences, Blocks):
+        batch = sequences.read(indices)
+        ids_BL = torch.from_numpy(batch.ids.astype(np.int64))
+        lengths = torch.from_numpy(batch.lengths)
+    else:
+        rows = [torch.as_tensor(sequences[index]["input_ids"]) for index in indices.tolist()]
+        ids_BL = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        lengths = torch.tensor([len(row) for row in rows])
+    return ids_BL, torch.arange(ids_BL.shape[1]) < lengths[:, None]
 
 
 def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) -> None:

@@ -152,6 +152,27 @@ class Detection(Measure):
         return {f"discriminator_{name}{self.suffix}": value for name, value in results.items()}
 
 
+def compute_rtd_metrics(evaluated: Any) -> dict[str, float]:
+    """The `compute_metrics` of a plain `transformers.Trainer`, for the objectives `rtd` and `electric`: both losses,
+    in nats per token, and the discriminator's AUC, precision, recall and accuracy over all real tokens. `RTDTrainer`
+    measures the same by itself, and more. `evaluated` is an `EvalPrediction`. Raises ValueError for predictions of
+    another objective."""
+    # For other objectives the first are labels, or the last are of masked tokens alone.
+    first, labels, *losses = evaluated.predictions
+    if first.dtype.kind != "f" or losses[-1].shape != labels.shape:
+        raise ValueError("compute_rtd_metrics is for the objectives rtd and electric. Others: RTDTrainer alone.")
+    real = labels != IGNORED
+    replaced = labels == 1
+    flagged = (first > 0) & real
+    totals = [np.sum(each) for each in (real, replaced, flagged, flagged & replaced, (flagged == replaced) & real)]
+    of_generator = losses[0][losses[0] != IGNORED]
+    return {
+        "generator_loss": _ratio(of_generator.sum(), np.sum(evaluated.label_ids != IGNORED)),
+        "discriminator_loss": _ratio(losses[1][real].sum(), totals[0]),
+        **Detection(masked_only=False).report(totals, (first, labels)),
+    }
+
+
 def sum_rows(measures: Sequence[Measure], seen: Observation) -> Tensor:
     """The sums of all measures for each sequence: (B, S)."""
     columns = [column for measure in measures for column in measure.sums(seen)]

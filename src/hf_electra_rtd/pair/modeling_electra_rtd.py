@@ -28,7 +28,7 @@ from hf_electra_rtd.encoders.families import (
     unsplit_layers,
 )
 from hf_electra_rtd.encoders.layers import exchange_layers
-from hf_electra_rtd.ops import MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
+from hf_electra_rtd.ops import IGNORED, MaskedPrediction, MaskedSlots, Sampling, masked_slots, original_ids, replace_at
 from hf_electra_rtd.pair import towers
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.generators import GENERATORS, Generator
@@ -54,7 +54,8 @@ class ElectraRTDOutput(ModelOutput):
     generator_predictions: Tensor | None = None  # (B, K) int64; the generator's most likely ids
     generator_logits: Tensor | None = None  # (B, K, V); with `output_generator_logits=True`
     corrupted_input_ids: Tensor | None = None  # (B, L) int64; what the discriminator read
-    replaced_labels: Tensor | None = None  # (B, L) int64; 1 where it differs from the original (Electric: was drawn)
+    # (B, L) int64; 1 where it differs from the original (Electric: was drawn), else 0, and -100 at padding
+    replaced_labels: Tensor | None = None
     predictions: Tensor | None = None  # (B, K) or (B, L) int64; most likely ids, for objectives that predict tokens
     generator_token_losses: Tensor | None = None  # (B, K) or (B, L), without gradient; 0 where nothing counts
     discriminator_token_losses: Tensor | None = None  # (B, K) or (B, L), the positions of the mean; likewise
@@ -206,11 +207,11 @@ class ElectraForRTDPretraining(PreTrainedModel):
 
     @torch.no_grad()
     def token_log_likelihoods(self, texts: Sequence[str], tokenizer: Any = None, batch_size: int = 32) -> list[Tensor]:
-        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU. Some
-        pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The tokenizer is
-        by default that of the directory that the model was loaded from. Raises ValueError for a pair that gives no such
-        probability, and its subclass [`UnscorableTextError`] for a text without tokens or with more of them than the
-        model has positions."""
+        """log p(x_t | x without t) of the tokens of each text, without [CLS] and [SEP]: float64 (n,), on the CPU.
+        Some pairs need one forward pass for a text, others one for each token (docs/reference/objectives.md). The
+        tokenizer is by default that of the directory that the model was loaded from. Raises ValueError for a pair
+        that gives no such probability, and its subclass [`UnscorableTextError`] for a text without tokens or with
+        more of them than the model has positions."""
         if isinstance(texts, str):
             raise ValueError(f"{texts[:40]!r} is one text: give a list of texts.")
         if tokenizer is None and not self.name_or_path:
@@ -365,11 +366,14 @@ class ElectraForRTDPretraining(PreTrainedModel):
         losses: dict[str, Any] = {}
         if main.loss is not None and originals is not None:
             loss = main.loss.mean()
+            replaced = (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long()
+            if attention_mask is not None:
+                replaced = replaced.masked_fill(attention_mask.eq(0), IGNORED)
             losses = {
                 "loss": config.discriminator_weight * loss,
                 "discriminator_loss": loss,
                 "discriminator_token_losses": main.loss.losses,
-                "replaced_labels": (corrupted_input_ids.ne(originals) if main.labels is None else main.labels).long(),
+                "replaced_labels": replaced,
             }
         if generated is not None and slots is not None:
             loss = generated.loss.mean()

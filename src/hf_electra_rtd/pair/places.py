@@ -41,6 +41,13 @@ WEIGHTS = (
     "model.safetensors",
     "adapter_model.safetensors",
 )
+# What sentence-transformers writes beside these.
+EMBEDDING_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "1_Pooling",
+)
 FINE_TUNED_FOR = "fine_tuned_for"  # the field of a configuration in which `finetune` keeps what `predict` needs
 
 # The kinds of places, and how messages call them.

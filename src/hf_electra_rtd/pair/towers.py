@@ -20,7 +20,7 @@ from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedMo
 from hf_electra_rtd.base.files import load_pretrained, naming, reading
 from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders.detectors import is_labelled
-from hf_electra_rtd.encoders.families import masked_lm_class, token_classifier_class
+from hf_electra_rtd.encoders.families import choose_head, masked_lm_class, token_classifier_class
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig, exports_generator, refuse_unknown_names
 from hf_electra_rtd.pair.objectives import OBJECTIVES
 from hf_electra_rtd.pair.places import DETECTOR, identify, read_config, unreachable
@@ -158,6 +158,8 @@ def load_whole(
     with reading(source, "Its config.json or its weights are damaged."):
         try:
             model, report = load(source, **options)
+            if choose_head(model, report["unexpected_keys"], options.setdefault("config", model.config)):
+                model, report = load(source, **options)
         except OSError as error:
             raise ValueError(unreachable(source, error)) from None
     mismatched = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]

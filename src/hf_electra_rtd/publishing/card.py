@@ -18,7 +18,13 @@ from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.cli import flag
 from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES
-from hf_electra_rtd.base.records import EvaluationRecord, ExportRecord, FractionRecord, PretrainingRecord
+from hf_electra_rtd.base.records import (
+    EvaluationRecord,
+    ExportRecord,
+    FractionRecord,
+    PretrainingRecord,
+    describe_hardware,
+)
 from hf_electra_rtd.base.tasks import BENCHMARKS, SPANS, Task
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
@@ -181,7 +187,7 @@ def pretraining_card(
     `pair`; with a fraction, of the branch `step-<N>`. The picture `CURVES_FILE` must lie beside it. `own` and
     `compared` are results of these weights and of other models, `related` the Hub ids of the run's parts, `branches`
     those of its exports."""
-    planned = max(record.steps, record.arguments["training"].get("max_steps") or 0)
+    planned = planned_steps(record)
     if fraction and fraction.step == planned:
         fraction = None  # the end of the run
     step = fraction.step if fraction else record.steps
@@ -256,7 +262,7 @@ def pretraining_card(
         changes=_changes(record) if step == record.steps else [],
         results=results_table([*shown, *others], published=size is not None) if own else "",
         cautions=_cautions(shown, others),
-        settings=_settings(record, reference, planned),
+        settings=_settings(record, reference),
         reference=f"ELECTRA-{reference.capitalize()}" if is_electra else None,
         license_of_text=_license_of_text(record),
         command=_command(record),
@@ -423,6 +429,7 @@ def _environment() -> Any:
         "number": _number,
         "percent": lambda score: "not finite" if score is None else f"{100 * score:.1f}",
         "duration": format_duration,
+        "hardware": describe_hardware,
         "plain": lambda text: re.sub(r"([\\`*_\[\]<>|~])", r"\\\1", str(text)),
         "code": _code,
         "prediction": _prediction,
@@ -547,36 +554,45 @@ def _changes(record: PretrainingRecord) -> list[tuple[str, Any, Any, Any, Any]]:
     return [(f"`{name}`", *(column.get(name, "") for column in columns)) for name in names]
 
 
-def _settings(record: PretrainingRecord, reference: str, planned: int) -> list[tuple[str, Any, Any]]:
+def _settings(record: PretrainingRecord, reference: str) -> list[tuple[str, Any, Any]]:
     """Name, value, and the paper's for a size where it is another one."""
-    training = record.arguments["training"]
-    model = record.model
-    main = model["discriminator_config"]
-    generator = model["generator_config"]
     size = SIZES[reference]
-    here = {
-        **record.arguments.get("model", {}),
-        **training,
-        **model,
-        **main,
-        "max_steps": planned,
-        "sequences_per_step": record.sequences / record.steps,
-        "seed": str(training["seed"]),
-    }
     paper = {
         **_PAPER,
         **size.pretraining,
         "sequences_per_step": size.pretraining["per_device_train_batch_size"],
+        "generator_hidden_size": size.generator_hidden_size,
+    }
+    rows = []
+    for name, value in pretraining_settings(record).items():
+        differs = paper.get(name, value) != value
+        rows.append((f"`{name}`", value, paper[name] if differs else ""))
+    return rows
+
+
+def pretraining_settings(record: PretrainingRecord) -> dict[str, Any]:
+    """What decides a run beside its data, its tokenizer and the shapes of its networks; a fraction where a flag has
+    one. Settings that a run does not have are left out."""
+    training = record.arguments["training"]
+    main = record.model["discriminator_config"]
+    generator = record.model["generator_config"]
+    here = {
+        **record.arguments.get("model", {}),
+        **training,
+        **record.model,
+        **main,
+        "max_steps": planned_steps(record),
+        "sequences_per_step": record.sequences / record.steps,
+        "seed": str(training["seed"]),
     }
     if generator:
         here["generator_hidden_size"] = _hidden_size(generator) / _hidden_size(main)
-        paper["generator_hidden_size"] = size.generator_hidden_size
-    rows = []
-    for name in _SETTINGS:
-        if here.get(name) is not None:
-            differs = paper.get(name, here[name]) != here[name]
-            rows.append((f"`{name}`", here[name], paper[name] if differs else ""))
-    return rows
+    return {name: here[name] for name in _SETTINGS if here.get(name) is not None}
+
+
+def planned_steps(record: PretrainingRecord) -> int:
+    """The optimizer steps that a run was to have."""
+    return max(record.steps, record.arguments["training"].get("max_steps") or 0)
 
 
 def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import os
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
-from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.base.records import EvaluationRecord, PretrainingRecord, describe_hardware
+from hf_electra_rtd.publishing.tables import mean_and_interval
 
 
 CURVES_FILE = "training_curves.png"
+SCORES_FILE = "scores.png"
 _PALE = "#9aa5b1"
 _MAIN = "#1f5fa8"
 _ACCENT = "#c8553d"
 _COLUMNS = 3
+_LEGEND = 60  # characters of a legend below each column
+_TICKS = 6
 _STYLE: Any = {
     "font.size": 8,
     "axes.titlelocation": "left",
@@ -44,6 +50,7 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
     """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     logged = {key.removeprefix("eval_") for entry in record.curves for key in entry}
     panels = [panel for panel in _PANELS if logged.intersection(panel[1:])]
@@ -55,6 +62,8 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
         axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
         for axis, (title, *keys) in zip(axes, panels, strict=False):
             _draw_panel(axis, record.curves, title, keys)
+            axis.set_xlim(0, 1.02 * max(1, record.steps))
+            axis.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=True))
         for axis in axes[len(panels) :]:
             axis.set_axis_off()
         for axis in axes[-_COLUMNS:]:
@@ -62,16 +71,97 @@ def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None
         figure.savefig(path, metadata={"Software": None})
 
 
+def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str | os.PathLike[str]) -> None:
+    """Draws what was measured on held-out sequences over the tokens of training, as PNG: of the runs of each name the
+    mean, and from two runs on its 95 % interval."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    measured = {key for records in runs.values() for record in records for entry in record.curves for key in entry}
+    panels = [(title, f"eval_{key}") for title, key, *more in _PANELS if f"eval_{key}" in measured and not more]
+    if not panels:
+        raise ValueError("These runs were never evaluated, so there are no curves. Train with --eval_strategy steps.")
+    columns = min(_COLUMNS, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4 * columns, 3.4 * rows + 0.2 * len(runs)), dpi=110, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        for axis, (title, key) in zip(axes, panels, strict=False):
+            axis.set_title(title)
+            axis.set_xlabel("million tokens")
+            for number, records in enumerate(runs.values()):
+                _draw_mean(axis, records, key, f"C{number}")
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        names = [textwrap.fill(name, _LEGEND * columns) for name in runs]
+        handles = [Line2D([], [], color=f"C{number}", label=name) for number, name in enumerate(names)]
+        figure.legend(handles=handles, loc="outside lower left")
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str]) -> None:
+    """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: for each run the mean
+    of its seeds, and from two seeds on the 95 % interval. A ValueError where no record has its model's tokens."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # By task with its metric, by run, by tokens.
+    scores: dict[str, dict[str, dict[int, list[float]]]] = {}
+    names = {}  # of runs
+    for record in records:
+        run = record.model.get("pretraining")
+        if run and record.score is not None:
+            names[run["started"]] = run["run"]
+            of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
+            of_task.setdefault(run["started"], {}).setdefault(run["tokens"], []).append(record.score)
+    if not scores:
+        raise ValueError("These models lie in no pre-training run, so their tokens are not known.")
+    columns = min(_COLUMNS, len(scores))
+    rows = math.ceil(len(scores) / columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(4 * columns, 3.2 * rows), dpi=110, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        for axis, (title, of_task) in zip(axes, scores.items(), strict=False):
+            axis.set_title(title)
+            axis.set_xscale("log")
+            axis.set_xlabel("tokens of pre-training")
+            for number, (run, name) in enumerate(names.items()):
+                points = of_task.get(run, {})
+                figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
+                _draw_interval(axis, figures, color=f"C{number}", label=name)
+            axis.legend()
+        for axis in axes[len(scores) :]:
+            axis.set_axis_off()
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def _draw_interval(axis: Any, figures: Mapping[float, tuple[float, float]], color: str, label: str = "") -> None:
+    """A curve of means, and around it half of each interval to either side; nothing where that is NaN."""
+    places = list(figures)
+    axis.plot(places, [mean for mean, _ in figures.values()], color=color, marker="o", markersize=3, label=label)
+    bounds = [[mean + sign * half for mean, half in figures.values()] for sign in (-1, 1)]
+    axis.fill_between(places, *bounds, color=color, alpha=0.2, linewidth=0)
+
+
+def _draw_mean(axis: Any, records: Sequence[PretrainingRecord], key: str, color: str) -> None:
+    """A curve over the steps that all records have."""
+    curves = [dict(zip(*_series(record.curves, key), strict=True)) for record in records]
+    steps = sorted(set.intersection(*map(set, curves)))
+    million = records[0].tokens / records[0].steps / 1e6
+    figures = {step * million: mean_and_interval([curve[step] for curve in curves]) for step in steps}
+    _draw_interval(axis, figures, color)
+
+
 def _describe(record: PretrainingRecord) -> str:
     """Objective, start, seed and size of a run, and what it cost."""
-    cores = record.hardware["cpu_cores"]
-    machine = ", ".join(record.hardware["accelerators"]) or f"{cores} CPU {'core' if cores == 1 else 'cores'}"
+    machine = describe_hardware(record.hardware)
     facts = [f"Pre-training, objective {record.model['objective']}"]
     if "model" in record.arguments:  # not of a trainer that was used in Python
         facts.append(f"start: {record.arguments['model'].get('initialization') or 'trained networks'}")
     facts.append(f"seed {record.arguments['training']['seed']}")
     facts.append(f"{record.parameters['total'] / 1e6:.1f} M parameters")
-    cost = f"{record.tokens / 1e6:,.1f} M tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
+    cost = f"{record.tokens:,} tokens in {record.steps:,} steps, {format_duration(record.train_seconds)}"
     speed = f"{record.tokens / max(record.train_seconds, 1e-9):,.0f} tokens/s"
     return f"{', '.join(facts)}\n{cost} on {machine} ({speed})"
 
@@ -83,9 +173,9 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
         if len(keys) == 1:
             axis.plot(*_series(curves, key), color=_PALE, linewidth=1.2, label="training")
         name = key.partition("_")[2].replace("_", " ") if len(keys) > 1 else "held out"
-        _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o", markersize=3.5)
+        _draw_curve(axis, curves, f"eval_{key}", name, color=color, marker="o")
     if "discriminator_auc" in keys:
-        _draw_curve(axis, curves, "eval_bigram_auc", "counted bigram", color=_ACCENT, linewidth=1.2)
+        _draw_curve(axis, curves, "eval_bigram_auc", "counted bigram", color=_ACCENT, linewidth=1.2, marker="s")
         axis.axhline(0.5, color=_ACCENT, linewidth=0.8, linestyle="--", label="chance")
     axis.xaxis.set_major_formatter("{x:,.0f}")
     if keys == ["learning_rate"]:
@@ -97,7 +187,7 @@ def _draw_panel(axis: Any, curves: list[dict[str, Any]], title: str, keys: list[
 def _draw_curve(axis: Any, curves: list[dict[str, Any]], key: str, name: str, **look: Any) -> None:
     steps, values = _series(curves, key)
     if values:
-        axis.plot(steps, values, label=f"{name}: last {values[-1]:.3g}", **look)
+        axis.plot(steps, values, label=f"{name}: last {values[-1]:.3g}", markersize=3.5, **look)
 
 
 def _series(curves: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

@@ -1,9 +1,4 @@
-"""Compares fine-tuning results: the median, mean and best of several seeds, beside published figures.
-
-    hf-electra-rtd compare runs/glue_discriminator runs/glue_random
-
-prints one table a benchmark of what `finetune` left there, as Markdown where the output is no terminal.
-"""
+"""Tables of fine-tuning results: the median, mean and best of several seeds, beside published figures."""
 
 from __future__ import annotations
 
@@ -23,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from hf_electra_rtd.base.cli import flag, parse_arguments, run
 from hf_electra_rtd.base.files import read_json
 from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import BENCHMARKS
 
 
-_DIGITS = 8  # of hashes, in names
+HASH_DIGITS = 8  # of hashes, in names
 _LONGEST = 60  # characters of a setting in a name; a longer one is shown by its hash
 _ORIGIN = {"weights": "sha256", "revision": "revision", "tokenizer": "tokenizer"}
 # Of a split: what reading it gave.
@@ -106,16 +100,16 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     # By model: weights and tokenizers. Those of models with different names are different anyway.
     origins: dict[str, list[dict[str, str]]] = defaultdict(list)
     for column, runs in columns.items():
-        settings[column.benchmark] |= _different([_settings(record) for record in runs])
+        settings[column.benchmark] |= different([_settings(record) for record in runs])
         for record in runs:
             origins[_model_name(record)].append(_origin(record))
     results: dict[tuple[Column, str], TaskResult] = {}
     for column, runs in columns.items():
         task = _title(column, columns)
         for record in runs:
-            different = settings[column.benchmark] | _different(origins[_model_name(record)])
+            named = settings[column.benchmark] | different(origins[_model_name(record)])
             values = {**_settings(record), **_origin(record)}
-            apart = [f"{name} {value}" for name, value in values.items() if name in different and value]
+            apart = [f"{name} {value}" for name, value in values.items() if name in named and value]
             model = _model_name(record, *apart)
             result = TaskResult(column.benchmark, task, model, [])
             results.setdefault((column, model), result).runs.append(record)
@@ -161,11 +155,11 @@ def _title(column: Column, columns: Iterable[Column]) -> str:
     if len({other.metric for other in namesakes}) > 1:
         apart.append(column.metric)
     if len({other.data for other in namesakes}) > 1:
-        apart.append(f"data {column.data[:_DIGITS]}")
+        apart.append(f"data {column.data[:HASH_DIGITS]}")
     return f"{column.task} ({', '.join(apart)})" if apart else column.task
 
 
-def _different(values: Sequence[Mapping[str, str]]) -> set[str]:
+def different(values: Sequence[Mapping[str, str]]) -> set[str]:
     """The names whose values differ; what is missing is empty."""
     names = set().union(*values)
     return {name for name in names if len({of_run.get(name, "") for of_run in values}) > 1}
@@ -177,18 +171,21 @@ def _model_name(record: EvaluationRecord, *more: str) -> str:
     details.append(f"{model['head']} head")
     if model.get("peft"):
         details.append(model["peft"])
-    return f"{model['name_or_path']} ({', '.join([*details, *more])})"
+    run = model.get("pretraining")
+    name = model["name_or_path"] if run is None else f"{run['run']}, {run['tokens'] / 1e6:.3g} M tokens"
+    return f"{name} ({', '.join([*details, *more])})"
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:
     """What decides a run's result beside its model, task and seed, as it would be typed; empty where it is not set."""
     arguments = {**record.arguments, **(record.arguments.get("lora") or {})}
-    settings = {name: _typed(value) for name, value in arguments.items() if name not in ("lora", "metrics")}
-    settings["training data"] = _hash(record.data.get("train", {}))[:_DIGITS]
+    settings = {name: typed(value) for name, value in arguments.items() if name not in ("lora", "metrics")}
+    settings["training data"] = _hash(record.data.get("train", {}))[:HASH_DIGITS]
     return settings
 
 
-def _typed(value: Any) -> str:
+def typed(value: Any) -> str:
+    """A setting as it would be typed; empty where it is not set."""
     if value in (None, -1):  # `max_steps` -1: as many as the epochs have
         return ""
     if isinstance(value, dict):
@@ -196,11 +193,11 @@ def _typed(value: Any) -> str:
     if isinstance(value, list):
         value = shlex.join(map(str, value))
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+    return text if len(text) <= _LONGEST else hashlib.sha256(text.encode()).hexdigest()[:HASH_DIGITS]
 
 
 def _origin(record: EvaluationRecord) -> dict[str, str]:
-    return {name: str(record.model.get(key))[:_DIGITS] for name, key in _ORIGIN.items()}
+    return {name: str(record.model.get(key))[:HASH_DIGITS] for name, key in _ORIGIN.items()}
 
 
 def _hash(described: Mapping[str, Any]) -> str:
@@ -382,41 +379,25 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
     return sentences
 
 
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of values, and half of its 95 % interval by Student's t: NaN for a single one, 0 for equal ones."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return float(np.mean(values)), float("nan")
+    quantile = stats.t.ppf(0.975, len(values) - 1)
+    return float(np.mean(values)), float(quantile * stats.sem(values))
+
+
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table; columns from the third on are figures, aligned to the right."""
     rule = ["-" if column < 2 else "-:" for column in range(len(header))]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
 
 
-def print_results(records: Iterable[EvaluationRecord]) -> None:
-    """Prints the tables of `results_table`: drawn in a terminal, else as Markdown."""
+def print_table(table: str) -> None:
+    """Prints a Markdown table: drawn in a terminal, else as it is."""
     from rich.console import Console
     from rich.markdown import Markdown
 
-    table = results_table(records)
     Console().print(Markdown(table)) if sys.stdout.isatty() else print(table)
-
-
-# ---- The command ----
-
-
-@dataclass
-class CompareArguments:
-    """Which results."""
-
-    directories: list[str] = flag([], "Output directory of a fine-tuning.", words="DIRECTORY")
-
-
-def main(argv: list[str]) -> None:
-    """Prints tables, and the difference of two models."""
-    (arguments,) = parse_arguments((CompareArguments,), argv, __doc__)
-    if not arguments.directories:
-        raise ValueError("There is nothing to compare. Name the output directories of fine-tunings.")
-    records = read_evaluations(arguments.directories)
-    print_results(records.values())
-    for line in differences(records):
-        print(line)
-
-
-if __name__ == "__main__":
-    run(main)

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainingArguments
+from transformers.integrations import integration_utils
 from transformers.training_args import OptimizerNames
+from transformers.utils import is_in_notebook
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
-from hf_electra_rtd.base.files import named_file
-from hf_electra_rtd.base.recipes import get_size
+from hf_electra_rtd.base.files import known_names, named_file
+from hf_electra_rtd.base.recipes import get_size, shortened
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.encoders.families import check_document_attention
@@ -59,7 +61,7 @@ _LARGEST = 2**30  # bytes
 MUON = "muon"
 # Names that mean `ElectraAdamW` and `ElectraMuon`.
 OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
-MATMUL_HELP = "On a CPU, the library of matrix products. By default the one for this processor."
+MATMUL_HELP = "On a CPU, the library for matrix multiplication. Default: the one known to be faster."
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
 # Hidden size up to which held-out curves of `rtd` were the same in both precisions (docs/background/performance.md).
@@ -78,57 +80,65 @@ class RTDTrainingArguments(TrainingArguments):
     output_dir: str | None = flag("runs/pretrain", "Directory of the run: its networks, record and checkpoints.")
     max_seq_length: int = flag(128, "Sequence length in tokens.", "[3, inf)")  # [CLS], a token, [SEP]
     shuffle_window: int | None = flag(
-        None, "Shards among which sequences are shuffled. Default, and with 0: all.", "[0, inf)"
+        None, "Number of shards among which sequences are shuffled. Default, and with 0: all.", "[0, inf)"
     )
-    mask_probability: float = flag(0.15, "Share of the tokens that is masked.", "(0, 1)")
+    mask_probability: float = flag(0.15, "Share of the tokens to mask.", "(0, 1)")
     masking: str = flag(
         "token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).", choices=MASKING
     )
-    confusion_file: str | None = flag(None, "Rows `wrong right right ...`: words in place of some samples.")
+    confusion_file: str | None = flag(
+        None, "File with rows `wrong right right ...`: replace some samples by these wrong words."
+    )
     confusion_share: float | None = flag(
-        None, "Of the masked tokens with a row, the share that is replaced (0.5).", "(0, 1]"
+        None, "Share of the masked tokens in the file that become a wrong word. Default: 0.5.", "(0, 1]"
     )
-    document_attention: bool = flag(False, "With --packing full: tokens see only their own document.")
+    document_attention: bool = flag(False, "With --packing full: tokens attend only to their own document.")
     keep_probability: float = flag(
-        0.15, "Share of the masked tokens that stays visible instead of becoming [MASK].", "[0, 1]"
+        0.15, "Share of the masked tokens that stay visible instead of becoming [MASK].", "[0, 1]"
     )
-    bias_correction: bool = flag(False, "Adam with bias correction. The original has none.")
-    exact_loss_normalization: bool = flag(False, "Divide losses by the counts of a whole step, not of each batch.")
+    bias_correction: bool = flag(False, "Use Adam's bias correction. The original does not.")
+    exact_loss_normalization: bool = flag(
+        False, "Normalize losses by the token counts of a whole step, not of each batch."
+    )
     checkpoint_fractions: list[float] | None = flag(
         None,
-        "Shares of the run after which both are exported to OUTPUT_DIR/fractions/<percent>: 0.0625 0.125 0.5 1.",
+        "Export both networks to OUTPUT_DIR/fractions after these shares of the run: 0.0625 0.125 0.5 1.",
         "(0, 1]",
     )
     # Paper, Table 6; google-research/electra model/optimization.py.
-    learning_rate: float = flag(5e-4, "The base learning rate.")
+    learning_rate: float = flag(5e-4, "Peak learning rate.")
     generator_learning_rate: float | None = flag(
-        None, "The base learning rate of what only the generator has.", "[0, inf)"
+        None, "Peak learning rate of the weights that only the generator has.", "[0, inf)"
     )
     warmup_steps: float = flag(10_000, "Steps of warm-up; below 1: a share of all steps.")
-    weight_decay: float = flag(0.01, "Decoupled weight decay; not for biases and LayerNorm.")
+    weight_decay: float = flag(0.01, "Decoupled weight decay; none for biases and LayerNorm.")
     adam_epsilon: float = flag(1e-6, "Epsilon of Adam, added to the square root.")
     max_grad_norm: float = flag(1.0, "Global gradient norm to clip at.")
     optim: str = flag(
         OptimizerNames.ADAMW_TORCH_FUSED.value,
-        "The optimizer: the original's (adamw_torch, adamw_torch_fused), muon, or another one of transformers.",
+        "The optimizer: the original's (adamw_torch, adamw_torch_fused), muon, or any other in transformers.",
         choices=(*(name.value for name in OptimizerNames), MUON),
     )
-    clip_separately: bool = flag(False, "Clip generator and discriminator (and what they share) apart.")
+    clip_separately: bool = flag(False, "Clip the gradients of each network, and of what they share, separately.")
     matmul: str | None = flag(None, MATMUL_HELP, choices=products.LIBRARIES)
 
     eval_strategy: str = flag("steps", "When to evaluate: no or steps.")
-    hub_strategy: str = flag("end", "Leave it: a run is published at its end.")
+    logging_strategy: str = flag("steps", "When to log: no or steps.")
+    save_strategy: str = flag("steps", "When to write checkpoints: no or steps.")
+    hub_strategy: str = flag("end", "When to publish: at the end.")
     save_total_limit: int | None = flag(3, "Checkpoints to keep.")
-    bf16: bool | None = flag(None, "bfloat16 autocast. By default where it is known to pay.")  # type: ignore[assignment]
-    dataloader_pin_memory: bool | None = flag(None, "Pinned memory. By default with a GPU.")  # type: ignore[assignment]
-    dataloader_num_workers: int = flag(0, "Processes that make batches.")
-    remove_unused_columns: bool = flag(False, "Leave off: sequences are not columns.")
+    bf16: bool | None = flag(None, "Use bfloat16 autocast. Default: on where it is known to be faster.")  # type: ignore[assignment]
+    dataloader_pin_memory: bool | None = flag(None, "Use pinned memory. Default: on with a GPU.")  # type: ignore[assignment]
+    dataloader_num_workers: int = flag(0, "Number of processes that make batches.")
+    remove_unused_columns: bool = flag(False, "Leave it off: sequences are not columns.")
     logging_nan_inf_filter: bool = flag(False, "Hide losses that are not finite.")
-    ddp_find_unused_parameters: bool | None = flag(False, "Leave off: all are used.")
-    ddp_timeout: int = flag(24 * 3600, "Seconds that processes wait for each other; one of them prepares the text.")
+    ddp_find_unused_parameters: bool | None = flag(False, "Leave it off: all parameters are used.")
+    ddp_timeout: int = flag(
+        24 * 3600, "Seconds that processes wait for each other, for example while one prepares the text."
+    )
 
     def __post_init__(self) -> None:
-        check_arguments(self, rules=RULES, intervals=TRAINER_INTERVALS)
+        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
         check_hub_options(self)
         if self.confusion_file is None:
             self.confusion_share = None
@@ -142,6 +152,7 @@ class RTDTrainingArguments(TrainingArguments):
         super().__post_init__()
         if is_muon:
             self.optim = MUON
+        check_reports(self)
         loading: Any = self.accelerator_config
         if loading.split_batches:
             raise ValueError("--accelerator_config: split_batches would make batches smaller than they are named.")
@@ -158,8 +169,11 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length."""
+        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length, and a
+        shorter `max_steps` its intervals and warm-up (see [`recipes.shortened`])."""
         recipe = dict(get_size(size).pretraining)
+        if "max_steps" in overrides:
+            recipe = shortened(recipe, overrides["max_steps"])
         if "num_train_epochs" in overrides:
             del recipe["max_steps"]
         return cls(output_dir=output_dir, **{**recipe, **overrides})
@@ -180,7 +194,7 @@ _NOT_HERE = (
     "dataloader_persistent_workers",
     "deepspeed",
 )
-RULES = (
+TRAINER_RULES = (
     *(
         Rule(f"{name}_strategy={strategy}", _ONE_STREAM)
         for name in ("save", "eval", "logging")
@@ -209,7 +223,7 @@ HUB_RULES = (
     Rule("hub_token", "It would be written into the run's files. Set HF_TOKEN, or use `hf auth login`."),
     Rule("push_to_hub", "Its repositories' names begin with it.", needs=("hub_model_id",)),
     *(
-        Rule(name, "A run is published once, at its end, on `main`.", excludes=("push_to_hub",))
+        Rule(name, "A run is published once, at its end, on `main`.")
         for name in ("hub_strategy", "hub_revision", "hub_always_push")
     ),
 )
@@ -224,6 +238,17 @@ def check_hub_options(args: TrainingArguments) -> None:
         raise ValueError("--hub_model_id must be ORG/NAME, the start of the repositories' names.")
 
 
+def check_reports(args: TrainingArguments) -> None:
+    """Raises ValueError for a tracker of `report_to` that is unknown or not installed."""
+    for name in args.report_to or ():
+        if name not in integration_utils.INTEGRATION_TO_CALLBACK:
+            known = known_names(name, integration_utils.INTEGRATION_TO_CALLBACK, "trackers")
+            raise ValueError(f"--report_to: there is no {name!r}. {known}")
+        is_installed = getattr(integration_utils, f"is_{name.removesuffix('_ml')}_available", lambda: True)
+        if not is_installed():
+            raise ValueError(f"--report_to {name} needs its package: pip install {name}")
+
+
 def check_publishing(args: TrainingArguments, *facts: Any) -> None:
     """Warns of flags of the publication (dataclasses) of a run that is not published."""
     names = [entry.name for group in facts for entry in fields(group)]
@@ -232,13 +257,15 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
 
 
 def settle_by_device(args: Any) -> None:
-    """Sets `bf16` and `dataloader_pin_memory` by the device where they are None, and the library of products on a CPU
-    where `matmul` names it."""
+    """Sets `bf16`, `dataloader_pin_memory` and `disable_tqdm` by the device and the screen where they are None, and
+    the library of products on a CPU where `matmul` names it."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
     if not torch.accelerator.is_available():
         args.use_cpu = True  # without which bfloat16 is refused, and processes do not find each other
+    if args.disable_tqdm is None:
+        args.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
     check_arguments(args, rules=DEVICE_RULES)

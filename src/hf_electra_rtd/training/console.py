@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import sys
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.cells import cell_len, set_cell_size
 from rich.columns import Columns
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from tqdm.auto import tqdm
@@ -25,8 +24,7 @@ from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.tokenization import continuing_prefix
-from hf_electra_rtd.data.words import shown_tokens
+from hf_electra_rtd.data.words import SENTENCE_ENDS, join_words, shown_tokens, words_of
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.measures import observe
@@ -34,21 +32,21 @@ from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.training.meters import NEAR_CHANCE, OLD
 
 
-# A training log shows the loss of each network and one number of how well it does.
+WIDTH = 100  # columns of what is printed where there is no terminal; every log line fits
+# What a line shows of a training log, and of an evaluation; the record has everything.
 _BRIEF = {
     "generator_loss",
-    "generator_accuracy",
     "discriminator_loss",
     "discriminator_recall",
     "discriminator_masked_accuracy",
     "discriminator_token_accuracy",
 }
+_BRIEF_HELD_OUT = {*_BRIEF, "discriminator_auc", "bigram_auc"} - {"discriminator_recall"}
 _LONGEST_START = 64  # tokens shown of a sequence
 _SCORED_TOKENS = 2048  # of held-out text
 _SENTENCES = 3  # of it that are shown
 _LONGEST_SENTENCE = 18  # tokens
 _LONGEST_TEXT = 150  # signs of a sentence with its marks, before the last word: two lines
-_ENDS = tuple(".!?\u3002\uff01\uff1f")  # what ends a sentence, in Chinese, too
 # What a score above or below 0.5 says of a token, by whether it was replaced and is called so, with its style.
 _VERDICTS = {
     (True, True): ("found", "bold green"),
@@ -56,26 +54,26 @@ _VERDICTS = {
     (False, True): ("false alarm", "bold red"),
     (False, False): ("", "dim"),
 }
-SCORES = 'x 2 = twice the average probability of "replaced" ({:.2f} here). A token above 0.5 counts as replaced.'
+SCORES = "x 2: twice the average probability of being replaced ({:.2f}). Above 0.5, a token counts as replaced."
 
 
 # ---- Logs ----
 
 
 def describe_metrics(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Each network's metrics, whose names begin with `prefix`, as text: `{"generator": "loss 6.0120, accuracy 9.8%"}`.
+    """Each network's metrics, whose names begin with `prefix`, as text: `{"generator": "loss 6.012, accuracy 9.8%"}`.
     A network that predicts tokens in place of the discriminator is called `encoder`."""
     described = {}
+    predicts = any(name.endswith("discriminator_masked_accuracy") for name in metrics)
     for network in ("generator", "discriminator", "bigram"):
         parts = []
         for name, value in metrics.items():
             short = name.removeprefix(f"{prefix}{network}_")
             if short != name and value is not None:
-                style = ".4f" if short == "loss" else ".3f" if short.startswith("auc") else ".1%"
+                style = ".3f" if short == "loss" or short.startswith("auc") else ".1%"
                 parts.append(f"{short.replace('_', ' ').replace('auc', 'AUC')} {value:{style}}")
         if parts:
-            predicts = network == "discriminator" and f"{prefix}discriminator_recall" not in metrics
-            described["encoder" if predicts else network] = ", ".join(parts)
+            described["encoder" if predicts and network == "discriminator" else network] = ", ".join(parts)
     return described
 
 
@@ -84,45 +82,60 @@ def format_log(logs: Mapping[str, float], state: TrainerState) -> str | None:
     training steps, as many as are left, at the speed of those that were trained."""
     step = state.global_step
     max_steps = max(1, state.max_steps)
-    parts = [f"step {step:,}/{max_steps:,} ({step / max_steps:.0%})"]
-    for title, prefix in (("HELD-OUT", "eval_"), ("OLD TEXT", OLD)):
+    for title, prefix in (("held out", "eval_"), ("old text", OLD)):
         if f"{prefix}discriminator_loss" in logs:
-            described = describe_metrics(logs, prefix).items()
-            return "  ".join([*parts, title, *(f"{name}: {text}" for name, text in described)])
+            shown = {name: value for name, value in logs.items() if name.removeprefix(prefix) in _BRIEF_HELD_OUT}
+            return "  ".join([f"step {step:,} {title}", *map(" ".join, describe_metrics(shown, prefix).items())])
     if "discriminator_loss" not in logs:
         return None
-    brief = describe_metrics({name: value for name, value in logs.items() if name in _BRIEF})
-    parts += [f"loss {logs['loss']:.3f}", *(f"{name}: {text}" for name, text in brief.items())]
-    if "sampled_accuracy" in logs:
-        parts.append(f"samples right {logs['sampled_accuracy']:.1%}, tokens replaced {logs['replaced_share']:.1%}")
-    parts += [f"{logs['tokens_per_second']:,.0f} tokens/s", f"lr {logs['learning_rate']:.2e}"]
-    parts.append(f"{format_duration(logs['train_seconds'] / max(1, step) * (max_steps - step))} left")
-    return "  ".join(parts)
+    shown = {name: value for name, value in logs.items() if name in _BRIEF}
+    left = format_duration(logs["train_seconds"] / max(1, step) * (max_steps - step))
+    return "  ".join([f"step {step:,}/{max_steps:,}", *map(" ".join, describe_metrics(shown).items()), f"{left} left"])
 
 
-class RTDPrinterCallback(PrinterCallback):
-    """Prints lines of text instead of dictionaries."""
+class LinesCallback(PrinterCallback):
+    """Prints lines of text instead of dictionaries; `describe` makes that of a log, or None for no line."""
+
+    def __init__(self, describe: Callable[[Mapping[str, float], TrainerState], str | None] = format_log) -> None:
+        super().__init__()
+        self._describe = describe
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        line = format_log(logs or {}, state)
+        line = self._describe(logs or {}, state)
         if state.is_world_process_zero and line is not None:
             tqdm.write(line)
             sys.stdout.flush()
 
 
-class RTDProgressCallback(RTDPrinterCallback, ProgressCallback):
+class LinesAndBarCallback(LinesCallback, ProgressCallback):
     """The same beside the Trainer's progress bar."""
 
 
 # ---- Tables ----
 
 
+def open_console(**options: Any) -> Console:
+    """The screen: as wide as its terminal or COLUMNS say, else `WIDTH` columns."""
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if is_known else WIDTH, **options)
+
+
 def print_rows(title: str, rows: Iterable[Sequence[str]], console: Console, header: Sequence[str] = ()) -> None:
-    """Prints labels and values in columns under a title."""
-    table = Table(*header, title=title, title_justify="left", show_header=bool(header), box=None, padding=(0, 2))
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    """Prints labels and values in columns under a title; the last column is folded to the console."""
+    table = [row for row in (header, *rows) if row]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    console.print(title, style="bold", markup=False)
+    for *first, last in table:
+        start = "".join(f"  {set_cell_size(cell, width)}" for cell, width in zip(first, widths, strict=False))
+        print_folded(Text(last), console, start + "  ")
+
+
+def print_folded(text: Text, console: Console, start: str = "  ") -> None:
+    """Prints a text whose lines begin below each other, the first behind `start`."""
+    for line in text.wrap(console, max(20, console.width - cell_len(start))):
+        line.rstrip()
+        console.print(Text(start) + line, soft_wrap=True)
+        start = " " * cell_len(start)
 
 
 def print_columns(labels: Sequence[str], columns: Iterable[Sequence[Text]], console: Console) -> None:
@@ -217,13 +230,16 @@ def show(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase, stag
 
 
 def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerBase) -> list[ScoredToken]:
-    """The first sentence with a replaced token, or the tokens around it where it is long; empty without one."""
+    """The first sentence with a replaced token, one that is there from its beginning if there is such a one, or the
+    tokens around it where it is long; empty without one."""
     special = {tokenizer.cls_token, tokenizer.sep_token}
     shown = show(tokens, tokenizer)
-    first = next((at for at, token in enumerate(tokens) if token.original != token.corrupted), None)
-    if first is None:
+    replaced = [at for at, token in enumerate(tokens) if token.original != token.corrupted]
+    if not replaced:
         return []
-    after_ends = [at + 1 for at, name in enumerate(shown) if name in special or name.endswith(_ENDS)]
+    begins = [at + 1 for at, name in enumerate(shown) if name.endswith(SENTENCE_ENDS)]
+    first = next((at for at in replaced if begins and at >= begins[0]), replaced[0])
+    after_ends = [at + 1 for at, name in enumerate(shown) if name in special or name.endswith(SENTENCE_ENDS)]
     start = max([first - _LONGEST_SENTENCE // 3, 0, *(at for at in after_ends if at <= first)])
     stop = min([start + _LONGEST_SENTENCE, len(tokens), *(at for at in after_ends if at > first)])
     return [token for token in tokens[start:stop] if token.original not in special]
@@ -232,29 +248,19 @@ def find_sentence(tokens: Sequence[ScoredToken], tokenizer: PreTrainedTokenizerB
 def mark_sentence(tokens: Sequence[ScoredToken], average: float, tokenizer: PreTrainedTokenizerBase) -> Text:
     """A sentence as the discriminator read it. After a word that was replaced, or taken for replaced, stands what it
     was, whether it was found, and the probability divided by the `average`. A long text is cut after a word."""
-    starts = [at for at, name in enumerate(show(tokens, tokenizer)) if at == 0 or not name.startswith("##")]
-    join = tokenizer.convert_tokens_to_string
+    words = [tokens[each.start : each.stop] for each in words_of(tokenizer, [token.original for token in tokens])]
     text = Text()
-    before = tokenizer.cls_token
-    for start, stop in pairwise([*starts, len(tokens)]):
-        word = tokens[start:stop]
+    for word, shown in zip(words, join_words(tokenizer, [[t.corrupted for t in word] for word in words]), strict=True):
         if text.cell_len > _LONGEST_TEXT:
             break
         originals = [token.original for token in word]
-        read = [token.corrupted for token in word]
-        shown = join([before, *read]).removeprefix(join([before]))  # with the space that belongs before it
-        around = before[-1] + shown.strip()[:1]
-        closed = (sign in "'\u2019" or unicodedata.east_asian_width(sign) in "WF" for sign in around)
-        # WordPiece does not say where a text has spaces: none beside an apostrophe or a Chinese character.
-        if not text or (continuing_prefix(tokenizer) and any(closed)):
-            shown = shown.strip()
         worst = max(word, key=lambda token: (token.original != token.corrupted, token.probability > 0.5))
         verdict, style = worst.verdict
         text.append(shown, style if verdict else "")
         if verdict:
-            was = f"was {join(originals).strip()}: " if originals != read else ""
+            is_same = all(token.original == token.corrupted for token in word)
+            was = "" if is_same else f"was {tokenizer.convert_tokens_to_string(originals).strip()}: "
             text.append(f" [{was}{verdict}, x {worst.probability / average:.1f}]", style.removeprefix("bold "))
-        before = read[-1]
     return text
 
 
@@ -270,7 +276,7 @@ def print_summary(
 ) -> None:
     """Prints what the discriminator of a finished run finds in held-out text, what the run cost, its held-out
     metrics, and what to do next. The model is read from `output_dir`, where it lies whole even if it was sharded."""
-    console = Console(highlight=False)
+    console = open_console()
     config = ElectraRTDConfig.from_dict(record.model)
     metrics = describe_metrics(record.metrics, "eval_")
     detects = config.traits.predicts == "replaced"
@@ -286,13 +292,17 @@ def print_summary(
         bigram = record.metrics.get("eval_bigram_auc")
         if not math.isnan(auc):
             counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
-            console.print(
-                f"The discriminator {describe_reading(auc, bigram)}: AUC {auc:.3f}{counted} (0.5 is chance)."
+            print_folded(
+                Text(f"The discriminator {describe_reading(auc, bigram)}: AUC {auc:.3f}{counted} (0.5 is chance)."),
+                console,
+                "",
             )
-        sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)
-        for sentence in list(filter(None, sentences))[:_SENTENCES]:
-            console.print(Padding(mark_sentence(sentence, average, collator.tokenizer), (0, 0, 0, 2), expand=False))
-        console.print(f"({SCORES.format(average)})\n")
+        sentences = [find_sentence(sequence, collator.tokenizer) for sequence in sequences]
+        if any(token.verdict[0] == "found" for token in tokens):
+            print_folded(Text(f"Some of it, with what a replaced word was. {SCORES.format(average)}"), console, "")
+            for sentence in list(filter(None, sentences))[:_SENTENCES]:
+                print_folded(mark_sentence(sentence, average, collator.tokenizer), console)
+        console.print()
         metrics.pop("bigram", None)  # it stands above
     names = list(config.towers)[::-1]
     speed = record.tokens / max(record.train_seconds, 1e-9)
@@ -305,7 +315,7 @@ def print_summary(
     towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
     run = shlex.quote(output_dir)
     console.print(
-        f"{output_dir} holds {towers} for stock transformers, and the joint model for more training. Next:",
+        f"{output_dir} contains {towers} (for stock transformers) and the joint model (to train on). Next:",
         markup=False,
         soft_wrap=True,
     )

@@ -21,6 +21,7 @@ from transformers import TrainerState
 from hf_electra_rtd.base import records
 from hf_electra_rtd.base.accounting import count_parameters, model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
+from hf_electra_rtd.data.words import example_sentence
 from hf_electra_rtd.ops import masked_slots, num_masked, products
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 OLD = "eval_old_"  # begins the names of metrics of the text before, in a run that goes on on other text
 NEAR_CHANCE = 0.6  # an area under the ROC curve that replacements give away without their context
 _LEAST_RISE = 0.01
+_TRIED = 100  # held-out sequences among which the example of a record is looked for
 _OF_TIME = ("runtime", "_per_second")
 
 
@@ -244,9 +246,10 @@ def make_record(
     started: str | None = None,
     arguments: dict[str, Any] | None = None,
     old_held_out: Any = None,
+    tokenizer: Any = None,
 ) -> records.PretrainingRecord:
     """The record of a run so far. `stream`, `held_out` and `old_held_out` are streams or any datasets. `arguments` are
-    groups beside `training`."""
+    groups beside `training`. With a `tokenizer`, the record has an example of a held-out stream."""
     step = state.global_step
     num_sequences = step * args.sequences_per_step
     parts = {"train": stream, "held_out": held_out, "old_held_out": old_held_out}
@@ -268,8 +271,17 @@ def make_record(
         curves=list(state.log_history),
         metrics=evaluation_at(step, state.log_history),
         before_and_after=before_and_after(step, state.log_history),
+        example=_example(tokenizer, held_out),
         fractions=[asdict(fraction) for fraction in read_fractions(args, state.max_steps, step)],
     )
+
+
+def _example(tokenizer: Any, held_out: Any) -> dict[str, str]:
+    if tokenizer is None or not isinstance(held_out, SequenceStream):
+        return {}
+    tried = range(min(len(held_out), _TRIED))
+    example = example_sentence(tokenizer, (list(map(int, held_out[place]["input_ids"])) for place in tried))
+    return dict(records.public(example, "example"))
 
 
 def count_tokens(stream: Any, args: RTDTrainingArguments, num_sequences: int) -> int:

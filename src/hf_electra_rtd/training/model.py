@@ -90,17 +90,23 @@ class ModelArguments:
     """The networks and how they work together."""
 
     size: str = flag("tiny", "Architecture and recipe: tiny, small, small++, base or large.")
-    model_config: str | None = flag(None, "A config.json of the pair, or its directory: an architecture of your own.")
+    model_config: str | None = flag(None, "An architecture of your own: a config.json of a pair, or its directory.")
     generator: str | None = flag(None, "Directory or Hub id of a trained generator; frozen, it may be any masked LM.")
     discriminator: str | None = flag(None, "Directory or Hub id of a trained discriminator.")
-    backbone: str | None = flag(None, "Encoder of any family: a config.json, or weights.")
-    generator_backbone: str | None = flag(None, "With --backbone: the generator's. Default: a smaller one.")
-    from_scratch: bool = flag(False, "With --backbone: take configurations alone, and make new networks.")
-    two_stage_from: str | None = flag(None, "Run of --objective mlm: the frozen generator of a second stage.")
-    continue_from: str | None = flag(None, "Run, pair, or discriminator beside its generator to go on with.")
-    new_generator: bool | None = flag(None, "With --continue_from: a new, smaller generator.")
+    backbone: str | None = flag(None, "Encoder of any family: a config.json, or a directory or Hub id with weights.")
+    generator_backbone: str | None = flag(
+        None, "With --backbone: the encoder of the generator. Default: a smaller one."
+    )
+    from_scratch: bool = flag(False, "With --backbone: use only the configuration, and initialize new networks.")
+    two_stage_from: str | None = flag(
+        None, "Run with --objective mlm that becomes the frozen generator of a second stage."
+    )
+    continue_from: str | None = flag(
+        None, "Continue training from this run, saved pair, or discriminator (its generator must be next to it)."
+    )
+    new_generator: bool | None = flag(None, "With --continue_from: start with a new, smaller generator.")
     extend_vocabulary: int | None = flag(
-        None, "With --continue_from: so many new words of the training text.", "[1, inf)"
+        None, "With --continue_from: add this many words of the training text to the vocabulary.", "[1, inf)"
     )
     # Options of `ElectraRTDConfig`. None: its default, or the value in --model_config or --continue_from.
     objective: str | None = flag(
@@ -114,35 +120,39 @@ class ModelArguments:
     )
     generator_weight: float | None = flag(None, "Weight of the generator's loss. Default: 1.", "[0, inf)")
     discriminator_weight: float | None = flag(
-        None, "The discriminator's. Default: 50, or 1 for predicting tokens.", "[0, inf)"
+        None, "Weight of the discriminator's loss. Default: 50, or 1 if it predicts tokens.", "[0, inf)"
     )
     temperature: float | None = flag(
         None, "Temperature of sampling from the generator. Default: 1; 0 is greedy.", "[0, inf)"
     )
     temperature_schedule: str | None = flag(
-        None, f"How it falls: {', '.join(TEMPERATURES)}. Default: constant.", choices=TEMPERATURES
+        None, f"How the temperature falls: {', '.join(TEMPERATURES)}. Default: constant.", choices=TEMPERATURES
     )
-    temperature_start: float | None = flag(None, "Temperature where a schedule begins. Default: 2.", "(0, inf)")
+    temperature_start: float | None = flag(None, "Temperature at the start of a schedule. Default: 2.", "(0, inf)")
     temperature_decay: float | None = flag(
-        None, "Share of the run in which exponential falls to 1/e. Default: 0.1.", "(0, inf)"
+        None, "Share of the run in which the exponential schedule falls to 1/e. Default: 0.1.", "(0, inf)"
     )
     disallow_correct: bool | None = flag(None, "Never sample the original token. Default: false.")
     sampling_dropout: bool | None = flag(None, "Sample from the generator with dropout, as it trains. Default: true.")
     freeze_generator: bool | None = flag(None, "Train only the discriminator. Default: only with --two_stage_from.")
     # Of new networks of a named size.
-    dropout: float | None = flag(None, "In hidden layers and attention. Default: 0.1, of tiny 0.", "[0, 1)")
+    dropout: float | None = flag(None, "Dropout in hidden layers and attention. Default: 0.1; 0 for tiny.", "[0, 1)")
     initializer_range: float | None = flag(
-        None, "Standard deviation of new weights. Default: 0.02, of tiny 0.06.", "(0, inf)"
+        None, "Standard deviation of new weights. Default: 0.02; 0.06 for tiny.", "(0, inf)"
     )
     # Sizes of a new generator.
     generator_hidden_size: float | None = flag(
-        None, "Generator's width as a fraction of the discriminator's.", "(0, inf)"
+        None, "Generator width as a fraction of the discriminator's.", "(0, inf)"
     )
-    generator_layers: float | None = flag(None, "Its depth likewise. Default: 1, of other families 0.5.", "[0, inf)")
+    generator_layers: float | None = flag(
+        None,
+        "Generator depth as a fraction of the discriminator's. Default: 1; 0.5 for other families than ELECTRA.",
+        "[0, inf)",
+    )
     initialization: str | None = flag(
-        None, "How new ones begin: stock or neighbours (default for tiny).", choices=INITIALIZATIONS
+        None, "Weights of new networks: stock or neighbours (default for tiny).", choices=INITIALIZATIONS
     )
-    attn_implementation: str | None = flag(None, "Attention of both, as in transformers. Default: sdpa.")
+    attn_implementation: str | None = flag(None, "Attention implementation, as in transformers. Default: sdpa.")
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
@@ -249,9 +259,10 @@ def build_model(
             )
         positions = max_length(config)
         if positions < max_seq_length:
+            more = "" if plan.is_trained else ", or raise max_position_embeddings in the config.json of the networks"
             raise ValueError(
                 f"The {name} has {positions} positions, fewer than --max_seq_length {max_seq_length}. "
-                f"Take at most {positions}."
+                f"Take at most {positions}{more}."
             )
     attention = arguments.attn_implementation
     if attention is not None:

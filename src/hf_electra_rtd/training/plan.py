@@ -110,7 +110,7 @@ def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase,
     if weights.kind in (ENCODER, FIRST_LAYERS):
         network = load_encoder(place, config)
     else:
-        network = load_tower(model_class, place)
+        network = load_tower(model_class, place, config=config)
     if has_tokenizer(place):
         refuse_other_tokens(place, tokenizer, f"The {name} {place}")
         # Rows that stand for no token, by which released models round the number up: a generator could sample them.

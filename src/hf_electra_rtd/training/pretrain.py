@@ -28,9 +28,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, convert_file_size_to_int, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
+from rich.text import Text
 from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
@@ -43,7 +44,13 @@ from hf_electra_rtd.base.records import PretrainingRecord, count_cores, public_c
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD
-from hf_electra_rtd.data.sequences import BLOCKS_DIRECTORY, check_held_out, get_sequences, get_tokenizer
+from hf_electra_rtd.data.sequences import (
+    BLOCKS_DIRECTORY,
+    check_held_out,
+    describe_text,
+    get_sequences,
+    get_tokenizer,
+)
 from hf_electra_rtd.data.vocabulary import get_extended_tokenizer, old_pieces
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.initialization import begin_on_neighbours, check_room
@@ -52,12 +59,16 @@ from hf_electra_rtd.publishing.card import CardArguments
 from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
+    HUB_RULES,
+    OWN_OPTIMIZERS,
+    TRAINER_RULES,
     RTDTrainingArguments,
     check_publishing,
     read_token_confusions,
     settle_masking,
     settle_products,
 )
+from hf_electra_rtd.training.memory import RESERVE, fake_steps, fit_batches
 from hf_electra_rtd.training.model import BACKBONES, SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -66,6 +77,9 @@ logger = logging.getLogger(__name__)
 
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "embedding_size")
 _TIMED_STEPS = 3  # after one to warm up
+_MOST_PASSES = 40  # over one text, after which more add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
+_DAY = 86_400  # seconds
+_LONG = 7  # days
 _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
 
 
@@ -73,16 +87,21 @@ _FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: w
 class RunArguments:
     """How the run starts."""
 
-    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it takes, and stop.")
-    overwrite_output_dir: bool = flag(False, "Delete the run that lies in --output_dir, and start anew.")
-    old_held_out_files: list[str] | None = flag(
-        None, "With --continue_from: text of the kind before, as for --held_out_files. Shows what the networks forget."
+    dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
+    memory_of: str | None = flag(
+        None, "With --dry_run, in place of timing: which batches fit a GPU with so much memory (24GB)."
     )
-    cache_dir: str | None = flag(None, "Local directory for copies of remote shards; runs of a node can share it.")
+    overwrite_output_dir: bool = flag(False, "Delete the run in --output_dir, and start again.")
+    old_held_out_files: list[str] | None = flag(
+        None, "With --continue_from: held-out text of the earlier training, to see what the networks forget."
+    )
+    cache_dir: str | None = flag(None, "Local directory for copies of remote shards. Runs on one node can share it.")
 
 
 # Of flags of several dataclasses.
 RULES = (
+    Rule("memory_of", "Nothing is trained with it.", needs=("dry_run",)),
+    Rule("memory_of", "Other optimizers are not counted.", needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS)),
     Rule("old_held_out_files", "It shows what the networks forget.", needs=("continue_from",)),
     Rule("document_attention", "It mixes no documents.", excludes=("packing=original",)),
 )
@@ -95,6 +114,8 @@ HELP_GROUPS: HelpGroups = {
         "held_out_share": None,
         "tokenizer": None,
         "vocab_size": None,
+        "lowercase": None,
+        "strip_accents": None,
         "max_seq_length": None,
     },
     "Networks": {
@@ -108,25 +129,26 @@ HELP_GROUPS: HelpGroups = {
     "Training": {
         "output_dir": None,
         "max_steps": "Steps of the run.",
-        "num_train_epochs": "Its length in passes over the sequences, in place of --max_steps.",
-        "per_device_train_batch_size": "Sequences of a step and a device.",
-        "gradient_accumulation_steps": "Batches that make one step.",
+        "num_train_epochs": "In place of --max_steps: passes over the sequences.",
+        "per_device_train_batch_size": "Sequences per device and step.",
+        "gradient_accumulation_steps": "Number of batches per optimizer step.",
         "learning_rate": None,
-        "warmup_steps": None,
+        "warmup_steps": "Steps of warm-up; below 1: a share of the run. A tenth of a short run.",
         "mask_probability": None,
         "bf16": None,
-        "seed": "Of weights, masks, samples and the order of sequences.",
+        "seed": "Seed of weights, masks, samples and the order of sequences.",
     },
     "Evaluation and checkpoints": {
-        "eval_steps": "Steps between evaluations on held-out text; below 1: a share of the run.",
+        "eval_steps": "Steps between evaluations; below 1: a share of the run. A fifth of a short run.",
         "save_steps": "Steps between checkpoints; below 1: a share of the run.",
-        "resume_from_checkpoint": "Go on from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
+        "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
+        "memory_of": None,
     },
     "Publishing": {
-        "push_to_hub": "Publish the networks on the Hub at the end of the run.",
-        "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
+        "push_to_hub": None,
+        "hub_model_id": None,
     },
 }
 
@@ -222,10 +244,12 @@ def start(
         recipes={name: size.pretraining for name, size in SIZES.items()},
         more_defaults=recipe_defaults,
         help_groups=HELP_GROUPS,
+        rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )
     check_launcher(args)
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
+    memory_of(run_args)  # a mistake comes before the work
     data_args.set_default_text(default_text)
     _set_up_logging(args)
     set_seed(args.seed)
@@ -253,7 +277,7 @@ def start(
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)
         if initialization != "stock":
-            begin_on_neighbours(model, stream.counted, tokenizer, args.seed)
+            begin_on_neighbours(model, stream, tokenizer, args.seed)
         words = [sys.argv[0], *argv]
         arguments: dict[str, Any] = {"model": asdict(model_args), "data": asdict(data_args)}
         arguments["model"]["loaded_backbones"] = list(model_args.plan.backbones)  # of a config.json nothing is
@@ -285,7 +309,9 @@ def _set_up_logging(args: RTDTrainingArguments) -> None:
     used = args.world_size * torch.get_num_threads()
     cores = count_cores()
     if args.device.type == "cpu" and used < cores:  # `accelerate launch` gives each process one
-        logger.warning(f"Training on {used} of {cores} CPU cores. Set OMP_NUM_THREADS={cores // args.world_size}.")
+        logger.warning(
+            f"Using {used} of {cores} CPU cores; set OMP_NUM_THREADS={cores // args.world_size} to use more."
+        )
 
 
 def _get_networks(
@@ -469,11 +495,13 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
 
 def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do. A few steps are timed with a learning rate of zero, so that every weight stays the
-    same to the bit. Raises ValueError if a batch does not fit in the memory of a GPU."""
+    same to the bit; with `memory_of` none is, and their memory on a GPU is counted. Raises ValueError if a batch does
+    not fit in the memory of a GPU."""
     model = run.model
     stream = run.stream
-    device = run.args.device
-    screen = screen or Console(highlight=False, quiet=run.args.process_index != 0)
+    memory = memory_of(run.arguments)
+    device = run.args.device if memory is None else torch.device("cpu")
+    screen = screen or console.open_console(quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
     towers = model.config.towers
@@ -493,21 +521,47 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             count_text(model, stream, run.collator.tokenizer)
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
-            seconds = _time_steps(run)
+            seconds = _time_steps(run) if memory is None else 0.0
     except torch.OutOfMemoryError:
         raise ValueError(
             f"{run.args.train_batch_size} sequences do not fit in the memory of {device}. Lower "
             "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
         ) from None
-    console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+    if memory is not None:
+        print_memory(run, memory, screen)
+    else:
+        console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+        for advice in _advise(run, seconds):
+            console.print_folded(Text(advice), screen, "! ")
     screen.print(f"\nNothing was trained. The prepared sequences stay in {run.args.output_dir} for the run itself.")
+
+
+def _advise(run: Run, seconds: float) -> Iterator[str]:
+    """What to change about a run that is too long for its text or its machine, at so many seconds a step."""
+    args = run.args
+    steps_of_a_pass = len(run.stream.sequences) / args.sequences_per_step
+    passes = args.max_steps / steps_of_a_pass
+    most = max(1, int(_MOST_PASSES * steps_of_a_pass))
+    if passes > _MOST_PASSES:
+        yield (
+            f"The run reads its text {passes:,.0f} times; beyond about {_MOST_PASSES} passes it learns little more. "
+            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes) and a smaller --size."
+        )
+    steps_of_a_day = max(1, int(_DAY / seconds))
+    if min(most, args.max_steps) * seconds > _LONG * _DAY:
+        yield (
+            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, a smaller --size, "
+            f"or --max_steps {steps_of_a_day}."
+        )
 
 
 def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, str]:
     """What a run costs, at so many seconds a step."""
     args = run.args
     model = run.model
+    text = run.stream.sequences
     num_sequences = args.max_steps * args.sequences_per_step
+    passes = num_sequences / len(text)
     num_tokens = meters.count_tokens(run.stream, args, num_sequences)
     flops = meters.count_flops(model, args, num_sequences)
     paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
@@ -520,12 +574,47 @@ def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, 
     return {
         "steps": f"{args.max_steps:,} of {args.sequences_per_step:,} sequences",
         "batch": describe_batch(args, run.record_facts["arguments"]["model"]["size"]),
-        "tokens": f"{num_tokens:,}, {num_sequences / len(run.stream.sequences):.3g} passes over the sequences",
+        **({"text": describe_text(text.header)} if isinstance(text, Blocks) else {}),
+        "tokens": f"{num_tokens:,}, {passes:,.{0 if passes >= 10 else 2}f} passes over the text",
         "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,
         "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
     }
+
+
+def memory_of(arguments: RunArguments) -> int | None:
+    """The bytes of `memory_of`; None where it is not given. Raises ValueError for what is no size."""
+    if arguments.memory_of is None:
+        return None
+    try:
+        return int(convert_file_size_to_int(arguments.memory_of))
+    except ValueError:
+        raise ValueError(f"--memory_of {arguments.memory_of}: name a size, such as 24GB or 80GB.") from None
+
+
+def print_memory(run: Run, memory: int, screen: Console) -> None:
+    """Prints which batches fit the memory of a GPU, with and without gradient checkpointing."""
+    args = run.args
+    sequences: Any = run.stream.__getitems__(range(min(args.train_batch_size, len(run.stream))))
+    batch = run.collator(sequences)
+    wanted = args.train_batch_size * args.gradient_accumulation_steps
+    columns = [[f"{wanted:,} at once", "most at once", f"{wanted:,} accumulated"]]
+    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None  # where it is left open, as on a GPU
+    dtype = torch.float16 if args.fp16 else half
+    for checkpointing in (False, True):
+        with fake_steps(run.model, args, batch, dtype, checkpointing) as take_step:
+            (fits,) = fit_batches(run.model, take_step, wanted, [memory])
+        by = f"{fits.accumulated:,} x {wanted // fits.accumulated:,}" if fits.accumulated else "not even one fits"
+        columns.append([format_bytes(fits.peak), f"{fits.largest:,}", by])
+    header = ("sequences", "without", "with --gradient_checkpointing")
+    title = f"What fits a GPU with {format_bytes(memory)}"
+    console.print_rows(title, zip(*columns, strict=True), screen, header)
+    screen.print(
+        f"\nFor one GPU, counted: weights, gradients, the optimizer's states, activations. {RESERVE:.0%} is left for "
+        "CUDA's context, workspaces and fragmentation.\nA x B stands for --per_device_train_batch_size A "
+        "--gradient_accumulation_steps B."
+    )
 
 
 def describe_batch(args: RTDTrainingArguments, size: str) -> str:
@@ -559,7 +648,7 @@ def _time_steps(run: Run) -> float:
     stream = copy.copy(run.stream)
     stream.num_positions = args.max_steps * args.sequences_per_step
     trainer = RTDTrainer(run.model, args, stream, data_collator=run.collator)
-    trainer.remove_callback(console.RTDPrinterCallback)
+    trainer.remove_callback(console.LinesCallback)
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
     return float((others[-1] - first) / (args.max_steps - 1) if others else first)

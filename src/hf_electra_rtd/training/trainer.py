@@ -51,7 +51,7 @@ from hf_electra_rtd.training.arguments import (
     read_token_confusions,
     settle_masking,
 )
-from hf_electra_rtd.training.console import RTDPrinterCallback, RTDProgressCallback
+from hf_electra_rtd.training.console import LinesAndBarCallback, LinesCallback, format_log
 from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule
 
 
@@ -147,7 +147,16 @@ def _check_collator(collator: Any, args: RTDTrainingArguments) -> None:
 
 
 class OriginalTrainer(Trainer):
-    """A Trainer with the original's optimizer and schedule, whose checkpoints are whole or not there."""
+    """A Trainer with the original's optimizer and schedule, whose checkpoints are whole or not there, and whose logs
+    are printed as lines."""
+
+    describe_log = staticmethod(format_log)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for theirs, ours in ((PrinterCallback, LinesCallback), (ProgressCallback, LinesAndBarCallback)):
+            if self.pop_callback(theirs) is not None:
+                self.add_callback(ours(self.describe_log))
 
     def _groups(self, model: Any) -> list[dict[str, Any]] | None:
         """The groups of parameters; None: those of pre-training."""
@@ -188,7 +197,7 @@ class RTDTrainer(OriginalTrainer):
 
     With `push_to_hub=True` the networks go to the repositories `<hub_model_id>-generator` and `-discriminator`, each
     with a card, at the end of `train`. A failing Hub stops no training; see `published`. A `compute_metrics` replaces
-    our held-out metrics; its `predictions` are (logits, replaced_labels) or (replaced_labels, predictions).
+    our held-out metrics; its `predictions` are those of `ElectraRTDConfig.keys_to_ignore_at_inference`.
 
     Args:
         train_dataset: [`Blocks`], any dataset of dicts with `input_ids` (and `token_type_ids`), or a
@@ -265,9 +274,6 @@ class RTDTrainer(OriginalTrainer):
         if self._own_metrics:
             meters.set_yardstick(model, self.train_dataset, self.eval_dataset)
             self.compute_metrics = lambda gathered: meters.held_out_metrics(model, list(gathered.predictions))
-        for theirs, ours in ((PrinterCallback, RTDPrinterCallback), (ProgressCallback, RTDProgressCallback)):
-            if self.pop_callback(theirs) is not None:
-                self.add_callback(ours)
         self.meters = meters.TrainingMeters(model.measures)
         self.stopwatch = meters.Stopwatch()
         along: Any = TrainerCallback()
@@ -433,6 +439,7 @@ class RTDTrainer(OriginalTrainer):
             self.state,
             self.stopwatch.seconds,
             old_held_out=self.old_held_out,
+            tokenizer=self.processing_class or getattr(self.data_collator, "tokenizer", None),
             **self.record_facts,
         )
 

@@ -10,6 +10,7 @@ from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
+from hf_electra_rtd.finetuning.kinds.embedding import EmbeddingKind
 from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
@@ -23,6 +24,7 @@ KINDS: Mapping[str, type[Kind]] = {
     "question_answering": QuestionAnsweringKind,
     "tagging": TaggingKind,
     "correction": CorrectionKind,
+    "embedding": EmbeddingKind,
 }
 
 

@@ -1,0 +1,176 @@
+"""A WordPiece vocabulary that is trained on text: its size, and what of the text it keeps.
+
+Text that is written like English gets a vocabulary like ELECTRA's, in lower case and without accents, and a
+`BertTokenizer`. Other text keeps its case and its marks, which in many scripts are vowels. A `BertTokenizer` does not
+suit it: `transformers` makes each from three switches alone, so it composes no characters (NFC), drops the joiners of
+Hindi and Persian, and reads a long sentence of Thai, which has no spaces, as one [UNK]. The tokenizer of other text is
+a plain fast one instead, whose rules are all in its `tokenizer.json`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from hf_electra_rtd.data.tokenization import MAX_LENGTH, SPECIAL_TOKENS
+
+
+logger = logging.getLogger(__name__)
+
+# The size where none is given: of the first row with room for the text, and twice for its characters.
+_SIZES = ((20_000_000, 8192), (200_000_000, 16_384))  # characters of a text, tokens
+_LARGEST = 32_768
+# Of a text like English, the letters that are none of a to z, or in words that are too long. English Wikipedia has
+# 0.14 %, German umlauts are 1.8 %.
+_MOST_OTHERS = 0.005
+_LONGEST = 100  # characters of a word; of a longer one a `BertTokenizer` makes [UNK]
+_COVERED = 0.9999  # of a text, by the characters of a vocabulary without room for all
+_AT_ONCE = 1 << 20  # characters that are counted at once
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, ideographs.
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U00020000-\U0003ffff"
+)
+# Their characters, each with its marks, are words; of other scripts, what is too long is cut.
+_UNITS = rf"[{_UNSPACED}]\p{{M}}*|[^{_UNSPACED}]{{{_LONGEST}}}"
+_SPACES = r"[\p{Cc}\u200b]"
+_INVISIBLE = r"(?![\u200c\u200d])\p{Cf}"  # but for the joiners, which change how letters are written
+
+
+class _Text(NamedTuple):
+    """What decides how a text becomes a vocabulary."""
+
+    num_characters: int  # without spaces, like the following
+    others: float  # share of the letters that are none of a to z, or in runs of more than `_LONGEST` of these
+    num_covering: int  # the most frequent characters that make up `_COVERED` of it
+
+
+def train_wordpiece(
+    lines: Callable[[], Iterable[str]],
+    vocab_size: int | None = None,
+    lowercase: bool | None = None,
+    strip_accents: bool | None = None,
+) -> PreTrainedTokenizerBase:
+    """Trains a WordPiece vocabulary. The same text gives the same one.
+
+    Args:
+        lines: gives the lines of the text, whenever it is called.
+        vocab_size: the most tokens; a small text yields fewer. By default 8,192 for up to 20 million characters,
+            16,384 for up to 200 million, else 32,768; more where the characters alone would fill half.
+        lowercase: whether upper case becomes lower case. By default only where the text is written like English:
+            fewer than 5 in 1,000 letters are none of a to z, or stand in words of more than 100 characters.
+        strip_accents: whether accents and other marks are removed, and characters decomposed. By default only where
+            such a text becomes lower case. If not, the tokenizer composes characters (NFC), takes each character of
+            scripts without spaces for a word, and cuts longer words after 100 characters.
+
+    Raises ValueError for a size with no room for words.
+    """
+    if vocab_size is not None and vocab_size <= len(SPECIAL_TOKENS):
+        raise ValueError(f"vocab_size={vocab_size} leaves no room for words. Choose some thousands.")
+    text = _measure(lines())
+    is_english = text.others < _MOST_OTHERS
+    lowercase = is_english if lowercase is None else lowercase
+    strip_accents = is_english and lowercase if strip_accents is None else strip_accents
+    rows = (size for most, size in _SIZES if text.num_characters <= most and text.num_covering <= size // 2)
+    size = vocab_size or next(rows, _LARGEST)
+    logger.info(
+        f"Training a vocabulary of {size:,} tokens on {text.num_characters:,} characters. "
+        f"{text.others:.1%} of the letters are not a to z: case is {'lowered' if lowercase else 'kept'}, "
+        f"accents and marks are {'stripped' if strip_accents else 'kept'} (vocab_size, lowercase, strip_accents)."
+    )
+    normalizer, pre_tokenizer = _rules(lowercase, strip_accents)
+    # A sixteenth for characters, which small alphabets do not fill; more where the text needs it, but no more than
+    # half: there must be room for words.
+    limit = min(max(size // 16, text.num_covering), size // 2)
+
+    def train(fixed: list[str], size: int) -> dict[str, int]:
+        wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        wordpiece.normalizer = normalizer
+        wordpiece.pre_tokenizer = pre_tokenizer
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=size, special_tokens=fixed, limit_alphabet=max(1, limit), show_progress=False
+        )
+        wordpiece.train_from_iterator(lines(), trainer)
+        return wordpiece.get_vocab()
+
+    # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
+    # between merges by these numbers. So the alphabet is collected first, and fixed in its own order.
+    alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
+    vocabulary = train([*SPECIAL_TOKENS, *alphabet], size)
+    if strip_accents:
+        return BertTokenizer(
+            vocab=vocabulary, do_lower_case=lowercase, strip_accents=True, model_max_length=MAX_LENGTH
+        )
+    return _keeping_marks(vocabulary, normalizer, pre_tokenizer)
+
+
+def _measure(lines: Iterable[str]) -> _Text:
+    counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
+    in_long_words = 0
+    for text in _joined(lines):
+        counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=len(counts))
+        in_long_words += sum(map(len, re.findall(rf"[!-~]{{{_LONGEST + 1},}}", text)))
+    counts[[code for code in np.flatnonzero(counts).tolist() if chr(code).isspace()]] = 0
+    letters = [code for code in np.flatnonzero(counts).tolist() if unicodedata.category(chr(code))[0] in "LM"]
+    others = counts[[code for code in letters if code > 127]].sum() + in_long_words
+    covered = np.sort(counts)[::-1].cumsum()
+    return _Text(
+        num_characters=int(covered[-1]),
+        others=float(others / max(counts[letters].sum(), 1)),
+        num_covering=1 + int(np.searchsorted(covered, _COVERED * covered[-1])),
+    )
+
+
+def _joined(lines: Iterable[str]) -> Iterator[str]:
+    waiting: list[str] = []
+    size = 0
+    for line in lines:
+        waiting.append(line)
+        size += len(line)
+        if size >= _AT_ONCE:
+            yield "\n".join(waiting)
+            waiting = []
+            size = 0
+    yield "\n".join(waiting)
+
+
+def _rules(lowercase: bool, strip_accents: bool) -> tuple[Any, Any]:
+    """The normalizer, and what splits text into words."""
+    if strip_accents:
+        normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=True)
+        return normalizer, pre_tokenizers.BertPreTokenizer()
+    steps = [normalizers.Replace(Regex(_SPACES), " "), normalizers.Replace(Regex(_INVISIBLE), ""), normalizers.NFC()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    units = pre_tokenizers.Split(Regex(_UNITS), "isolated")
+    return normalizers.Sequence(steps), pre_tokenizers.Sequence([pre_tokenizers.BertPreTokenizer(), units])
+
+
+def _keeping_marks(vocabulary: dict[str, int], normalizer: Any, pre_tokenizer: Any) -> PreTrainedTokenizerBase:
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizer
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(token, vocabulary[token]) for token in ("[CLS]", "[SEP]")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=MAX_LENGTH,
+        model_input_names=BertTokenizer.model_input_names,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )

@@ -1,0 +1,152 @@
+"""Compares pre-trainings: runs that are equal but for their seed are one row, with means and 95 % intervals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.publishing.card import pretraining_settings
+from hf_electra_rtd.publishing.tables import HASH_DIGITS, different, markdown_table, mean_and_interval, typed
+
+
+# Columns of the table: title, and the held-out metric.
+COLUMNS = {
+    "generator loss": "eval_generator_loss",
+    "generator accuracy": "eval_generator_accuracy",
+    "replaced": "eval_replaced_share",
+    "AUC": "eval_discriminator_auc",
+    "bigram's AUC": "eval_bigram_auc",
+    "masked tokens right": "eval_discriminator_masked_accuracy",
+    "all tokens right": "eval_discriminator_token_accuracy",
+}
+# Beside `pretraining_settings`: of the flags, of the training and of each network.
+_STARTS = ("continue_from", "backbone", "generator_backbone", "discriminator", "two_stage_from", "from_scratch")
+_TRAINING = ("optim", "exact_loss_normalization", "generator_learning_rate")
+_SHAPE = ("model_type", "num_hidden_layers", "hidden_size", "embedding_size", "num_attention_heads")
+_LEFT_OUT = ("seed", "vocab_size")  # the tokenizer says more
+# What other data are, by the caption.
+_DATA = ("data", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """Runs that differ in their seed."""
+
+    name: str  # its objective, and the settings that tell it from the others
+    runs: list[PretrainingRecord]  # by seed
+
+    @property
+    def seeds(self) -> list[int]:
+        return [_seed(run) for run in self.runs]
+
+    @property
+    def metrics(self) -> dict[str, list[float]]:
+        """The finite values of all runs at their end, by metric."""
+        names = dict.fromkeys(name for run in self.runs for name in run.metrics)
+        values = {name: [run.metrics.get(name) for run in self.runs] for name in names}
+        return {name: [value for value in of_runs if value is not None] for name, of_runs in values.items()}
+
+
+def pool(records: Iterable[PretrainingRecord]) -> list[Pretraining]:
+    """The runs of each setting, named by what differs. A ValueError for two runs of a setting with the same seed."""
+    groups: dict[str, list[PretrainingRecord]] = {}
+    for record in records:
+        groups.setdefault(json.dumps(_settings(record), sort_keys=True), []).append(record)
+    settings = [json.loads(key) for key in groups]
+    names = different(settings)
+    pooled = []
+    for of_group, runs in zip(settings, groups.values(), strict=True):
+        apart = [f"{name} {value}" for name, value in of_group.items() if name in names - {"objective"} and value]
+        name = f"{of_group['objective']} ({', '.join(apart)})" if apart else of_group["objective"]
+        pooled.append(Pretraining(name, sorted(runs, key=_seed)))
+        for seed in pooled[-1].seeds:
+            if pooled[-1].seeds.count(seed) > 1:
+                raise ValueError(f"{name}: there are several runs with seed {seed}. Pass one of them.")
+    return pooled
+
+
+def _seed(record: PretrainingRecord) -> int:
+    return int(record.arguments["training"]["seed"])
+
+
+def _settings(record: PretrainingRecord) -> dict[str, str]:
+    """What decides a run's result beside its seed, as it would be typed; empty where it is not set."""
+    flags = record.arguments.get("model", {})
+    training = record.arguments["training"]
+    settings = {**pretraining_settings(record), **{name: flags.get(name) for name in _STARTS}}
+    settings |= {name: training.get(name) for name in _TRAINING}
+    for network in ("generator", "discriminator"):
+        config = record.model.get(f"{network}_config") or {}
+        settings |= {f"{network}'s {name}": config.get(name) for name in _SHAPE}
+    texts = [_text(header) for header in record.data.values()]
+    settings["data"] = hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()[:HASH_DIGITS]
+    settings["tokenizer"] = str(next(iter(record.data.values()), {}).get("tokenizer_hash"))[:HASH_DIGITS]
+    return {name: _typed(value) for name, value in settings.items() if name not in _LEFT_OUT}
+
+
+def _typed(value: Any) -> str:
+    """As `typed`; what is off is not set, as in older records, and 100.0 is 100."""
+    return "" if value is False else f"{value:.9g}" if isinstance(value, float) else typed(value)
+
+
+def _text(header: Mapping[str, Any]) -> Any:
+    """What text a block file holds, and how it was cut: not by which seed, which draws other documents to hold out."""
+    sources = [[source.get("sha256"), source.get("weight")] for source in header.get("sources", [])]
+    recipe = {name: value for name, value in header.get("recipe", {}).items() if name != "seed"}
+    if not sources:
+        return header.get("sha256")
+    return [sources, header.get("max_seq_length"), header.get("packing"), recipe]
+
+
+# ---- The table ----
+
+
+def _cell(values: Sequence[float], digits: int = 3) -> str:
+    if not values:
+        return ""
+    mean, half = mean_and_interval(values)
+    return f"{mean:.{digits}f}" if np.isnan(half) else f"{mean:.{digits}f} ± {half:.{digits}f}"
+
+
+def pretraining_table(pretrainings: Sequence[Pretraining]) -> str:
+    """A Markdown table with a caption: a row a pre-training, of each held-out metric the mean at the end and half of
+    its 95 % interval over seeds."""
+    there = {name for pretraining in pretrainings for name, values in pretraining.metrics.items() if values}
+    columns = {title: name for title, name in COLUMNS.items() if name in there}
+    rows = []
+    for pretraining in pretrainings:
+        metrics = pretraining.metrics
+        tokens = [run.tokens / 1e6 for run in pretraining.runs]
+        minutes = [run.train_seconds / 60 for run in pretraining.runs]
+        cells = [_cell(metrics.get(name, [])) for name in columns.values()]
+        seeds = ", ".join(map(str, pretraining.seeds))
+        rows.append([pretraining.name, seeds, f"{np.mean(tokens):.2f} M", *cells, _cell(minutes, 1)])
+    header = ["pre-training", "seeds", "tokens", *columns, "minutes"]
+    return markdown_table(header, rows) + "\n\n" + "  \n".join(_caption(pretrainings)) + "\n"
+
+
+def _caption(pretrainings: Sequence[Pretraining]) -> list[str]:
+    sentences = ["Held out, at the end of a run. From two seeds on: mean ± half of its 95 % interval over seeds."]
+    if len(pretrainings) > 1:
+        sentences.append("An AUC is for samples of a row's own generator: better samples are harder to find.")
+    settings = [_settings(pretraining.runs[0]) for pretraining in pretrainings]
+    for name in _DATA:
+        if name in different(settings):
+            sentences.append(f"Rows differ in their {name}: losses of such rows do not compare.")
+            runs = {of_row[name]: each.runs[0] for of_row, each in zip(settings, pretrainings, strict=True)}
+            sentences += [f"{name} {value}: {_described(name, run)}." for value, run in runs.items()]
+    return sentences
+
+
+def _described(name: str, record: PretrainingRecord) -> str:
+    header = record.data.get("train", {})
+    if name == "tokenizer":
+        return f"{header.get('vocab_size', 0):,} tokens"
+    files = ", ".join(str(source.get("name")) for source in header.get("sources", [])) or "no named files"
+    return f"{files}, {header.get('num_tokens', 0) / 1e6:,.1f} M tokens"

@@ -1,0 +1,93 @@
+import copy
+
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from hf_electra_rtd.base.records import PretrainingRecord
+from hf_electra_rtd.publishing.compare import main
+from hf_electra_rtd.publishing.pretrainings import pool, pretraining_table
+from hf_electra_rtd.publishing.tables import mean_and_interval
+from tests.publishing.card_records import RUN, evaluation_record, run_record
+
+
+def seeded(seed, auc=0.7, data=None, curves=None, **options):
+    """A run with a seed, which drew the documents to hold out, too."""
+    headers = copy.deepcopy(PretrainingRecord.load(RUN).data)
+    for header in headers.values():
+        header["recipe"]["seed"] = seed
+        header["sha256"] = str(seed) * 64
+        header |= data or {}
+    training = {"seed": seed, **options.pop("training", {})}
+    metrics = {"eval_discriminator_auc": auc, "eval_generator_loss": 6.0}
+    return run_record(data=headers, training=training, metrics=metrics, curves=curves or [], **options)
+
+
+OTHER_FILE = [{"name": "novels.txt", "sha256": "1" * 64, "weight": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, ["rtd"]),
+        ({"training": {"logging_steps": 7, "output_dir": "elsewhere"}}, ["rtd"]),
+        ({"training": {"learning_rate": 0.001}}, ["rtd (learning_rate 0.0005)", "rtd (learning_rate 0.001)"]),
+        ({"model": {"sharing": "none"}}, ["rtd (sharing embeddings)", "rtd (sharing none)"]),
+        ({"objective": "electric"}, ["rtd", "electric"]),
+        ({"described": {"backbone": "bert"}}, ["rtd", "rtd (backbone bert)"]),
+        ({"data": {"sources": OTHER_FILE}}, ["rtd (data ", "rtd (data "]),
+        ({"data": {"tokenizer_hash": "2" * 64}}, ["rtd (tokenizer 7e57d613", "rtd (tokenizer 22222222"]),
+    ],
+)
+def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_differs(change, names):
+    pooled = pool([seeded(3), seeded(1), seeded(2, **change)])
+    assert [each.seeds for each in pooled] == ([[1, 2, 3]] if len(names) == 1 else [[1, 3], [2]])
+    assert all(each.name.startswith(name) for each, name in zip(pooled, names, strict=True))
+    caption = pretraining_table(pooled).partition("\n\n")[2]
+    for what in ("data", "tokenizer"):  # losses of such rows do not compare
+        assert (f"differ in their {what}" in caption) == (what in change.get("data", {}) or f"({what}" in names[-1])
+    assert ("novels.txt" in caption) == ("(data" in names[0])
+
+
+def test_two_runs_with_one_seed_are_refused():
+    with pytest.raises(ValueError, match="seed 1"):
+        pool([seeded(1), seeded(1)])
+
+
+def test_a_row_is_the_mean_with_its_interval_by_students_t():
+    first, second = pool([seeded(1, 0.6), seeded(2, 0.8), seeded(1, 0.9, objective="electric")])
+    assert mean_and_interval([0.6, 0.8]) == pytest.approx((0.7, 12.7062047362 * 0.1))  # the quantile of a table
+    assert np.isnan(mean_and_interval([0.9])[1])
+    rows = [line.split(" | ") for line in pretraining_table([first, second]).split("\n")[:4]]
+    place = rows[0].index("AUC")
+    assert [row[place] for row in rows[2:]] == ["0.700 ± 1.271", "0.900"]
+
+
+def test_the_picture_shows_the_mean_of_the_seeds_over_tokens_and_its_interval(tmp_path, monkeypatch):
+    drawn = []
+    for name in ("plot", "fill_between"):
+        monkeypatch.setattr(Axes, name, lambda axis, *values, **look: drawn.append([*map(list, values)]))
+    for seed, values in ((1, (0.5, 0.6, 0.9)), (2, (0.7, 0.8))):
+        curves = [{"step": 100 * place, "eval_discriminator_auc": value} for place, value in enumerate(values, 1)]
+        place = tmp_path / str(seed)
+        place.mkdir()
+        seeded(seed, curves=curves, steps=1000, tokens=2_000_000).save(place)
+    main([str(tmp_path), "--picture", str(tmp_path / "curves.png")])
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    (tokens, means), (_, low, high) = drawn
+    assert tokens == pytest.approx([0.2, 0.4])  # where both were evaluated
+    assert means == pytest.approx([0.6, 0.7])
+    assert np.subtract(high, low) == pytest.approx(2 * 12.7062047362 * 0.1)
+
+
+def test_a_directory_with_both_kinds_of_runs_gets_both_tables(tmp_path, capsys):
+    seeded(1).save(tmp_path)
+    (tmp_path / "evaluation").mkdir()
+    evaluation_record("rte").save(tmp_path / "evaluation")
+    main([str(tmp_path)])
+    shown = capsys.readouterr().out
+    assert "AUC" in shown
+    assert "rte" in shown
+    (tmp_path / PretrainingRecord.FILE).unlink()
+    with pytest.raises(ValueError, match="tokens"):  # of a model that nothing is known about
+        main([str(tmp_path), "--picture", str(tmp_path / "scores.png")])

@@ -201,7 +201,9 @@ def step_table() -> str:
     for size in sizes():
         for gpus in GPUS:
             step = size.step(gpus)
-            sequences = f"{step.batch:,}" + f" (recipe: {size.batch})" * (step.batch != size.batch)
+            sequences = f"{step.batch:,}"
+            if step.batch != size.batch:
+                sequences += f" (recipe: {size.batch})"
             milliseconds = [f"{1000 * seconds:,.1f}" for seconds in (*step[1:], step.seconds)]
             speed = step.batch * size.length / step.seconds / 1e6
             efficiency = step.batch / step.seconds / gpus * size.step(1).seconds / size.batch

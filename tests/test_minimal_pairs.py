@@ -21,7 +21,7 @@ from hf_electra_rtd.inference.minimal_pairs import (
     read_pairs,
 )
 from hf_electra_rtd.pair.bigram import CountedBigram
-from hf_electra_rtd.publishing import tables
+from hf_electra_rtd.publishing import compare
 from tests.conftest import VOCABULARY, tiny_config
 from tests.families_for_tests import tiny_family_config
 
@@ -201,7 +201,7 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     records = [EvaluationRecord.load(tmp_path / name) for name in ("network", "bigrams")]
     assert [record.data["test"]["examples"] for record in records] == [2, 2]
     assert records[1].model["architecture"] == "CountedBigram"
-    tables.main([str(tmp_path / "network"), str(tmp_path / "bigrams")])
+    compare.main([str(tmp_path / "network"), str(tmp_path / "bigrams")])
     shown = capsys.readouterr().out
     assert "| agreement |" in shown
     assert "95 % interval" in shown

@@ -28,7 +28,7 @@ def compare_outputs(comparison, output, recording, step):
     ours = {"total_loss": output.loss, "mlm_loss": loss, "mlm_logits": logits}
     if recording.detects:
         ours |= {"disc_loss": output.discriminator_loss, "disc_probs": output.logits.sigmoid()}
-        ours |= {"is_fake": output.replaced_labels}
+        ours |= {"is_fake": output.replaced_labels.clamp(min=0)}  # the original calls padding not replaced
     for name, value in ours.items():
         comparison.add(name, value, recording.get(step, name))
     if recording.detects and step == 0:

@@ -197,8 +197,8 @@ def test_early_stopping_class_weights_and_parts_of_the_data_decide_a_run_and_sco
     assert [record.data[name]["examples"] for name in ("train", "dev", "test")] == [64, 20, 20]
     assert record.arguments["class_weights"] == "balanced"
     output = capsys.readouterr().out
-    assert "'loss'" in output
-    assert "'eval_accuracy'" in output
+    assert "  loss " in output
+    assert "  accuracy " in output
 
 
 def number_file(path: Path, factor: float, shift: float) -> str:

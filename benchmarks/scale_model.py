@@ -11,20 +11,24 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from workload import Rows, Workload
 
-from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, get_parameter_groups
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainingArguments
 from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.base.recipes import SIZES
+from hf_electra_rtd.publishing.tables import markdown_table
+from hf_electra_rtd.training.memory import fake_steps, fit_batches
 
 
 GPUS = (1, 8, 64, 512)
+MEMORIES = (8, 16, 24, 40, 80)  # GB
 FLOAT = 4  # bytes
 BUCKET = 25 * 2**20  # bytes that DDP reduces at once
 
@@ -127,8 +131,7 @@ class Size:
         self.gradient_bytes = FLOAT * count_parameters(pair)["total"]
         # Its gradient is complete when the backward pass is over, so that nothing hides it.
         self.word_table_bytes = FLOAT * pair.get_input_embeddings().weight.numel()
-        per_layer, beside = operations_of_layers()
-        self.operations = beside + pair.config.discriminator_config.num_hidden_layers * per_layer
+        self.operations = operations_of(pair.config.discriminator_config.num_hidden_layers)
 
     def step(self, gpus: int, cluster: Cluster | None = None) -> Step:
         """A step with the recipe's batch, or of one sequence a GPU where that has fewer."""
@@ -153,57 +156,44 @@ def sizes() -> list[Size]:
     return [Size("small"), Size("base"), Size("large")]
 
 
+def operations_of(layers: int) -> int:
+    """Operations of a step of towers with so many layers. Their number does not depend on widths, so it is counted on
+    narrow networks of one and of two layers."""
+    return count_operations(1) + (layers - 1) * (count_operations(2) - count_operations(1))
+
+
 @functools.cache
-def operations_of_layers() -> tuple[int, int]:
-    """Operations of a step for a layer of both towers, and beside the layers. Their number does not depend on widths,
-    so it is counted on narrow networks of one and of two layers."""
-    one_layer = count_operations(1)
-    two_layers = count_operations(2)
-    return two_layers - one_layer, 2 * one_layer - two_layers
-
-
-def count_operations(layers: int, earlier_steps: int = 1) -> int:
-    """Of a step in bfloat16 autocast, without dropout, after some others: the first one also allocates the
-    optimizer's states."""
+def count_operations(layers: int) -> int:
+    """Of a step on a GPU in bfloat16, with dropout and meters, from the second one on: the first one also allocates
+    the optimizer's states."""
 
     class Counter(TorchDispatchMode):
         count = 0
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            self.count += not function.is_view
+            self.count += not function.is_view and function.namespace == "aten"
             return function(*args, **(kwargs or {}))
 
-    work = Workload("small", vocab_size=100, batch_size=2, max_seq_length=16, dropout=0.0)
-    config = work.config()
-    for tower in config.towers.values():
-        tower.num_hidden_layers = layers
-    model: Any = ElectraForRTDPretraining(config).train()
-    with tempfile.TemporaryDirectory() as directory:
-        batch = Rows(work, directory, num_batches=1).collate(0)
-    optimizer = ElectraAdamW(get_parameter_groups(model, weight_decay=0.01), lr=1e-4)
-    for _ in range(earlier_steps + 1):
-        with Counter() as counter:
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
+    pair = ElectraForRTDPretraining(ElectraRTDConfig.from_size("small", vocab_size=100, num_hidden_layers=layers))
+    with a_step(pair, Workload(vocab_size=100)) as take_step, Counter() as counter:
+        take_step(2)
     return counter.count
+
+
+def a_step(pair: Any, work: Workload, checkpointing: bool = False) -> AbstractContextManager[Callable[[int], int]]:
+    """Takes steps of a run without numbers, in bfloat16 as on a GPU."""
+    with tempfile.TemporaryDirectory() as directory:
+        batch = Rows(replace(work, batch_size=2), directory, num_batches=1).collate(0)
+        args = RTDTrainingArguments(directory, report_to=[])
+    return fake_steps(pair, args, batch, torch.bfloat16, checkpointing)
 
 
 # ---- Tables ----
 
 
-def table(headings: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """In Markdown."""
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def given_table() -> str:
     rows = ([name, f"{number.value:,.3g} {number.unit}".strip(), number.source] for name, number in GIVEN.items())
-    return table(["given", "value", "source"], rows)
+    return markdown_table(["given", "value", "source"], rows)
 
 
 def step_table() -> str:
@@ -214,15 +204,28 @@ def step_table() -> str:
             sequences = f"{step.batch:,}"
             if step.batch != size.batch:
                 sequences += f" (recipe: {size.batch})"
-            times = (step.products, step.launches, step.all_reduce, step.exposed, step.seconds)
-            milliseconds = [f"{1000 * seconds:,.1f}" for seconds in times]
+            milliseconds = [f"{1000 * seconds:,.1f}" for seconds in (*step[1:], step.seconds)]
             speed = step.batch * size.length / step.seconds / 1e6
             efficiency = step.batch / step.seconds / gpus * size.step(1).seconds / size.batch
             hours = size.gpu_hours(gpus)
             results = [f"{speed:.3g}", f"{efficiency:.0%}", f"{hours / gpus / 24:.3g}", f"{hours:,.0f}"]
             rows.append([size.name, f"{gpus}", sequences, *milliseconds, *results])
     headings = ["size", "GPUs", "sequences", "products, ms", "launches, ms", "all-reduce, ms", "not hidden, ms"]
-    return table([*headings, "step, ms", "million tokens/s", "efficiency", "days", "GPU hours"], rows)
+    return markdown_table([*headings, "step, ms", "million tokens/s", "efficiency", "days", "GPU hours"], rows)
+
+
+def memory_table() -> str:
+    """The largest batch of each GPU, and how many of it make the recipe's batch on one GPU."""
+    rows = []
+    for size in sizes():
+        pair = ElectraForRTDPretraining(size.work.config())
+        for checkpointing in ("no", "yes"):
+            with a_step(pair, size.work, checkpointing == "yes") as take_step:
+                found = fit_batches(pair, take_step, size.batch, [memory * 10**9 for memory in MEMORIES])
+            fits = [f"{largest:,} ({by} x {size.batch // by})" if by else "none" for _, largest, by in found]
+            rows.append([size.name, checkpointing, f"{size.batch:,}", f"{found[0].peak / 1e9:,.1f}", *fits])
+    gpus = (f"{memory} GB" for memory in MEMORIES)
+    return markdown_table(["size", "checkpointing", "recipe", "at once, GB", *gpus], rows)
 
 
 def sensitivity_table() -> str:
@@ -234,14 +237,10 @@ def sensitivity_table() -> str:
         for size in sizes()
         for gpus in GPUS[1:]
     ]
-    return table(["size", "GPUs", *variants], rows)
+    return markdown_table(["size", "GPUs", *variants], rows)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "given": given_table,
-    "steps": step_table,
-    "sensitivity": sensitivity_table,
-}
+TABLES = {"given": given_table, "steps": step_table, "sensitivity": sensitivity_table, "memory": memory_table}
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ def test_steps_of_a_pair_are_one_graph(options, beside, blocks, tokenizer):
     check_steps(model, ten_batches(blocks, tokenizer, beside), precision)
 
 
-@pytest.mark.parametrize("family", FAMILIES.keys() - {"electra"})
+# CamemBERT and XLM-R have the layers of RoBERTa.
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"electra", "camembert", "xlm-roberta"}))
 def test_steps_of_a_family_are_one_graph(family, blocks, tokenizer):
     configs = [tiny_family_config(family, vocab_size=len(VOCABULARY), num_hidden_layers=1) for _ in range(2)]
     for config in configs:

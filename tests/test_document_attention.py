@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, modeling_flash_attention_utils
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils, modeling_flash_attention_utils
 from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -15,6 +15,7 @@ from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, Electra
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch, SequenceStream, writing_blocks
 from hf_electra_rtd.data.packing import FullPacker, PackingTokens, get_packer
+from hf_electra_rtd.encoders import families
 from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.ops import IGNORED
 from hf_electra_rtd.training import pretrain
@@ -311,3 +312,21 @@ def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer):
         settle_masking(model.config, args, tokenizer)
     with pytest.raises(ValueError, match="documents begin"):
         collate(tokenizer, replace(packed_batch(tokenizer), document_starts=None))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", ABLE)
+def test_padding_is_masked_on_a_gpu_as_by_the_stock_encoder(family, attention):
+    config = tiny_family_config(family)
+    config._attn_implementation = attention
+    real = torch.ones(2, 16, dtype=torch.int64)
+    real[1, 9:] = 0
+    stock = {"config": config, "inputs_embeds": torch.zeros(2, 16, 4), "attention_mask": real}
+    expected = {"full_attention": masking_utils.create_bidirectional_mask(**stock)}
+    made = families._pair_masks(config, None, real)
+    if isinstance(made, dict):
+        expected["sliding_attention"] = masking_utils.create_bidirectional_sliding_window_mask(**stock)
+    else:
+        made = {"full_attention": made}
+    assert made.keys() == expected.keys()
+    assert all(torch.equal(made[kind], expected[kind]) for kind in made)

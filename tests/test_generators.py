@@ -54,6 +54,14 @@ def test_sampling_without_dropout_adds_no_gradient(batch):
     assert all(map(torch.equal, *gradients))
 
 
+def test_the_pass_without_dropout_keeps_no_graph(batch):
+    model = with_dropout(sampling_dropout=False)
+    passes = []
+    model.generator.base_model.register_forward_hook(lambda *_: passes.append(torch.is_grad_enabled()))
+    model(**batch)
+    assert passes == [True, False]
+
+
 @pytest.mark.parametrize("resized", [False, True])
 def test_a_frozen_generator_learns_nothing_and_is_not_in_the_optimizer(batch, resized, tmp_path):
     model = ElectraForRTDPretraining(tiny_config(sharing="none", freeze_generator=True))

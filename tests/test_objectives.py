@@ -190,6 +190,13 @@ def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective,
     torch.testing.assert_close(tower(ids).logits, model.discriminator(ids).logits)
 
 
+@pytest.mark.parametrize("objective", ["mlm", "replace_mlm"])
+def test_without_labels_the_most_likely_token_of_every_place_is_predicted(objective, batch):
+    output = make(objective)(batch["input_ids"])
+    assert output.logits.shape == (*batch["input_ids"].shape, len(VOCABULARY))
+    assert torch.equal(output.predictions, output.logits.argmax(dim=2))
+
+
 def test_predictions_with_a_copy_mechanism_are_the_mode_of_the_mixture(uneven):
     model = make("all_tokens_mlm")
     with torch.no_grad():

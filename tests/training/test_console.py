@@ -16,7 +16,7 @@ from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.training import console
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
 from hf_electra_rtd.training.meters import TrainingMeters
-from hf_electra_rtd.training.pretrain import _advise, dry_run
+from hf_electra_rtd.training.pretrain import RunArguments, _advise, dry_run
 from tests.conftest import tiny_config
 from tests.training.test_trainer import arguments
 
@@ -49,7 +49,7 @@ RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "lear
 def show(model, blocks, tokenizer, tmp_path):
     """Prints a dry run of 48 sequences, and returns what it printed."""
 
-    def show(pair=model, **options):
+    def show(pair=model, memory_of=None, **options):
         screen = Console(file=io.StringIO(), width=110)
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
         stream, args = SequenceStream(blocks[0], 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
@@ -58,6 +58,7 @@ def show(model, blocks, tokenizer, tmp_path):
             model=pair,
             stream=stream,
             collator=collator,
+            arguments=RunArguments(dry_run=True, memory_of=memory_of),
             args=args,
             record_facts=facts,
             directory=tmp_path / "run",
@@ -116,6 +117,19 @@ def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
     assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == []
+
+
+def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
+    def fitting(memory):
+        line = re.search(r"8 accumulated +(\d+) x (\d+) +(\d+) x (\d+)", show(memory_of=memory))
+        return line and [int(number) for number in line.groups()]
+
+    assert fitting("1GB") == [8, 1, 8, 1]
+    assert fitting("1.6MB")[:2] == [4, 2]
+    assert "not even one fits" in show(memory_of="1KB")
+    assert "tokens/s" not in show(memory_of="1GB")
+    with pytest.raises(ValueError, match="memory_of"):
+        show(memory_of="much")
 
 
 def test_durations_are_in_units_that_people_read():

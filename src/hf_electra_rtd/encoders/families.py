@@ -45,6 +45,8 @@ class Family:
     detector: type[PreTrainedModel] | None = None
     # Whether the documents of a sequence can be kept apart: tokens mix in attention alone, which takes masks of pairs.
     document_attention: bool = False
+    # Whether it makes a mask of ones where none is given, once it has read whether there may be padding.
+    makes_mask: bool = False
     resize: Callable[..., Any] = lambda model, *sizes: model.resize_token_embeddings(*sizes)  # see `resize_vocabulary`
     layers: tuple[str, ...] = ()  # classes that stay in one piece when a model is sharded; by default the stock ones
 
@@ -82,11 +84,14 @@ _ROBERTA = Family(_roberta_transform, first_position=lambda config: config.pad_t
 FAMILIES: dict[str, Family] = {
     "bert": Family(lambda model, hidden: model.cls.predictions.transform(hidden), document_attention=True),
     "camembert": _ROBERTA,
-    "convbert": Family(lambda model, hidden: model.generator_predictions(hidden), layers=("ConvBertLayer",)),
+    "convbert": Family(
+        lambda model, hidden: model.generator_predictions(hidden), makes_mask=True, layers=("ConvBertLayer",)
+    ),
     "deberta-v2": Family(
         _deberta_transform,
         _deberta_output,
         has_positions=lambda config: config.position_biased_input,
+        makes_mask=True,
         resize=_resize_deberta,
         layers=("DebertaV2Layer",),
     ),
@@ -202,22 +207,26 @@ _SEEN: dict[str, Callable[[Any], Any]] = {
 def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any]:
     """What an encoder with this configuration is called with: no token types where its table has one or none, position
     ids where it would count them from the ids, in which a [PAD] may stand for a word, and for `document_ids` masks, or
-    the lengths of `document_offsets`."""
+    the lengths of `document_offsets`. So that a GPU is not waited for, there is a mask where the encoder would read
+    whether it needs one, and on a GPU padding is masked here: the encoder would read whether there is any."""
     kept: dict[str, Any] = {name: value for name, value in inputs.items() if value is not None}
     if getattr(config, "type_vocab_size", 0) < 2:
         kept.pop("token_type_ids", None)
+    read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
+    if _row(config).makes_mask:
+        kept.setdefault("attention_mask", torch.ones(read.shape[:2], device=read.device))
     if first := _row(config).first_position(config):
-        read = kept["input_ids" if "input_ids" in kept else "inputs_embeds"]
         kept["position_ids"] = first + kept.get("position_ids", torch.arange(read.shape[1], device=read.device)[None])
+    real_BL = kept.get("attention_mask")
     documents_BL = kept.pop("document_ids", None)
     offsets = kept.pop("document_offsets", None)
     if documents_BL is not None:
         check_document_attention(config)
-        real_BL = kept.pop("attention_mask", None)
-        if _takes_lengths(config):
-            kept |= _document_lengths(documents_BL, offsets)
-        else:
-            kept["attention_mask"] = _document_masks(config, documents_BL, real_BL)
+    if documents_BL is not None and _takes_lengths(config):
+        kept.pop("attention_mask", None)
+        kept |= _document_lengths(documents_BL, offsets)
+    elif documents_BL is not None or (real_BL is not None and real_BL.device.type != "cpu" and _takes_masks(config)):
+        kept["attention_mask"] = _pair_masks(config, documents_BL, real_BL)
     return kept
 
 
@@ -232,7 +241,7 @@ def check_document_attention(config: Any) -> None:
     if not _row(config).document_attention:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
-    if not _takes_lengths(config) and ALL_MASK_ATTENTION_FUNCTIONS.get(attention) not in (sdpa_mask, eager_mask):
+    if not _takes_lengths(config) and not _takes_masks(config):
         raise ValueError(
             f"document_attention with attn_implementation={attention} was never tried: take sdpa, eager or "
             "flash_attention_2."
@@ -244,6 +253,12 @@ def _takes_lengths(config: Any) -> bool:
     return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is flash_attention_mask
 
 
+def _takes_masks(config: Any) -> bool:
+    """Whether an encoder takes masks of pairs of tokens."""
+    function = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    return _row(config).document_attention and function in (sdpa_mask, eager_mask)
+
+
 def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str, Any]:
     """What a flash kernel reads of a batch whose rows lie behind each other. The largest length is the one that a
     document may have: to know the one that is there, the host would wait for the device."""
@@ -253,20 +268,22 @@ def _document_lengths(documents_BL: Tensor, offsets: Tensor | None) -> dict[str,
     return {"cu_seq_lens_q": offsets, "cu_seq_lens_k": offsets, "max_length_q": length, "max_length_k": length}
 
 
-def _document_masks(config: Any, documents_BL: Tensor, real_BL: Tensor | None) -> Any:
-    """The mask (B, 1, L, L) with which a token sees the real tokens of its document; for an encoder with several kinds
-    of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
-    batch_size, length = documents_BL.shape
+def _pair_masks(config: Any, documents_BL: Tensor | None, real_BL: Tensor | None) -> Any:
+    """The mask (B, 1, L, L) with which a token sees the real tokens (of its document); for an encoder with several
+    kinds of layers, one for each. `create_bidirectional_mask` gives the same, much slower."""
+    given: Any = real_BL if documents_BL is None else documents_BL
+    batch_size, length = given.shape
     kinds = getattr(config, "layer_types", None)
+    documents = [] if documents_BL is None else [packed_sequence_mask_function(documents_BL)]
     masks = {
         kind: ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation](
             batch_size=batch_size,
             q_length=length,
             kv_length=length,
-            mask_function=and_masks(packed_sequence_mask_function(documents_BL), _SEEN[kind](config)),
+            mask_function=and_masks(*documents, _SEEN[kind](config)),
             attention_mask=None if real_BL is None else real_BL.bool(),
             allow_is_causal_skip=False,
-            device=documents_BL.device,
+            device=given.device,
         )
         for kind in set(kinds or ["full_attention"])
     }

@@ -17,6 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.ops import attention_with_dropout, draw_dropout_bits, dropout
+from hf_electra_rtd.ops.devices import on_cpu
 from hf_electra_rtd.ops.products import linear
 
 
@@ -79,7 +80,7 @@ def attention(
 
 def _is_slow(inputs: Tensor, probability: float) -> bool:
     """Whether torch would be slow at dropout here."""
-    return 0.0 < probability <= 0.99 and inputs.device.type == "cpu" and not torch.compiler.is_compiling()
+    return 0.0 < probability <= 0.99 and on_cpu(inputs) and not torch.compiler.is_compiling()
 
 
 AttentionInterface.register(ATTENTION, attention)

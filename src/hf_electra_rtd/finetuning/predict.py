@@ -76,6 +76,7 @@ class Classifier:
         self.number = len(self.task.columns) or 1  # of texts
         self.lengths = facts["lengths"]  # of sequences, windows and questions, in tokens
         self.kind = make_kind(self.task, load_tokenizer(self.name), **self.lengths)
+        self.model: Any
         if self.task.kind == "embedding":
             from hf_electra_rtd.finetuning.embeddings import load_embeddings
 

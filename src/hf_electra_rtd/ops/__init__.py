@@ -1,6 +1,6 @@
 # ruff: noqa: F401
 """Pure tensor functions: no Hugging Face import, no state (but for which library multiplies, see
-`products`), randomness comes in as an argument.
+`products`, and whose ways are taken, see `devices`), randomness comes in as an argument.
 
 Shape suffixes: B sequences, L tokens a sequence, K masked slots a sequence, M = any leading shape, V tokens of the
 vocabulary.

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
+from hf_electra_rtd.ops.devices import on_cpu
 from hf_electra_rtd.ops.masking import IGNORED
 from hf_electra_rtd.ops.products import linear, product
 from hf_electra_rtd.ops.sampling import most_likely, sample_tokens, sample_weights
@@ -93,7 +94,7 @@ def predict_masked(
     autocast = torch.is_autocast_enabled(device_type)
     product_dtype = torch.get_autocast_dtype(device_type) if autocast else hidden_ME.dtype
     if max_logits is None:
-        max_logits = _CPU_CHUNK if device_type == "cpu" else _CHUNK
+        max_logits = _CPU_CHUNK if on_cpu(hidden_ME) else _CHUNK
     num_rows = max(1, max_logits // len(weight_VE))
     if sampling is not None:
         of_rows = sampling.temperature.flatten() if isinstance(sampling.temperature, Tensor) else sampling.temperature

@@ -26,6 +26,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
+from hf_electra_rtd.ops.devices import on_cpu
+
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +136,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 def _applies(input: Tensor, weight: Tensor) -> bool:
     return (
-        input.device.type == "cpu"
+        on_cpu(input)
         and input.dtype == weight.dtype == torch.float32
         and input.dim() > 1
         and input.numel() > 0

@@ -136,7 +136,7 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
         figure.savefig(path, format="png", metadata={"Software": None})
 
 
-def _draw_interval(axis: Any, figures: Mapping[float, tuple[float, float]], color: str, label: str = "") -> None:
+def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float]], color: str, label: str = "") -> None:
     """A curve of means, and around it half of each interval to either side; nothing where that is NaN."""
     places = list(figures)
     axis.plot(places, [mean for mean, _ in figures.values()], color=color, marker="o", markersize=3, label=label)

@@ -257,8 +257,9 @@ def check_publishing(args: TrainingArguments, *facts: Any) -> None:
 
 
 def settle_by_device(args: Any) -> None:
-    """Sets `bf16`, `dataloader_pin_memory` and `disable_tqdm` by the device and the screen where they are None, and
-    the library of products on a CPU where `matmul` names it."""
+    """Sets `bf16`, `dataloader_pin_memory`, `accelerator_config` (copies to a GPU that are not waited for) and
+    `disable_tqdm` by the device and the screen where they are None, and the library of products on a CPU where
+    `matmul` names it."""
     if args.bf16 is None:
         may = not (args.use_cpu or args.fp16) and torch.cuda.is_available()
         args.bf16 = may and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -268,6 +269,8 @@ def settle_by_device(args: Any) -> None:
         args.disable_tqdm = not (sys.stderr.isatty() or is_in_notebook())
     if args.dataloader_pin_memory is None:
         args.dataloader_pin_memory = torch.accelerator.is_available() and not args.use_cpu
+    if args.accelerator_config is None and args.dataloader_pin_memory:
+        args.accelerator_config = {"non_blocking": True}
     check_arguments(args, rules=DEVICE_RULES)
     if args.use_cpu:
         products.use_library(args.matmul)

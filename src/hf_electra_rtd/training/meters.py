@@ -51,7 +51,8 @@ class TrainingMeters:
 
     @torch.no_grad()
     def update(self, output: ElectraRTDOutput, inputs: dict[str, Tensor]) -> None:
-        """Adds a batch without waiting for the device. `inputs` is what the model was called with."""
+        """Adds a batch, without waiting for the device where it has `masked_positions`. `inputs` is what the model was
+        called with."""
         seen = observe(output, inputs)
         sums = torch.cat([seen.real.sum()[None], sum_rows(self._measures, seen).sum(dim=0)])
         self._sums = sums if self._sums is None else self._sums + sums

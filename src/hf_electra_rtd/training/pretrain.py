@@ -28,7 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, convert_file_size_to_int, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from rich.text import Text
@@ -60,6 +60,7 @@ from hf_electra_rtd.publishing.publish import PretrainingPublication
 from hf_electra_rtd.training import checkpoints, console, meters
 from hf_electra_rtd.training.arguments import (
     HUB_RULES,
+    OWN_OPTIMIZERS,
     TRAINER_RULES,
     RTDTrainingArguments,
     check_publishing,
@@ -67,6 +68,7 @@ from hf_electra_rtd.training.arguments import (
     settle_masking,
     settle_products,
 )
+from hf_electra_rtd.training.memory import RESERVE, fake_steps, fit_batches
 from hf_electra_rtd.training.model import BACKBONES, SOURCES, ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.trainer import RTDTrainer, StopSignal, fit_stream, held_out_stream, make_collator
 
@@ -86,6 +88,9 @@ class RunArguments:
     """How the run starts."""
 
     dry_run: bool = flag(False, "Prepare the text, show what the run would do and how long it would take, and stop.")
+    memory_of: str | None = flag(
+        None, "With --dry_run, in place of timing: which batches fit a GPU with so much memory (24GB)."
+    )
     overwrite_output_dir: bool = flag(False, "Delete the run in --output_dir, and start again.")
     old_held_out_files: list[str] | None = flag(
         None, "With --continue_from: held-out text of the earlier training, to see what the networks forget."
@@ -95,6 +100,8 @@ class RunArguments:
 
 # Of flags of several dataclasses.
 RULES = (
+    Rule("memory_of", "Nothing is trained with it.", needs=("dry_run",)),
+    Rule("memory_of", "Other optimizers are not counted.", needs=tuple(f"optim={name}" for name in OWN_OPTIMIZERS)),
     Rule("old_held_out_files", "It shows what the networks forget.", needs=("continue_from",)),
     Rule("document_attention", "It mixes no documents.", excludes=("packing=original",)),
 )
@@ -137,6 +144,7 @@ HELP_GROUPS: HelpGroups = {
         "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
+        "memory_of": None,
     },
     "Publishing": {
         "push_to_hub": None,
@@ -241,6 +249,7 @@ def start(
     check_launcher(args)
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
+    memory_of(run_args)  # a mistake comes before the work
     data_args.set_default_text(default_text)
     _set_up_logging(args)
     set_seed(args.seed)
@@ -486,10 +495,12 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
 
 def dry_run(run: Run, screen: Console | None = None) -> None:
     """Prints what a run would do. A few steps are timed with a learning rate of zero, so that every weight stays the
-    same to the bit. Raises ValueError if a batch does not fit in the memory of a GPU."""
+    same to the bit; with `memory_of` none is, and their memory on a GPU is counted. Raises ValueError if a batch does
+    not fit in the memory of a GPU."""
     model = run.model
     stream = run.stream
-    device = run.args.device
+    memory = memory_of(run.arguments)
+    device = run.args.device if memory is None else torch.device("cpu")
     screen = screen or console.open_console(quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
 
@@ -510,15 +521,18 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             count_text(model, stream, run.collator.tokenizer)
             console.print_samples(model, run.collator, stream.__getitems__(range(min(2, len(stream)))), screen)
-            seconds = _time_steps(run)
+            seconds = _time_steps(run) if memory is None else 0.0
     except torch.OutOfMemoryError:
         raise ValueError(
             f"{run.args.train_batch_size} sequences do not fit in the memory of {device}. Lower "
             "--per_device_train_batch_size and raise --gradient_accumulation_steps by the same factor."
         ) from None
-    console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
-    for advice in _advise(run, seconds):
-        console.print_folded(Text(advice), screen, "! ")
+    if memory is not None:
+        print_memory(run, memory, screen)
+    else:
+        console.print_rows("The run", _describe_costs(run, num_parameters, seconds).items(), screen)
+        for advice in _advise(run, seconds):
+            console.print_folded(Text(advice), screen, "! ")
     screen.print(f"\nNothing was trained. The prepared sequences stay in {run.args.output_dir} for the run itself.")
 
 
@@ -567,6 +581,40 @@ def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, 
         "memory": memory,
         "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
     }
+
+
+def memory_of(arguments: RunArguments) -> int | None:
+    """The bytes of `memory_of`; None where it is not given. Raises ValueError for what is no size."""
+    if arguments.memory_of is None:
+        return None
+    try:
+        return int(convert_file_size_to_int(arguments.memory_of))
+    except ValueError:
+        raise ValueError(f"--memory_of {arguments.memory_of}: name a size, such as 24GB or 80GB.") from None
+
+
+def print_memory(run: Run, memory: int, screen: Console) -> None:
+    """Prints which batches fit the memory of a GPU, with and without gradient checkpointing."""
+    args = run.args
+    sequences: Any = run.stream.__getitems__(range(min(args.train_batch_size, len(run.stream))))
+    batch = run.collator(sequences)
+    wanted = args.train_batch_size * args.gradient_accumulation_steps
+    columns = [[f"{wanted:,} at once", "most at once", f"{wanted:,} accumulated"]]
+    half = torch.bfloat16 if args.bf16 or args.chooses_precision else None  # where it is left open, as on a GPU
+    dtype = torch.float16 if args.fp16 else half
+    for checkpointing in (False, True):
+        with fake_steps(run.model, args, batch, dtype, checkpointing) as take_step:
+            (fits,) = fit_batches(run.model, take_step, wanted, [memory])
+        by = f"{fits.accumulated:,} x {wanted // fits.accumulated:,}" if fits.accumulated else "not even one fits"
+        columns.append([format_bytes(fits.peak), f"{fits.largest:,}", by])
+    header = ("sequences", "without", "with --gradient_checkpointing")
+    title = f"What fits a GPU with {format_bytes(memory)}"
+    console.print_rows(title, zip(*columns, strict=True), screen, header)
+    screen.print(
+        f"\nFor one GPU, counted: weights, gradients, the optimizer's states, activations. {RESERVE:.0%} is left for "
+        "CUDA's context, workspaces and fragmentation.\nA x B stands for --per_device_train_batch_size A "
+        "--gradient_accumulation_steps B."
+    )
 
 
 def describe_batch(args: RTDTrainingArguments, size: str) -> str:

@@ -34,7 +34,7 @@ from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord, utc_n
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
 from hf_electra_rtd.data.confusion import TokenConfusions
-from hf_electra_rtd.ops import num_masked
+from hf_electra_rtd.ops import masked_slots, num_masked
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -141,6 +141,16 @@ def _check_collator(collator: Any, args: RTDTrainingArguments) -> None:
             "confusion_file, confusion_share and document_attention are not those of the data_collator: take that of "
             "training.trainer.make_collator."
         )
+
+
+def _with_slots(collator: Any, features: Any) -> dict[str, Tensor]:
+    """A collator's batch, with masked slots in place of labels at all positions: from these, forward and meters would
+    find the slots by themselves, and wait for the device."""
+    batch: dict[str, Tensor] = collator(features)
+    if "labels" in batch and "masked_positions" not in batch:
+        slots = masked_slots(batch["input_ids"], None, batch["labels"])
+        return {**batch, "masked_positions": slots.positions, "labels": slots.labels}
+    return batch
 
 
 # ---- The trainer ----
@@ -266,6 +276,7 @@ class RTDTrainer(OriginalTrainer):
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         self._directory = str(args.output_dir)
+        data_collator = partial(_with_slots, data_collator)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         if train_dataset is not None:

@@ -1,0 +1,208 @@
+"""The memory of a training step, counted before there is a GPU.
+
+A step runs on fake tensors, which have shapes and no numbers, and the storages that are alive are added up: weights,
+gradients, the optimizer's states, batch, activations, and what operations return. Fake tensors lie on the CPU here, so
+that every torch can run the step. Where a GPU does otherwise, they do as the GPU (`_AsOnGPU`).
+
+Not counted: CUDA's context, workspaces of libraries and kernels, the allocator's fragmentation (for which `RESERVE` is
+kept), the buckets of DistributedDataParallel (4 bytes a parameter), and evaluation, which keeps nothing for a backward
+pass.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeCopyMode,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_electra_rtd.ops import products
+from hf_electra_rtd.ops.devices import as_on_gpu
+from hf_electra_rtd.pair.generators import Counts
+from hf_electra_rtd.training.meters import TrainingMeters
+from hf_electra_rtd.training.optimization import make_optimizer
+
+
+RESERVE = 0.1  # of a GPU's memory; an assumption
+_BLOCK = 512  # bytes: torch's allocator for CUDA rounds up to them
+_FIRST = 16  # sequences that are tried first
+
+
+class Batches(NamedTuple):
+    """How batches fit into a memory."""
+
+    peak: int  # bytes of a step with the sequences that are asked for, in one batch
+    largest: int  # sequences of the largest batch that fits; 0 where not even one does
+    accumulated: int  # sequences of the largest batch by which those that are asked for are accumulated; likewise
+
+
+def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memories: Sequence[int]) -> list[Batches]:
+    """What fits into GPUs with so many bytes, of `wanted` sequences a step on each GPU. `take_step` is that of
+    [`fake_steps`]."""
+    peak = cache(take_step)
+    gradients = sum(each.nbytes for each in model.parameters() if each.requires_grad)  # which accumulation keeps
+    found = []
+    for memory in memories:
+        budget = (1 - RESERVE) * memory
+        largest = largest_batch(peak, budget)
+        most = wanted if largest >= wanted else largest_batch(peak, budget - gradients)
+        accumulated = max((size for size in range(1, most + 1) if wanted % size == 0), default=0)
+        found.append(Batches(peak(wanted), largest, accumulated))
+    return found
+
+
+def largest_batch(peak: Callable[[int], int], budget: float) -> int:
+    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many. `peak` is the largest of
+    sums that grow in proportion to the batch, so that between two counted sizes it is on or below the line through
+    them, and beyond them on or above it."""
+    if peak(1) > budget:
+        return 0
+    fits = 1
+    too_many = 2**62
+    size = _FIRST
+    while too_many - fits > 1:
+        slope = (peak(size) - peak(fits)) / (size - fits)
+        if peak(size) > budget:
+            too_many = size
+            size = fits + max(1, int((budget - peak(fits)) / slope))
+        else:
+            fits = size
+            if slope > 0:
+                too_many = min(too_many, fits + int((budget - peak(fits)) / slope) + 1)
+            size = max(fits + 1, too_many - 1) if slope > 0 else min(2 * fits, too_many - 1)
+    return fits
+
+
+@contextmanager
+def fake_steps(
+    model: Any,
+    args: Any,
+    batch: Mapping[str, Tensor],
+    dtype: torch.dtype | None,
+    checkpointing: bool = False,
+    on_gpu: bool = True,
+) -> Iterator[Callable[[int], int]]:
+    """Inside the `with`, a function that takes a training step with a copy of a pair, and returns its peak in bytes.
+
+    Its argument is the number of sequences. The optimizer has its states, as from the second step of a run on. Raises
+    ValueError for a pair that decides by numbers what it computes.
+
+    Args:
+        model: an [`ElectraForRTDPretraining`] on the CPU. It stays as it is.
+        args: [`RTDTrainingArguments`], for the optimizer and the options of gradient checkpointing.
+        batch: a collated batch of any number of sequences, on the CPU.
+        dtype: of autocast; None for float32.
+        checkpointing: with gradient checkpointing.
+        on_gpu: as on a GPU; else as on this CPU.
+    """
+    shapes = {name: (each.shape[1:], each.dtype) for name, each in batch.items()}
+    fake = FakeTensorMode()
+    alive = _Alive()
+    with FakeCopyMode(fake):
+        model = copy.deepcopy(model).train()
+    if checkpointing:
+        # A backward pass leaves the modes of functions; what it computes again enters them by itself.
+        again = {"context_fn": lambda: (nullcontext(), _AsOnGPU() if on_gpu else nullcontext())}
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, **again})
+    if not on_gpu:
+        products.library()  # which may have to time products
+    with ExitStack() as modes:
+        for mode in (fake, *((as_on_gpu(), _AsOnGPU()) if on_gpu else ()), alive):
+            modes.enter_context(mode)
+        for tensor in (*model.parameters(), *model.buffers()):
+            alive.add(tensor)
+        if isinstance(counts := getattr(model.proposals, "counts", None), Counts):  # sparse ones have no fake kernels
+            model.proposals.counts = Counts(*(torch.empty(each.shape, dtype=each.dtype) for each in counts))
+        optimizer = make_optimizer(model, args)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+        optimizer.step()
+        optimizer.zero_grad()
+        meters = TrainingMeters(model.measures)
+
+        def take_step(num_sequences: int) -> int:
+            alive.peak = alive.bytes
+            inputs = {name: torch.empty(num_sequences, *shape, dtype=kind) for name, (shape, kind) in shapes.items()}
+            try:
+                with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                    output = model(**inputs)
+                meters.update(output, inputs)
+                loss = output.loss
+                del output
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm, foreach=True)
+                optimizer.step()
+            except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+                raise ValueError(f"The memory of this pair is not counted: it needs numbers ({error}).") from error
+            optimizer.zero_grad()
+            return alive.peak
+
+        yield take_step
+
+
+class _Alive(TorchDispatchMode):
+    """Bytes of the storages that operations returned and that are alive, and their peak."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+        self.peak = 0
+        self._sizes: dict[int, int] = {}  # of storages, by their address
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor):
+                self.add(each)
+        return result
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._sizes:
+            self._sizes[address] = math.ceil(storage.nbytes() / _BLOCK) * _BLOCK
+            self.bytes += self._sizes[address]
+            self.peak = max(self.peak, self.bytes)
+            weakref.finalize(storage, self._remove, address)
+
+    def _remove(self, address: int) -> None:
+        self.bytes -= self._sizes.pop(address)
+
+
+class _AsOnGPU(TorchFunctionMode):
+    """What CUDA keeps and a CPU does not, or the other way round: dropout's mask has a byte an element, attention with
+    dropout has a fused kernel, and autocast computes these functions in float32."""
+
+    _FLOAT32 = (F.layer_norm, F.softmax, F.log_softmax, torch.softmax, torch.log_softmax)
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if function is F.dropout:
+            return _dropout(*args, **kwargs)
+        if function is F.scaled_dot_product_attention:
+            kwargs["dropout_p"] = 0.0
+        if function in self._FLOAT32 and torch.is_autocast_enabled("cpu"):
+            args = (args[0].float(), *args[1:])
+        return function(*args, **kwargs)
+
+
+def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input

@@ -1,0 +1,441 @@
+"""Whole runs of the trainers and commands on the fake device, in a process of its own:
+
+    FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
+
+writes `outcomes.json`: of each case what was noted, as (phase, kind, what, times), and how it failed. The phases of a
+run are `begin` (and its end), `step`, `log` and `evaluation`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import io
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+
+from tests.fake_accelerator.device import FakeAccelerator, pretend  # isort: skip  # before torch
+
+import datasets
+import numpy as np
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from transformers import DataCollatorForLanguageModeling, set_seed
+
+from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainingArguments
+from hf_electra_rtd.base.tasks import Task
+from hf_electra_rtd.data.collator import MASKING
+from hf_electra_rtd.data.preparation import prepare_blocks
+from hf_electra_rtd.encoders.families import FAMILIES
+from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.finetuning.arguments import FineTuningArguments
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head
+from hf_electra_rtd.finetuning.kinds import KINDS, make_kind
+from hf_electra_rtd.finetuning.reading import example_features
+from hf_electra_rtd.finetuning.trainer import FineTuner
+from hf_electra_rtd.inference import correction, detection, scoring
+from hf_electra_rtd.ops import masking
+from hf_electra_rtd.pair import modeling_electra_rtd
+from hf_electra_rtd.pair.generators import GENERATORS
+from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.sharing import SHARING
+from hf_electra_rtd.training import meters
+from hf_electra_rtd.training.trainer import RTDTrainer
+from tests.conftest import VOCABULARY, make_text, tiny_config
+from tests.families_for_tests import make_tokenizer, tiny_family_config
+
+
+WORK = Path(sys.argv[1])
+LENGTH = 32
+STEPS = 2
+SPECIAL = {"special_token_ids": (2, 3, 4)}
+
+
+# ---- Pre-training ----
+
+
+@dataclasses.dataclass
+class Run:
+    """A run of `RTDTrainer`: the options of its pair and its arguments, its sequences, and what is done to it."""
+
+    pair: dict[str, Any] = dataclasses.field(default_factory=dict)
+    args: dict[str, Any] = dataclasses.field(default_factory=dict)
+    packing: str = "full"  # or `original`, whose batches are padded
+    family: str | None = None
+    collator: Any = None
+    change: Callable[[Any], Any] = lambda model: model
+
+    def make(self) -> RTDTrainer:
+        dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+        config = tiny_config(**dropout, **SPECIAL, **self.pair) if self.family is None else self._of_family()
+        model = self.change(ElectraForRTDPretraining(config))
+        defaults = {"max_steps": STEPS, "logging_steps": STEPS, "eval_steps": STEPS, "per_device_train_batch_size": 4}
+        defaults |= {"max_seq_length": LENGTH, "save_strategy": "no", "warmup_steps": 1, "disable_tqdm": True}
+        args = RTDTrainingArguments(str(WORK / "run"), report_to="none", **{**defaults, **self.args})
+        assert args.device.type == "cuda"
+        train, held_out = blocks(self.packing)
+        if self.collator is None:
+            return RTDTrainer(model, args, train, held_out, tokenizer())
+        plain = [[{"input_ids": each["input_ids"]} for each in some] for some in (train, held_out)]
+        return RTDTrainer(model, args, *plain, data_collator=self.collator())
+
+    def _of_family(self) -> ElectraRTDConfig:
+        config = tiny_family_config(self.family, vocab_size=len(VOCABULARY))
+        return ElectraRTDConfig(discriminator_config=config, **SPECIAL, **self.pair)
+
+
+@cache
+def tokenizer() -> Any:
+    return make_tokenizer("WordPiece")
+
+
+@cache
+def blocks(packing: str) -> Any:
+    directory = WORK / packing
+    directory.mkdir()
+    (directory / "text.txt").write_text(make_text(40))
+    return prepare_blocks(
+        [directory / "text.txt"],
+        tokenizer(),
+        directory,
+        LENGTH,
+        packing=packing,
+        held_out_share=0.1,
+        disable_progress=True,
+    )
+
+
+def combinations() -> Iterator[tuple[str, Run]]:
+    """Every objective, generator and way of sharing that go together, each way of masking in turn."""
+    masks = itertools.cycle(MASKING)
+    for objective, generator, sharing in itertools.product(OBJECTIVES, GENERATORS, SHARING):
+        options = {"objective": objective, "generator": generator, "sharing": sharing}
+        try:
+            tiny_config(**SPECIAL, **options).check()
+        except ValueError:
+            continue
+        made = Run({**options, "num_hidden_layers": 1}, {"masking": next(masks)})
+        if tiny_config(**SPECIAL, **options).sharing == sharing and generator != "bigram":
+            yield " ".join(options.values()), made
+
+
+def checkpointed(model: Any) -> Any:
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def continued(model: Any) -> Any:
+    return ElectraForRTDPretraining.from_generator_discriminator_pretrained(model.generator, model.discriminator)
+
+
+def eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def plain_collator() -> Any:
+    return DataCollatorForLanguageModeling(tokenizer())
+
+
+def confusions() -> str:
+    (WORK / "confusions.txt").write_text("river mill\nmill river\nold young\n")
+    return str(WORK / "confusions.txt")
+
+
+ACCUMULATED = {"gradient_accumulation_steps": 2}
+WITHIN = {"document_attention": True}
+EXACT = {"exact_loss_normalization": True}
+RUNS: dict[str, Run] = {
+    **dict(combinations()),
+    "accumulated": Run(args=ACCUMULATED),
+    "exact normalization": Run(args={**ACCUMULATED, **EXACT}, packing="original"),
+    "clipped apart": Run(args={"clip_separately": True, "generator_learning_rate": 1e-4}),
+    "muon": Run({"sharing": "gdes"}, {"optim": "muon", "bias_correction": True}),
+    "float32": Run(args={"bf16": False}),
+    "padded, eager": Run(packing="original", change=eager),
+    "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, EXACT, packing="original"),
+    "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
+    "labels at all positions": Run(collator=plain_collator, args=EXACT),
+    "documents, eager": Run(args=WITHIN, change=eager),
+    "checkpointing, documents": Run(args=WITHIN, change=checkpointed),
+    "linear temperature": Run({"temperature_schedule": "linear"}),
+    "exponential temperature, frozen": Run(
+        {"temperature_schedule": "exponential", "sharing": "none", "freeze_generator": True}
+    ),
+    "sampling": Run({"temperature": 0.7, "disallow_correct": True, "sampling_dropout": False}),
+    "greedy": Run({"temperature": 0.0}),
+    "continued": Run(change=continued),
+    "confused": Run(args={"confusion_file": confusions(), "confusion_share": 1.0}),
+    **{f"family {name}": Run(family=name, packing="original") for name in FAMILIES},
+    **{f"family {name}, full": Run(family=name) for name in ("convbert", "deberta-v2")},
+    **{f"family {name}, documents": Run(family=name, args=WITHIN) for name in ("distilbert", "modernbert", "roberta")},
+    # A sparse `index_select` has no fake kernel.
+    "bigram": Run({"generator": "bigram"}),
+}
+
+
+def pretrain(run: Run, device: FakeAccelerator) -> None:
+    watch(run.make(), device).train()
+
+
+def watch(trainer: Any, device: FakeAccelerator) -> Any:
+    """A trainer with names for its phases."""
+    phases = {"train": "begin", "_run_epoch": "step", "_maybe_log_save_evaluate": "log", "evaluate": "evaluation"}
+    for name, phase in phases.items():
+        setattr(trainer, name, partial(_during, device, phase, getattr(trainer, name)))
+    return trainer
+
+
+def _during(device: FakeAccelerator, phase: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+    with device.during(phase):
+        return method(*args, **kwargs)
+
+
+def graph(run: Run, device: FakeAccelerator) -> dict[str, int]:
+    """How many shapes a hundred batches have, and how many sequences of operations the forward and backward passes of
+    some of them."""
+    trainer = watch(run.make(), device)
+    batches = itertools.islice(trainer.get_train_dataloader(), 100)
+    shapes = {tuple((name, tensor.shape) for name, tensor in batch.items()) for batch in batches}
+    sequences = set()
+    step = trainer.training_step
+    update = trainer.meters.update
+
+    def untraced(*args: Any) -> None:  # the first batch after a log has no sum to be added to
+        before = len(device.operations)
+        update(*args)
+        del device.operations[before:]
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        device.operations.clear()
+        loss = step(*args, **kwargs)
+        sequences.add(tuple(device.operations))
+        return loss
+
+    trainer.meters.update = untraced
+    trainer.training_step = traced
+    trainer.args.max_steps = 4
+    trainer.train()
+    return {"shapes": len(shapes), "sequences": len(sequences)}
+
+
+# ---- Planted faults ----
+
+_update = meters.TrainingMeters.update
+_drain = meters.TrainingMeters.drain
+
+
+def plant(owner: Any, name: str, fault: Any, device: FakeAccelerator) -> None:
+    with patch.object(owner, name, fault):
+        pretrain(Run(), device)
+
+
+def _with_cpu_tensor(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + torch.zeros(ids.shape[1], dtype=torch.int64)
+
+
+def _with_copy(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + torch.tensor(0, device=ids.device)
+
+
+def _with_shape_of_data(ids: Any, slots: Any) -> Any:
+    return masking.original_ids(ids, slots) + ids[ids.ne(0)].sum()
+
+
+def _with_read(meter: Any, output: Any, inputs: Any) -> None:
+    if output.loss.item() > 0:
+        _update(meter, output, inputs)
+
+
+def _with_another_read(meter: Any, reduce: Any) -> Any:
+    meter._sums.sum().item()
+    return _drain(meter, reduce)
+
+
+FAULTS: dict[str, Callable[[FakeAccelerator], Any]] = {
+    "a tensor left on the CPU": partial(plant, modeling_electra_rtd, "original_ids", _with_cpu_tensor),
+    "a tensor made on the CPU": partial(plant, modeling_electra_rtd, "original_ids", _with_copy),
+    "a shape of data": partial(plant, modeling_electra_rtd, "original_ids", _with_shape_of_data),
+    "a loss that is read": partial(plant, meters.TrainingMeters, "update", _with_read),
+    "a meter that is read twice": partial(plant, meters.TrainingMeters, "drain", _with_another_read),
+    "memory that is not pinned": partial(pretrain, Run(args={"dataloader_pin_memory": False})),
+    "copies that block": partial(pretrain, Run(args={"accelerator_config": {"non_blocking": False}})),
+}
+
+
+# ---- Fine-tuning ----
+
+WORDS = [
+    "the",
+    "river",
+    "mill",
+    "letter",
+    "garden",
+    "horse",
+    "night",
+    "morning",
+    "window",
+    "door",
+    "street",
+    "old",
+    "young",
+]
+LABELS = ("no", "yes")
+TAGS = ("O", "B-X", "I-X")
+OF_KIND: dict[str, dict[str, Any]] = {
+    "classification": {"metrics": ("accuracy",), "labels": LABELS},
+    "multi_label": {"metrics": ("micro_f1",), "labels": LABELS},
+    "regression": {"metrics": ("pearson",)},
+    "tagging": {"metrics": ("f1",), "labels": TAGS},
+    "correction": {"metrics": ("sentence_correction_f1",)},
+    "multiple_choice": {"metrics": ("accuracy",)},
+    "question_answering": {"metrics": ("f1",)},
+}
+
+
+def examples(kind: str) -> datasets.Dataset:
+    draw = np.random.default_rng(0)
+    rows = []
+    for index in range(16):
+        words = draw.choice(WORDS, 3 + index % 9).tolist()
+        text = " ".join(words)
+        rows.append(
+            {
+                "classification": {"texts": [text], "label": LABELS[index % 2]},
+                "multi_label": {"texts": [text], "label": list(LABELS[: index % 3])},
+                "regression": {"texts": [text], "label": index / 4},
+                "tagging": {"texts": words, "label": draw.choice(TAGS, len(words)).tolist()},
+                "correction": {"texts": [text], "label": " ".join(["river", *words[1:]])},
+                "multiple_choice": {"context": text, "question": "which ?", "choices": WORDS[:3], "label": index % 3},
+                "question_answering": {"question": "which ?", "context": text, "label": words[:1], "starts": [0]},
+            }[kind]
+            | {"id": str(index)}
+        )
+    return datasets.Dataset.from_list(rows, features=example_features(kind))
+
+
+def tune(
+    kind: str,
+    device: FakeAccelerator,
+    head: str = "transformers",
+    family: str = "electra",
+    lora: bool = False,
+    **options: Any,
+) -> None:
+    weights = options.pop("class_weights", None)
+    task = Task("own", "Own", kind=kind, **OF_KIND[kind], **options)
+    made = make_kind(task, tokenizer(), LENGTH, 4, 8)
+    made.class_weights = weights
+    labels = task.labels
+    model = load_with_head(made.auto_class, encoder(family), head, labels, unanswerable=task.unanswerable)
+    exchange_layers(model)
+    if lora:
+        model = add_adapters(model, encoder(family), r=2)
+    args = FineTuningArguments(
+        str(WORK / "tuned"),
+        learning_rate=1e-3,
+        num_train_epochs=2,
+        per_device_train_batch_size=8,
+        logging_steps=2,
+        gradient_accumulation_steps=2,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    rows = examples(kind)
+    splits = {name: Split(rows, 0, {}, made.encode(rows, training=name == "train")) for name in ("train", "dev")}
+    trainer = watch(FineTuner(model, args, made, 1.0 if lora else 0.8, **splits), device)
+    trainer.train()
+    trainer.evaluate()
+
+
+@cache
+def encoder(family: str) -> str:
+    config = tiny_family_config(family, vocab_size=len(VOCABULARY))
+    pair = ElectraForRTDPretraining(ElectraRTDConfig(discriminator_config=config, **SPECIAL))
+    pair.save_towers(WORK / family, tokenizer())
+    pair.save_pretrained(WORK / family / "pair")
+    tokenizer().save_pretrained(WORK / family / "pair")
+    return str(WORK / family / "discriminator")
+
+
+LABEL_WORDS = {"label_words": dict(zip(LABELS, ("young", "old"), strict=True)), "template": "{text} it was {label} ."}
+TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
+    **{kind: partial(tune, kind) for kind in KINDS},
+    "classification, paper": partial(tune, "classification", head="paper"),
+    "regression, paper": partial(tune, "regression", head="paper"),
+    "question_answering, paper": partial(tune, "question_answering", head="paper", unanswerable=True),
+    "label words": partial(tune, "classification", **LABEL_WORDS),
+    "class weights": partial(tune, "classification", class_weights=[0.5, 1.5]),
+    "adapters": partial(tune, "classification", lora=True),
+    "tagging, modernbert": partial(tune, "tagging", family="modernbert"),
+}
+
+
+# ---- Commands ----
+
+
+def command(main: Any, device: FakeAccelerator, *argv: str) -> str:
+    encoder("electra")
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        main(["--model", str(WORK / "electra" / "pair"), *argv])
+    return printed.getvalue()
+
+
+TEXTS = ("the old river .", "the young mill was great .")
+COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
+    "score": lambda device: command(scoring.main, device, *TEXTS),
+    "detect": lambda device: command(detection.main, device, *TEXTS),
+    "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
+    "correct": lambda device: command(correction.main, device, *TEXTS, "--threshold", "0", "--margin", "-100"),
+}
+
+
+# ---- Running ----
+
+
+CASES: dict[str, Callable[[FakeAccelerator], Any]] = {
+    **{f"pretrain {name}": partial(pretrain, run) for name, run in RUNS.items()},
+    **{f"finetune {name}": case for name, case in TUNED.items()},
+    **{f"command {name}": case for name, case in COMMANDS.items()},
+    "graph": partial(graph, Run(args={"max_steps": 100})),
+    "graph, padded to the longest": partial(graph, Run(args={"max_steps": 100}, collator=plain_collator)),
+    **{f"fault {name}": case for name, case in FAULTS.items()},
+}
+
+
+def outcome(case: Callable[[FakeAccelerator], Any]) -> dict[str, Any]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    set_seed(0)
+    device = FakeAccelerator()
+    failed = None
+    found = None
+    with device:
+        try:
+            found = case(device)
+        except Exception as error:
+            failed = f"{type(error).__name__}: {str(error)[:200]}"
+    return {"failed": failed, "found": found, "noted": [[*what, times] for what, times in device.noted.items()]}
+
+
+def main() -> None:
+    pretend()
+    datasets.disable_progress_bars()
+    datasets.config.HF_DATASETS_CACHE = WORK / "datasets"
+    gc.freeze()  # the trainers collect garbage
+    chosen = {name: case for name, case in CASES.items() if re.search((*sys.argv, "")[2], name)}
+    (WORK / "outcomes.json").write_text(json.dumps({name: outcome(case) for name, case in chosen.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What a GPU would see of whole runs: no mixed devices, no wait in a step, no copy but the batch's.
+
+What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do stands beside its
+test: a sparse `index_select` (the bigram generator), a gradient scaler (float16), files of their values (checkpoints).
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+
+pytestmark = pytest.mark.slow
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+LOGGED = 3  # the loss, the norm of the gradients, the meters
+BATCHES = 4  # of a run of fine-tuning
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What was noted of each case of `cases.py`, in a process of its own: torch asks for CUDA once."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("The fake device needs a compiler of C++ (g++).")
+    work = tmp_path_factory.mktemp("fake_accelerator")
+    torch_home = Path(torch.__file__).parent
+    options = ["-shared", "-fPIC", "-std=c++20", f"-I{torch_home}/include", f"-L{torch_home}/lib"]
+    shim = [str(HERE / "shim.cpp"), "-o", str(work / "shim.so"), "-lc10", "-ltorch_cpu"]
+    subprocess.run([compiler, *options, *shim], check=True)
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    environment = {**os.environ, "FAKE_ACCELERATOR": str(work / "shim.so"), "PYTHONPATH": path}
+    command = [sys.executable, "-m", "tests.fake_accelerator.cases", str(work)]
+    subprocess.run(command, env=environment, check=True, cwd=ROOT)
+    return json.loads((work / "outcomes.json").read_text())
+
+
+def noted(outcomes, kind, *phases, cases=("pretrain", "finetune")):
+    """How often something was noted in each case, of those in which it was."""
+    counts = Counter()
+    for name, outcome in outcomes.items():
+        for phase, of_kind, _, times in outcome["noted"]:
+            if name.startswith(cases) and of_kind == kind and (phase in phases or not phases):
+                counts[name] += times
+    return dict(counts)
+
+
+def test_every_run_and_command_ends(outcomes):
+    failed = {name: outcome["failed"] for name, outcome in outcomes.items() if not name.startswith("fault")}
+    assert "index_select" in failed.pop("pretrain bigram")  # of a sparse tensor, which has no fake kernel
+    assert {name: error for name, error in failed.items() if error} == {}
+    assert len(failed) > 60
+
+
+def test_nothing_mixes_devices(outcomes):
+    assert noted(outcomes, "mixed", cases=("pretrain", "finetune", "command")) == {}
+
+
+def test_no_step_waits_for_the_device(outcomes):
+    """But ConvBERT's, and those of stock models that are fine-tuned: each forward pass reads whether there is padding,
+    ModernBERT's once for each kind of layers."""
+    waits = noted(outcomes, "wait", "step")
+    stock = {name: BATCHES for name in outcomes if name.startswith("finetune")}
+    stock["finetune tagging, modernbert"] = 2 * BATCHES
+    convbert = {name: 4 for name in outcomes if name.startswith("pretrain family convbert")}  # two steps, two networks
+    assert waits == {**stock, **convbert}
+
+
+def test_a_log_waits_for_the_loss_the_norms_and_the_meters(outcomes):
+    expected = {name: LOGGED if name.startswith("pretrain") else LOGGED - 1 for name in outcomes}
+    expected |= {"pretrain clipped apart": LOGGED + 2, "pretrain bigram": None}
+    waits = noted(outcomes, "wait", "log")
+    assert waits == {name: times for name, times in expected.items() if name in waits and times}
+    assert len(waits) > 60
+
+
+def test_a_step_copies_nothing_but_its_batch_which_is_pinned_and_not_waited_for(outcomes):
+    """But counts of the text, once in a run; a number of DeBERTa's, in each forward pass; and weights of classes."""
+    copies = noted(outcomes, "copy", "step", "log")
+    counted = {name: 7 for name in outcomes if "unigram" in name or "bigram" in name}
+    deberta = {name: 4 for name in outcomes if name.startswith("pretrain family deberta")}  # two steps, two networks
+    assert copies == {**counted, **deberta, "finetune class weights": BATCHES}
+
+
+def test_a_hundred_batches_have_one_shape_and_one_sequence_of_operations(outcomes):
+    """So forward and backward can be captured as one CUDA graph; not so where batches are padded to their longest."""
+    assert outcomes["graph"]["found"] == {"shapes": 1, "sequences": 1}
+    assert outcomes["graph, padded to the longest"]["found"]["shapes"] > 1
+    assert outcomes["graph, padded to the longest"]["found"]["sequences"] > 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "phase", "kind", "least"),
+    [
+        ("a tensor left on the CPU", "step", "mixed", 1),
+        ("a tensor made on the CPU", "step", "copy", 1),
+        ("a shape of data", "step", "wait", 1),
+        ("a loss that is read", "step", "wait", 1),
+        ("a meter that is read twice", "log", "wait", LOGGED + 1),
+        ("memory that is not pinned", "step", "copy", 1),
+        ("copies that block", "step", "copy", 1),
+    ],
+)
+def test_a_planted_fault_is_noted(outcomes, fault, phase, kind, least):
+    assert noted(outcomes, kind, phase, cases=("fault",)).get(f"fault {fault}", 0) >= least

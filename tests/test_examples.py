@@ -19,6 +19,7 @@ FEW = 20
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_every_cell_of_a_notebook_runs_and_its_outputs_are_kept(path, tmp_path, monkeypatch):
     (tmp_path / "data").symlink_to(EXAMPLES / "data")
@@ -31,7 +32,7 @@ def test_every_cell_of_a_notebook_runs_and_its_outputs_are_kept(path, tmp_path, 
         cell.source, count = re.subn(r"^STEPS = [\d_]+", f"STEPS = {FEW}", cell.source, flags=re.MULTILINE)
         shortened += count
     assert shortened == 1
-    NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = "".join(output.get("text", "") for cell in cells for output in cell.outputs)
     assert f"{FEW} steps" in shown
     assert "error:" not in shown

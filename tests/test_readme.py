@@ -88,6 +88,7 @@ def write_tasks(directory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatch):
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5 + "It was terrible. It was great.\n" * 9)

@@ -120,14 +120,9 @@ def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as
 
 
 def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
-    def fitting(memory):
-        line = re.search(r"8 accumulated +(\d+) x (\d+) +(\d+) x (\d+)", show(memory_of=memory))
-        return line and [int(number) for number in line.groups()]
-
-    assert fitting("1GB") == [8, 1, 8, 1]
-    assert fitting("1.6MB")[:2] == [4, 2]
-    assert "not even one fits" in show(memory_of="1KB")
-    assert "tokens/s" not in show(memory_of="1GB")
+    text = show(memory_of="1.6MB")
+    assert re.search(r"8 accumulated +4 x 2 ", text)
+    assert "tokens/s" not in text  # nothing is timed
     with pytest.raises(ValueError, match="memory_of"):
         show(memory_of="much")
 

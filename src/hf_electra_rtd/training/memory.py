@@ -106,7 +106,7 @@ def fake_steps(
 
     Args:
         model: an [`ElectraForRTDPretraining`] on the CPU. It stays as it is.
-        args: [`RTDTrainingArguments`], for the optimizer and the options of gradient checkpointing.
+        args: [`RTDTrainingArguments`], for the optimizer.
         batch: a collated batch of any number of sequences, on the CPU.
         dtype: of autocast; None for float32.
         checkpointing: with gradient checkpointing.

@@ -107,6 +107,16 @@ def test_one_layer_of_one_head_looks_at_the_token_before(begun, chain):
     assert weights_beside(tower, chain)[0] > 0.4
 
 
+def test_the_number_of_threads_makes_no_difference(begun):
+    before = torch.get_num_threads()
+    states = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        states.append(begun(embedding_size=64, hidden_size=128).state_dict())
+    torch.set_num_threads(before)
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
 def test_positions_have_dimensions_that_words_leave_free(begun):
     embeddings = begun().discriminator.electra.embeddings
     words = embeddings.word_embeddings.weight

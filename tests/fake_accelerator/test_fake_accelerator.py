@@ -16,7 +16,7 @@ import pytest
 import torch
 
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]  # of all cases, on a busy machine
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LOGGED = 3  # the loss, the norm of the gradients, the meters

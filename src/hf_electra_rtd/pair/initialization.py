@@ -201,7 +201,7 @@ def _set_heads(encoder: Any, config: Any) -> None:
         project.weight[:_POSITION_SIZE] = 0
         project.weight[:, :_POSITION_SIZE] = 0
         project.weight[:_POSITION_SIZE, :_POSITION_SIZE] = scale * torch.eye(_POSITION_SIZE)
-    select = (torch.eye(size) if project is None else torch.linalg.pinv(project.weight))[:_POSITION_SIZE]
+    select = (torch.eye(size) if project is None else _pseudo_inverse(project.weight))[:_POSITION_SIZE]
     head_size = size // config.num_attention_heads
     for number, offset in enumerate(_OFFSETS):
         index, head = (0, number) if config.num_attention_heads > 1 else (number, 0)
@@ -215,3 +215,13 @@ def _set_heads(encoder: Any, config: Any) -> None:
         for layer, matrix in ((attention.key, select), (attention.query, turn @ select)):
             layer.weight[rows] *= _OTHERS
             layer.weight[rows][:_POSITION_SIZE] = _SHARPNESS * matrix
+
+
+def _pseudo_inverse(matrix: Tensor) -> Tensor:
+    """By one thread: LAPACK rounds otherwise with another number of them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return torch.linalg.pinv(matrix)
+    finally:
+        torch.set_num_threads(threads)

@@ -370,7 +370,7 @@ def encoder(family: str) -> str:
 
 LABEL_WORDS = {"label_words": dict(zip(LABELS, ("young", "old"), strict=True)), "template": "{text} it was {label} ."}
 TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
-    **{kind: partial(tune, kind) for kind in KINDS},
+    **{kind: partial(tune, kind) for kind in KINDS if kind != "embedding"},  # which sentence-transformers trains
     "classification, paper": partial(tune, "classification", head="paper"),
     "regression, paper": partial(tune, "regression", head="paper"),
     "question_answering, paper": partial(tune, "question_answering", head="paper", unanswerable=True),

@@ -1,7 +1,7 @@
 """What a GPU would see of whole runs: no mixed devices, no wait in a step, no copy but the batch's.
 
 What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do stands beside its
-test: a sparse `index_select` (the bigram generator), a gradient scaler (float16), files of their values (checkpoints).
+test: a gradient scaler (float16), files of their values (checkpoints). Embeddings are trained by sentence-transformers.
 """
 
 import json
@@ -53,7 +53,6 @@ def noted(outcomes, kind, *phases, cases=("pretrain", "finetune")):
 
 def test_every_run_and_command_ends(outcomes):
     failed = {name: outcome["failed"] for name, outcome in outcomes.items() if not name.startswith("fault")}
-    assert "index_select" in failed.pop("pretrain bigram")  # of a sparse tensor, which has no fake kernel
     assert {name: error for name, error in failed.items() if error} == {}
     assert len(failed) > 60
 
@@ -74,7 +73,7 @@ def test_no_step_waits_for_the_device(outcomes):
 
 def test_a_log_waits_for_the_loss_the_norms_and_the_meters(outcomes):
     expected = {name: LOGGED if name.startswith("pretrain") else LOGGED - 1 for name in outcomes}
-    expected |= {"pretrain clipped apart": LOGGED + 2, "pretrain bigram": None}
+    expected |= {"pretrain clipped apart": LOGGED + 2}
     waits = noted(outcomes, "wait", "log")
     assert waits == {name: times for name, times in expected.items() if name in waits and times}
     assert len(waits) > 60

@@ -1,7 +1,7 @@
 """What a GPU would see of whole runs: no mixed devices, no wait in a step, no copy but the batch's.
 
-What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do stands beside its
-test: a gradient scaler (float16), files of their values (checkpoints). Embeddings are trained by sentence-transformers.
+What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do: a gradient scaler
+(float16), files of their values (checkpoints). Embeddings are trained by sentence-transformers.
 """
 
 import json

@@ -78,13 +78,6 @@ def test_between_documents_stands_a_separator():
                 assert (left - 1000) // 10 == (right - 1000) // 10
 
 
-def test_an_empty_first_document_changes_nothing():
-    texts = numbered([40, 40])
-    packed = [pack(FullPacker(TOKENS, 16, 0), some) for some in (texts, [[[]], *texts])]
-    for expected, sequence in zip(*packed, strict=True):
-        np.testing.assert_array_equal(sequence.tokens, expected.tokens)
-
-
 def test_segments_part_at_the_sentence_end_nearest_to_the_middle_or_in_it():
     line = [30] * 12 + [STOP, QUOTE] + [31] * 5 + [STOP] + [32] * 200
     packer = FullPacker(TOKENS, 32, 1)

@@ -129,9 +129,12 @@ class FakeAccelerator(TorchDispatchMode):
                 self._note("copy", func)
             with self._fake:
                 made = torch.empty(given[0].shape, dtype=dtype, device="cuda")
-            if dtype == torch.int64 and given[0].numel() < 8:
+            made.is_dense = given[0].layout == torch.strided
+            if made.is_dense and dtype == torch.int64 and given[0].numel() < 8:
                 made.sizes = given[0]
             return made
+        if name == "index_select" and not getattr(given[0], "is_dense", True):
+            raise NotImplementedError("index_select of a sparse tensor has no fake kernel.")
         if name == "copy_" and len(fakes) == 1:
             self._note("copy" if args[0] is fakes[0] else "wait", func)
             return args[0]

@@ -1,7 +1,7 @@
 """What a GPU would see of whole runs: no mixed devices, no wait in a step, no copy but the batch's.
 
-What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do: a gradient scaler
-(float16), files of their values (checkpoints). Embeddings are trained by sentence-transformers.
+What fake tensors cannot show: that a kernel exists for a type, numbers, speed. What they cannot do stands beside its
+test: a sparse `index_select` (the bigram generator), a gradient scaler (float16), files of their values (checkpoints).
 """
 
 import json
@@ -53,6 +53,7 @@ def noted(outcomes, kind, *phases, cases=("pretrain", "finetune")):
 
 def test_every_run_and_command_ends(outcomes):
     failed = {name: outcome["failed"] for name, outcome in outcomes.items() if not name.startswith("fault")}
+    assert "sparse" in failed.pop("bigram")
     assert {name: error for name, error in failed.items() if error} == {}
     assert len(failed) > 60
 
@@ -73,16 +74,16 @@ def test_no_step_waits_for_the_device(outcomes):
 
 def test_a_log_waits_for_the_loss_the_norms_and_the_meters(outcomes):
     expected = {name: LOGGED if name.startswith("pretrain") else LOGGED - 1 for name in outcomes}
-    expected |= {"pretrain clipped apart": LOGGED + 2}
+    expected["pretrain clipped apart"] = LOGGED + 2
     waits = noted(outcomes, "wait", "log")
-    assert waits == {name: times for name, times in expected.items() if name in waits and times}
+    assert waits == {name: times for name, times in expected.items() if name in waits}
     assert len(waits) > 60
 
 
 def test_a_step_copies_nothing_but_its_batch_which_is_pinned_and_not_waited_for(outcomes):
     """But counts of the text, once in a run; a number of DeBERTa's, in each forward pass; and weights of classes."""
     copies = noted(outcomes, "copy", "step", "log")
-    counted = {name: 7 for name in outcomes if "unigram" in name or "bigram" in name}
+    counted = {name: 7 for name in outcomes if "unigram" in name}
     deberta = {name: 4 for name in outcomes if name.startswith("pretrain family deberta")}  # two steps, two networks
     assert copies == {**counted, **deberta, "finetune class weights": BATCHES}
 

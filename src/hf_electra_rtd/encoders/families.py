@@ -22,6 +22,8 @@ from transformers.masking_utils import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
+from hf_electra_rtd.ops.devices import on_cpu
+
 
 class OutputLayer(NamedTuple):
     """A linear layer of two tensors that lie in different modules."""
@@ -225,7 +227,7 @@ def inputs_of(config: Any, inputs: Mapping[str, Tensor | None]) -> dict[str, Any
     if documents_BL is not None and _takes_lengths(config):
         kept.pop("attention_mask", None)
         kept |= _document_lengths(documents_BL, offsets)
-    elif documents_BL is not None or (real_BL is not None and real_BL.device.type != "cpu" and _takes_masks(config)):
+    elif documents_BL is not None or (real_BL is not None and not on_cpu(real_BL) and _takes_masks(config)):
         kept["attention_mask"] = _pair_masks(config, documents_BL, real_BL)
     return kept
 

@@ -36,7 +36,7 @@ def count(tmp_path):
 def test_the_largest_batch_is_that_of_a_search_one_by_one():
     generator = np.random.default_rng(0)
     for _ in range(200):
-        # What is alive at four moments: a constant, a slope, and a part that grows to some size, as chunks of logits do.
+        # What is alive at four moments: a constant, a slope, and a part that ends to grow, as chunks of logits do.
         highest = [[100], [5], [20], [200]]
         constants, slopes, parts, ends = generator.uniform([[0], [0.5], [0], [1]], highest, (4, 4))[..., None]
         sizes = np.arange(1, 10_001)

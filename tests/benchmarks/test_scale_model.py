@@ -10,15 +10,31 @@ import pytest
 import scale_model
 from scale_model import Cluster
 
+from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import products
+from hf_electra_rtd.training.memory import RESERVE
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "background" / "scale.md"
 
 
-@pytest.mark.parametrize("name", ["given", "steps", "sensitivity"])  # counting the memory takes an hour
+@pytest.mark.parametrize("name", ["given", "steps", "sensitivity"])
 def test_the_page_shows_the_tables_that_the_script_prints(name):
     assert scale_model.TABLES[name]() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", ["no", "yes"])
+@pytest.mark.parametrize("name", ["small", "small++", "base", "large"])
+def test_the_largest_batch_of_the_page_fits_and_one_more_does_not(name, checkpointing):
+    page = PAGE.read_text(encoding="utf-8")
+    row = next(line for line in page.splitlines() if line.startswith(f"| {name} | {checkpointing} | "))
+    cells = [cell.partition("(")[0].strip().replace(",", "") for cell in row.strip("|").split("|")]
+    size = scale_model.Size(name)
+    pair = ElectraForRTDPretraining(size.work.config())
+    with scale_model.a_step(pair, size.work, checkpointing == "yes") as take_step:
+        fits, too_many = take_step(int(cells[-1])), take_step(int(cells[-1]) + 1)
+    assert fits <= (1 - RESERVE) * 1e9 * scale_model.MEMORIES[-1] < too_many
 
 
 def test_a_ring_takes_as_long_as_the_rounds_in_which_each_gpu_passes_a_part_on():

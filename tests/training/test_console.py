@@ -119,10 +119,14 @@ def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as
     assert [path.name for path in tmp_path.iterdir() if any(path.iterdir())] == []
 
 
+@pytest.mark.slow
 def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
     text = show(memory_of="1.6MB")
     assert re.search(r"8 accumulated +4 x 2 ", text)
     assert "tokens/s" not in text  # nothing is timed
+
+
+def test_a_memory_that_is_no_size_is_refused(show):
     with pytest.raises(ValueError, match="memory_of"):
         show(memory_of="much")
 

@@ -35,15 +35,16 @@ def count(tmp_path):
 
 def test_the_largest_batch_is_that_of_a_search_one_by_one():
     generator = np.random.default_rng(0)
-    for _ in range(50):
-        lines = generator.uniform([0, 0.5], [100, 5], (4, 2))  # what is alive at four moments: a constant and a slope
-
-        def peak(size, lines=lines):
-            return (lines[:, 0] + lines[:, 1] * size).max()
-
-        budget = generator.uniform(0, 500)
-        fits = [size for size in range(1, 2000) if peak(size) <= budget]
-        assert largest_batch(cache(peak), budget) == max(fits, default=0)
+    for _ in range(200):
+        # What is alive at four moments: a constant, a slope, and a part that ends to grow, as chunks of logits do.
+        highest = [[100], [5], [20], [200]]
+        constants, slopes, parts, ends = generator.uniform([[0], [0.5], [0], [1]], highest, (4, 4))[..., None]
+        sizes = np.arange(1, 10_001)
+        peaks = (constants + slopes * sizes + parts * np.minimum(sizes, ends)).max(axis=0)
+        peak = cache(lambda size, peaks=peaks: peaks[size - 1])
+        budget = generator.uniform(0, 4000)
+        assert largest_batch(peak, budget) == (peaks <= budget).sum()
+        assert peak.cache_info().misses < 20
 
 
 PAIRS = {

@@ -69,24 +69,23 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
-    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many. `peak` is the largest of
-    sums that grow in proportion to the batch, so that between two counted sizes it is on or below the line through
-    them, and beyond them on or above it."""
+    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many. The peak of one more is
+    not within it. What is tried lies on the line through the two sizes before: a peak grows by pieces of lines."""
     if peak(1) > budget:
         return 0
     fits = 1
-    too_many = 2**62
+    too_many: float = math.inf
+    before = 1
     size = _FIRST
     while too_many - fits > 1:
-        slope = (peak(size) - peak(fits)) / (size - fits)
         if peak(size) > budget:
             too_many = size
-            size = fits + max(1, int((budget - peak(fits)) / slope))
         else:
             fits = size
-            if slope > 0:
-                too_many = min(too_many, fits + int((budget - peak(fits)) / slope) + 1)
-            size = max(fits + 1, too_many - 1) if slope > 0 else min(2 * fits, too_many - 1)
+        slope = (peak(size) - peak(before)) / (size - before)
+        on_line = size + math.floor((budget - peak(size)) / slope) if slope > 0 else 2 * size
+        before = size
+        size = int(min(max(on_line, fits + 1), too_many - 1))
     return fits
 
 

@@ -314,6 +314,8 @@ class _Parser(HfArgumentParser):
             options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]
+        if len(options.get("choices") or ()) > 5:  # all names would be wider than a screen
+            options["metavar"] = "NAME"
         of = options.get("dest", name)
         if options.get("action") == "store_false":
             options["help"] = f"The same as --{of} False."

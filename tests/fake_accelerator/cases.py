@@ -1,6 +1,6 @@
 """Whole runs of the trainers and commands on the fake device, in a process of its own:
 
-    FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
+    PYTHONPATH=benchmarks FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
 
 writes `outcomes.json`: of each case what was noted, as (phase, kind, what, times), and how it failed. The phases of a
 run are `begin` (and its end), `step`, `log` and `evaluation`.
@@ -27,6 +27,7 @@ from tests.fake_accelerator.device import FakeAccelerator, pretend  # isort: ski
 
 import datasets
 import numpy as np
+import on_gpu
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from transformers import DataCollatorForLanguageModeling, set_seed
@@ -390,12 +391,20 @@ def command(main: Any, device: FakeAccelerator, *argv: str) -> str:
     return printed.getvalue()
 
 
+def compare_with_float64(device: FakeAccelerator) -> None:
+    """The first part of the script for a GPU. It finds every number wrong, as there are none; `waits` and `race` ask for
+    more of CUDA than is pretended."""
+    with patch.object(on_gpu, "TRAINED_STEPS", STEPS), contextlib.redirect_stdout(io.StringIO()):
+        on_gpu.main(["--only", "correctness", "--size", "tiny", "--out", str(WORK)])
+
+
 TEXTS = ("the old river .", "the young mill was great .")
 COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
     "score": lambda device: command(scoring.main, device, *TEXTS),
     "detect": lambda device: command(detection.main, device, *TEXTS),
     "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
     "correct": lambda device: command(correction.main, device, *TEXTS, "--threshold", "0", "--margin", "-100"),
+    "on_gpu": compare_with_float64,
 }
 
 

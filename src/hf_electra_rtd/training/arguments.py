@@ -144,7 +144,7 @@ class RTDTrainingArguments(TrainingArguments):
         check_reports(self)
         loading: Any = self.accelerator_config
         if loading.split_batches:
-            raise ValueError("--accelerator_config: split_batches would make batches smaller than they are named.")
+            raise ValueError("accelerator_config: split_batches would make batches smaller than they are named.")
 
     @property
     def sequences_per_step(self) -> int:
@@ -223,7 +223,7 @@ def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
     check_arguments(args, rules=HUB_RULES)
     if args.push_to_hub and (args.hub_model_id or "").count("/") != 1:
-        raise ValueError("--hub_model_id must be ORG/NAME, the start of the repositories' names.")
+        raise ValueError("hub_model_id must be ORG/NAME, the start of the repositories' names.")
 
 
 def check_reports(args: TrainingArguments) -> None:
@@ -231,10 +231,10 @@ def check_reports(args: TrainingArguments) -> None:
     for name in args.report_to or ():
         if name not in integration_utils.INTEGRATION_TO_CALLBACK:
             known = known_names(name, integration_utils.INTEGRATION_TO_CALLBACK, "trackers")
-            raise ValueError(f"--report_to: there is no {name!r}. {known}")
+            raise ValueError(f"report_to: there is no {name!r}. {known}")
         is_installed = getattr(integration_utils, f"is_{name.removesuffix('_ml')}_available", lambda: True)
         if not is_installed():
-            raise ValueError(f"--report_to {name} needs its package: pip install {name}")
+            raise ValueError(f"report_to={name!r} needs its package: pip install {name}")
 
 
 def check_publishing(args: TrainingArguments, *facts: Any) -> None:

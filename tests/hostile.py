@@ -110,8 +110,8 @@ OWN = "discriminator,generator,checkpoint-2,own,blocks,tokenizer,train.blocks,co
 BAD_YAML = "max_steps: [1|a: b: c|\tx: 1|{|@x|- 1\n- 2|just text||null|42|!!x y|1: 2|seed: *x|max_stepz: 2|[a]: 1|"
 BAD_YAML += f"x: !!python/object/apply:os.mkdir [{MARKER}]|max_steps: [1, 2]|max_steps: {{a: 1}}|max_steps: two|"
 BAD_YAML += "help: true|seed: \ud800|seed: 1\0|--- {}\n--- {}|use_cpu: 7|seed: 2020-01-01|seed: 1\n  x: 2|config: x"
-BAD_TASKS = "task_kind: [a]|task_kind: 1|labels: {a: 1}|labels: [no, no]|labels: [no]|metrics: x|"
-BAD_TASKS += "label_column_name: id|dataset: x|validation_share: 2|seeds: x"
+BAD_TASKS = "task_kind: [a]|task_kind: 1|labels: {a: 1}|labels: [no, no]|labels: [no]|label_words: [no=x]|metrics: x|"
+BAD_TASKS += "label_column_name: id|dataset: x|template: 7|validation_share: 2|seeds: x"
 YAML = {  # what must come of a command with a file of flags
     "FAIL pretrain": [*BAD_YAML.split("|"), "[" * 5000],
     "WORK pretrain": ["seed: 2", "\ufeffseed: 2", "seed: 2\r\nuse_cpu: true\r\n", "seed: &x 2\nlogging_steps: *x"],

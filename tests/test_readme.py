@@ -91,7 +91,7 @@ def write_tasks(directory):
 @pytest.mark.timeout(900)
 def test_commands_and_python_of_readme_and_docs_run(tmp_path, corpus, monkeypatch):
     (tmp_path / "corpus").mkdir()
-    (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5)
+    (tmp_path / "corpus" / "a.txt").write_text(corpus.read_text() * 5 + "It was terrible. It was great.\n" * 9)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     write_tasks(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -353,7 +353,7 @@ def test_a_fine_tuned_card_names_what_loads_its_weights_and_what_they_come_from(
         ([*runs(), evaluation_record("rte")], False, REPO),
         ([*runs(), *runs(scores=(0.5,))], False, "seed 42"),
         (runs(), True, "base_model"),
-        (runs(kind="correction"), False, "correction"),
+        (runs(arguments={"label_words": {"no": "old"}}), False, "label words"),
     ],
 )
 def test_what_cannot_be_one_card_is_refused(records, adapter, name):

@@ -13,7 +13,7 @@ from tests.publishing.card_records import evaluation_record, runs
 
 SMALL = {"size": "small"}
 MODEL = "tiny (transformers head)"
-CYCLES = {"num_cycles": 2}
+WORDS = {"no": "dull", "yes": "great"}
 OTHER = {"model": {"name_or_path": "other", "sha256": "0" * 64, "tokenizer": "1" * 64}}
 
 
@@ -58,22 +58,23 @@ FIRST = evaluation_record("rte", 42, 0.5)
 
 
 @pytest.mark.parametrize(
-    ("difference", "change"),
+    ("difference", "first", "change"),
     [
-        ("learning_rate 1e-05", {"arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
-        ("lora_r 4", {"arguments": {**FIRST.arguments, "lora": {"lora_r": 4}}}),
-        ("weights 00000000", {"model": {"sha256": "0" * 64}}),
-        ("tokenizer 11111111", {"model": {"tokenizer": "1" * 64}}),
-        ("training data", {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
-        ("max_steps 9", {"arguments": {**FIRST.arguments, "max_steps": 9}}),
-        ("lr_scheduler_kwargs num_cycles=2", {"arguments": {**FIRST.arguments, "lr_scheduler_kwargs": CYCLES}}),
-        ("learning_rate 1e-05", {**OTHER, "arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
-        ("training data", {**OTHER, "data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
+        ("learning_rate 1e-05", {}, {"arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
+        ("lora_r 4", {}, {"arguments": {**FIRST.arguments, "lora": {"lora_r": 4}}}),
+        ("weights 00000000", {}, {"model": {"sha256": "0" * 64}}),
+        ("tokenizer 11111111", {}, {"model": {"tokenizer": "1" * 64}}),
+        ("training data", {}, {"data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
+        ("template {text} it", {"arguments": {"template": ""}}, {"arguments": {"template": "{text} it"}}),
+        ("max_steps 9", {}, {"arguments": {**FIRST.arguments, "max_steps": 9}}),
+        ("label_words no=dull yes=great", {}, {"arguments": {**FIRST.arguments, "label_words": WORDS}}),
+        ("learning_rate 1e-05", {}, {**OTHER, "arguments": {**FIRST.arguments, "learning_rate": 1e-5}}),
+        ("training data", {}, {**OTHER, "data": {**FIRST.data, "train": {"files": {"train.tsv": "2" * 64}}}}),
     ],
 )
-def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_differs(difference, change):
+def test_runs_with_other_settings_weights_or_data_are_apart_and_named_by_what_differs(difference, first, change):
     others = [evaluation_record("rte", seed, score, **change) for seed, score in ((42, 0.6), (43, 0.7))]
-    first, second = summarize([FIRST, *others])
+    first, second = summarize([evaluation_record("rte", 42, 0.5, **first), *others])
     assert (first.main, second.main) == ([0.5], [0.6, 0.7])
     assert difference in second.model
     assert not re.search(r" \)|-1|null", first.model)  # what is not set is not named

@@ -142,12 +142,12 @@ def load_split(task: Task, split: str, data_dir: str | None = None) -> Split:
 
 
 def load_task(
-    task: Task, data_dir: str | None, *, test: bool = False, optional_test: bool = False
+    task: Task, data_dir: str | None, *, train: bool = True, test: bool = False, optional_test: bool = False
 ) -> dict[str, Split]:
     """Loads the splits that a run needs: `train`, the dev splits, and, with `test`, the test splits and those of tasks
     that this task's model predicts, under the guest's name. Of what may be missing (all dev splits but the first,
     guests, and with `optional_test` the test splits) it only warns. A split that cannot be used is a ValueError."""
-    wanted = [("train", task, "train", False)]
+    wanted = [("train", task, "train", False)] if train else []
     wanted += [(name, task, name, place > 0) for place, name in enumerate(task.dev_splits)]
     if test:
         wanted += [(name, task, name, optional_test) for name in task.test_splits]

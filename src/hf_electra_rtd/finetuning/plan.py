@@ -23,6 +23,7 @@ from hf_electra_rtd.finetuning import heads
 from hf_electra_rtd.finetuning.arguments import FineTuningArguments, OwnTaskArguments, TaskArguments
 from hf_electra_rtd.finetuning.data import Split, own_task
 from hf_electra_rtd.finetuning.kinds import Kind, make_kind
+from hf_electra_rtd.finetuning.kinds.label_words import with_label_words
 from hf_electra_rtd.pair.places import identify
 from hf_electra_rtd.pair.towers import fit_vocabulary
 from hf_electra_rtd.training.arguments import OWN_OPTIMIZERS
@@ -80,6 +81,8 @@ class StartingModel:
         if identify(self.name).adapter_base:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
         self.encoder, self.config, _ = heads.open_encoder(self.name, weights=False)
+        if self.flags.label_words:
+            identify(self.encoder).refuse_energies()
         self.tokenizer = load_tokenizer(self.flags.tokenizer or self.encoder)
         if self.flags.tokenizer and self.flags.from_scratch:
             fit_vocabulary(self.config, self.tokenizer)
@@ -163,9 +166,11 @@ class Plan:
         if self.own.is_given or self.flags.benchmark == "own":
             if names[1:]:
                 raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
-            return [own_task(_name_of_data(self.own) if names == ["all"] else names[0], self.own)]
-        benchmark = self.flags.benchmark
-        return [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
+            tasks = [own_task(_name_of_data(self.own) if names == ["all"] else names[0], self.own)]
+        else:
+            benchmark = self.flags.benchmark
+            tasks = [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
+        return [with_label_words(task, self.flags.label_words, self.flags.template) for task in tasks]
 
     def _job(self, task: Task) -> Job:
         self._check(task)
@@ -219,6 +224,8 @@ class Plan:
         lora = {name: known[name] for name in (*LORA, "merge_adapter")}
         return {
             "labels": task.labels,
+            "label_words": task.label_words,
+            "template": task.template,
             "metrics": task.metrics,
             **{name: known[name] for name in names},
             "layerwise_lr_decay": self._layerwise_lr_decay(task),

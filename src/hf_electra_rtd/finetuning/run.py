@@ -54,12 +54,17 @@ def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
 
 def _read(plan: Plan, job: Job) -> None:
     task = job.task
-    job.splits = load_task(task, plan.flags.data_dir, test=plan.predicts, optional_test=len(plan.jobs) > 1)
+    is_trained = plan.flags.few_shot != 0
+    job.splits = load_task(
+        task, plan.flags.data_dir, train=is_trained, test=plan.predicts, optional_test=len(plan.jobs) > 1
+    )
     for name, split in job.splits.items():
         if name == "train":
             _draw(split, plan.flags.max_train_samples)
         elif name in task.dev_splits:
             _draw(split, plan.flags.max_eval_samples)
+    if not is_trained:
+        return
     labels = [label for label in job.splits["train"].examples["label"] if label is not None]
     if task.kind == "regression":
         if min(labels) == max(labels):
@@ -121,10 +126,11 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
         if is_trained and plan.is_main:
             kept = kept_seeds(records, plan.flags.keep_models)
             remove_models(plan, job.task, {record.seed for record in records}.difference(kept))
-    for seed in kept_seeds(records, plan.flags.keep_models):
-        directory = seed_directory(plan.directory, job.task, seed)
-        if not (directory / MODEL_DIRECTORY).exists():
-            logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
+    if "train" in job.splits:
+        for seed in kept_seeds(records, plan.flags.keep_models):
+            directory = seed_directory(plan.directory, job.task, seed)
+            if not (directory / MODEL_DIRECTORY).exists():
+                logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
     return records
 
 

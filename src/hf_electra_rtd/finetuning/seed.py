@@ -34,7 +34,7 @@ from hf_electra_rtd.training.checkpoints import OUTPUTS, checkpoint_step, latest
 
 logger = logging.getLogger(__name__)
 
-_OF_TASK = ("kind", "columns", "language", "unanswerable")  # what `predict` has to know
+_OF_TASK = ("kind", "columns", "language", "unanswerable", "label_words", "template")  # what `predict` has to know
 
 
 @dataclass
@@ -52,9 +52,9 @@ class _Training:
     """How a model was trained."""
 
     selection: str
-    epochs: float
-    seconds: float
-    examples: float  # in these seconds
+    epochs: float = 0.0
+    seconds: float = 0.0
+    examples: float = 0.0  # in these seconds
 
 
 def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
@@ -83,11 +83,11 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
             job.kind,
             job.settings["layerwise_lr_decay"],
             job.settings["layerwise_lr_decay_off_by_one"],
-            train=splits["train"],
+            train=splits.get("train"),
             dev=splits.get(job.dev or ""),
             settings=described,  # kept in checkpoints
         )
-    training = _train(trainer, job, checkpoint)
+    training = _train(trainer, job, checkpoint) if "train" in splits else _Training("as it was given")
     answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
     task = job.task
     record = EvaluationRecord(

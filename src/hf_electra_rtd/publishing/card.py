@@ -285,9 +285,10 @@ def fine_tuned_card(
         raise ValueError(f"The runs for {repo_id} are of several tasks or models. Publish one output_dir at a time.")
     if adapter and base_model is None:
         raise ValueError(f"{repo_id} holds adapters. Publish their base model first, and pass its id as base_model.")
-    if run.kind not in _KINDS:
-        raise ValueError(f"{repo_id}: models of the kind {run.kind} are not published: no stock class has their head.")
-    task, auto_class, does = _KINDS[run.kind]
+    kind = "label words" if run.arguments.get("label_words") else run.kind
+    if kind not in _KINDS:
+        raise ValueError(f"{repo_id}: models of the kind {kind} are not published: no stock class has their head.")
+    task, auto_class, does = _KINDS[kind]
     is_electra = "Electra" in run.model["architecture"]
     has_own_head = str(run.model.get("module")).startswith("hf_electra_rtd.")
     if len(run.language) == 2:  # a code, such as `en`
@@ -612,8 +613,8 @@ def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
     }
     rows = []
     for name, value in {**run.arguments, **(lora or {})}.items():
-        is_set = value not in (None, -1)  # `max_steps` -1: as many as the epochs have
-        if not is_set or name in ("labels", "metrics", "lora"):
+        is_set = value not in (None, "", -1)  # `max_steps` -1: as many as the epochs have
+        if not is_set or name in ("labels", "label_words", "metrics", "lora"):
             continue
         usual = recipe.get(name, value)
         if usual == value:

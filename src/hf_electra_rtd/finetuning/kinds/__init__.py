@@ -11,6 +11,7 @@ from hf_electra_rtd.finetuning.kinds import classification
 from hf_electra_rtd.finetuning.kinds.base import Kind
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.finetuning.kinds.embedding import EmbeddingKind
+from hf_electra_rtd.finetuning.kinds.label_words import LabelWordsKind
 from hf_electra_rtd.finetuning.kinds.question_answering import QuestionAnsweringKind
 from hf_electra_rtd.finetuning.kinds.tagging import TaggingKind
 
@@ -29,4 +30,4 @@ KINDS: Mapping[str, type[Kind]] = {
 
 def make_kind(task: Task, tokenizer: PreTrainedTokenizerBase, *args: int, **lengths: int) -> Kind:
     """What encodes, decodes and scores a task. The lengths are those of `Kind`."""
-    return KINDS[task.kind](task, tokenizer, *args, **lengths)
+    return (LabelWordsKind if task.label_words else KINDS[task.kind])(task, tokenizer, *args, **lengths)

@@ -90,11 +90,6 @@ def weights(change):
     return lambda directory: change_weights(directory, change)
 
 
-def be_endless(directory):
-    (directory / WEIGHTS).unlink()
-    (directory / WEIGHTS).symlink_to("/dev/zero")
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -107,7 +102,6 @@ def be_endless(directory):
         (weights(lambda tensors: tensors[NAME].fill_(torch.nan)), f"numbers that are not finite: {NAME}"),
         (set_config(vocab_size="x"), "discriminator cannot be read: .*vocab_size"),
         (set_config(hidden_size=0), "discriminator cannot be read: "),
-        (be_endless, "model.safetensors cannot be read: it is no ordinary file"),
         (lambda path: (path / WEIGHTS).rename(path / "pytorch_model.bin"), "no weights: .* pickle, .* is not read"),
         (lambda path: (path / CONFIG).write_text("{"), "config.json cannot be read"),
         (lambda path: (path / CONFIG).unlink(), "holds no model: there is no config.json"),

@@ -1,9 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from dataclasses import MISSING, dataclass, field, fields
@@ -26,10 +23,8 @@ from hf_electra_rtd.base.cli import (
     required,
     run,
 )
-from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
-from hf_electra_rtd.finetuning import finetune
 from hf_electra_rtd.inference import correction, detection, export, scoring
 from hf_electra_rtd.pair import configuration_electra_rtd
 from hf_electra_rtd.pair import original_checkpoints as checkpoints
@@ -122,40 +117,6 @@ def test_words_without_a_flag_may_stand_before_behind_or_in_the_file(config):
         ("c", "--config", path, "--batch_size", "2"): TextOptions("m", ["c"], as_is=True, batch_size=2),
     }.items():
         assert parse_arguments([TextOptions], argv) == (wanted,)
-
-
-def test_help_shows_the_flags_of_the_groups_and_help_all_every_flag(capsys):
-    printed = {}
-    for argument in ("--help", "--help-all"):
-        with pytest.raises(SystemExit):
-            parse_arguments(
-                [Options], [argument], help_groups={"Speed": {"learning_rate": None, "max_steps": "Short."}}
-            )
-        printed[argument] = capsys.readouterr().out
-    for expected in ("Speed:", "Short.", "--config", "--help-all"):
-        assert all(expected in text for text in printed.values())
-    for entry in fields(Options):
-        assert f"--{entry.name}" in printed["--help-all"]
-        assert (f"--{entry.name}" in printed["--help"]) == (entry.name in ("learning_rate", "max_steps"))
-
-
-def test_the_help_of_pretrain_fits_on_two_screens_and_names_flags_that_there_are(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        pretrain.main(["--help"])
-    assert len(capsys.readouterr().out.splitlines()) <= 120
-    types = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
-    known = {entry.name for type_ in types for entry in fields(type_)}
-    assert {name for group in pretrain.HELP_GROUPS.values() for name in group} <= known
-
-
-def test_help_shows_no_flag_that_is_always_an_error_or_ignored(capsys):
-    for main in (pretrain.main, finetune.main):
-        with pytest.raises(SystemExit):
-            main(["--help-all"] if main is pretrain.main else ["--help"])
-        text = capsys.readouterr().out
-        assert "--push_to_hub" in text
-        assert re.findall(r"--(?:deepspeed|load_best_model_at_end|hub_token|do_train|local_rank)\b", text) == []
 
 
 @pytest.mark.parametrize("interval", ["(0, inf)", "[0, 1)", "(0, 1]", "[3, inf)", "[1, 65535]"])
@@ -319,14 +280,6 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
         run(lambda argv: 1 // 0)
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeypatch, capsys, sent, status):
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(SystemExit) as ended:
-        run(lambda argv: os.kill(os.getpid(), sent))
-    assert (ended.value.code, *capsys.readouterr()) == (status, "", "\nInterrupted.\n")
-
-
 @pytest.mark.parametrize(
     ("command", "argv", "status", "message"),
     [
@@ -341,22 +294,6 @@ def test_a_command_line_that_names_nothing_is_refused(monkeypatch, capsys, comma
     code, printed = exit_of(command, monkeypatch, capsys, "hf-electra-rtd", *argv)
     assert code == status
     assert message in printed
-
-
-def test_a_closed_standard_input_is_an_empty_one_and_a_directory_that_is_gone_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    monkeypatch.setattr("sys.argv", ["command"])
-    with pytest.raises(SystemExit):
-        run(lambda argv: sys.stdin.read() and 1)
-    code = "import os, sys, hf_electra_rtd_command as command; os.rmdir(os.getcwd()); command.main()"
-    done = subprocess.run([sys.executable, "-c", code, "detect"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == FAILED
-    assert "working directory" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_of_many_known_names_a_message_lists_the_nearest():
-    assert "flag_7" in known_names("flagg_7", [f"flag_{number}" for number in range(200)], "flags")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "pretran"])

@@ -13,19 +13,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import set_seed
 
-from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, SequenceStream
+from hf_electra_rtd import ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.data import shards
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
-from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.initialization import count_tokens
 from hf_electra_rtd.training import pretrain
-from tests.conftest import VOCABULARY, pretraining_flags, tiny_config
+from tests.conftest import VOCABULARY, pretraining_flags
 
 
 LENGTH, ROWS = 16, 60
@@ -151,27 +149,6 @@ def test_shards_are_read_as_one_file(written, elsewhere, place):
         many[ROWS]
     for count in (partial(count_tokens, vocab_size=100), lambda sequences: CountedBigram(sequences, 100)._counts):
         np.testing.assert_array_equal(count(many), count(one))
-
-
-def test_training_on_one_file_on_shards_and_on_shards_elsewhere_gives_the_same_weights(corpus, tokenizer, tmp_path):
-    options = {"packing": "original", "disable_progress": True}
-    one, _ = prepare_blocks([str(corpus)], tokenizer, tmp_path / "one", 32, **options)
-    many, held_out = prepare_blocks([str(corpus)], tokenizer, tmp_path / "many", 32, shard_size=2000, **options)
-    assert len(many.shard_rows) > 3
-    assert held_out is None
-    places, trained = {"one": one, "many": many, "far": open_blocks(f"file://{many.path}")}, {}
-    for name, sequences in places.items():
-        set_seed(0)
-        args = {"max_steps": 3, "per_device_train_batch_size": 8, "max_seq_length": 32, "warmup_steps": 1}
-        args |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no"}
-        args = RTDTrainingArguments(str(tmp_path / name), logging_steps=1, learning_rate=1e-2, **args)
-        trainer = RTDTrainer(ElectraForRTDPretraining(tiny_config()), args, sequences, processing_class=tokenizer)
-        trainer.train()
-        record = trainer.make_record()
-        trained[name] = (trainer.model.state_dict(), record.tokens, record.data["train"]["num_tokens"])
-    for name in ("many", "far"):
-        assert trained[name][1:] == trained["one"][1:]
-        assert all(torch.equal(tensor, trained[name][0][key]) for key, tensor in trained["one"][0].items())
 
 
 @pytest.mark.slow

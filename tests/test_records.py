@@ -54,19 +54,6 @@ def test_a_file_that_is_no_record_is_refused_by_name(text, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("metrics", "score"),
-    [
-        ({"dev": {"accuracy": 0.5, "f1": 0.1}, "test": {"accuracy": 0.9}}, 0.5),
-        ({"dev": {"accuracy": None}}, None),
-        ({}, None),
-    ],
-)
-def test_the_score_of_a_run_is_its_main_metric_on_the_first_split(metrics, score):
-    record = replace(evaluation_record("mrpc", 42, 0.7), metrics=metrics, main_metric="accuracy")
-    assert record.score == score
-
-
-@pytest.mark.parametrize(
     ("flag", "value", "published"),
     [
         ("train_files", "../../home/alice/corpus.txt", "corpus.txt"),

@@ -1,9 +1,7 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import MISSING, dataclass, field, fields
@@ -26,7 +24,6 @@ from hf_electra_rtd.base.cli import (
     required,
     run,
 )
-from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.finetuning import finetune
@@ -122,21 +119,6 @@ def test_words_without_a_flag_may_stand_before_behind_or_in_the_file(config):
         ("c", "--config", path, "--batch_size", "2"): TextOptions("m", ["c"], as_is=True, batch_size=2),
     }.items():
         assert parse_arguments([TextOptions], argv) == (wanted,)
-
-
-def test_help_shows_the_flags_of_the_groups_and_help_all_every_flag(capsys):
-    printed = {}
-    for argument in ("--help", "--help-all"):
-        with pytest.raises(SystemExit):
-            parse_arguments(
-                [Options], [argument], help_groups={"Speed": {"learning_rate": None, "max_steps": "Short."}}
-            )
-        printed[argument] = capsys.readouterr().out
-    for expected in ("Speed:", "Short.", "--config", "--help-all"):
-        assert all(expected in text for text in printed.values())
-    for entry in fields(Options):
-        assert f"--{entry.name}" in printed["--help-all"]
-        assert (f"--{entry.name}" in printed["--help"]) == (entry.name in ("learning_rate", "max_steps"))
 
 
 @pytest.mark.parametrize(
@@ -324,14 +306,6 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
         run(lambda argv: 1 // 0)
 
 
-@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_command_with_one_line_and_the_status_of_a_shell(monkeypatch, capsys, sent, status):
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(SystemExit) as ended:
-        run(lambda argv: os.kill(os.getpid(), sent))
-    assert (ended.value.code, *capsys.readouterr()) == (status, "", "\nInterrupted.\n")
-
-
 @pytest.mark.parametrize(
     ("command", "argv", "status", "message"),
     [
@@ -346,22 +320,6 @@ def test_a_command_line_that_names_nothing_is_refused(monkeypatch, capsys, comma
     code, printed = exit_of(command, monkeypatch, capsys, "hf-electra-rtd", *argv)
     assert code == status
     assert message in printed
-
-
-def test_a_closed_standard_input_is_an_empty_one_and_a_directory_that_is_gone_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("sys.stdin", None)
-    monkeypatch.setattr("sys.argv", ["command"])
-    with pytest.raises(SystemExit):
-        run(lambda argv: sys.stdin.read() and 1)
-    code = "import os, sys, hf_electra_rtd_command as command; os.rmdir(os.getcwd()); command.main()"
-    done = subprocess.run([sys.executable, "-c", code, "detect"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == FAILED
-    assert "working directory" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_of_many_known_names_a_message_lists_the_nearest():
-    assert "flag_7" in known_names("flagg_7", [f"flag_{number}" for number in range(200)], "flags")
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version", "pretran"])

@@ -1,24 +1,9 @@
 import pytest
-from transformers import AutoConfig, BartConfig, ElectraConfig, GPT2Config, MPNetConfig, ViTConfig
+from transformers import BartConfig, ElectraConfig, GPT2Config, MPNetConfig, ViTConfig
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
 from tests.conftest import tiny_config
 from tests.families_for_tests import tiny_family_config
-
-
-def test_overrides_reach_both_towers_and_the_pair():
-    config = ElectraRTDConfig.from_size("small", vocab_size=1000, num_hidden_layers=6, temperature=0.7)
-    for tower in config.towers.values():
-        assert (tower.vocab_size, tower.num_hidden_layers) == (1000, 6)
-    assert config.temperature == 0.7
-
-
-def test_a_configuration_survives_saving(tmp_path):
-    config = tiny_config(temperature=0.5, sharing="word", disallow_correct=True)
-    config.save_pretrained(tmp_path)
-    for loaded in (ElectraRTDConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
-        differing = {key for key, value in config.to_dict().items() if loaded.to_dict()[key] != value}
-        assert differing <= {"_name_or_path"}
 
 
 def test_a_changed_configuration_keeps_what_still_applies():
@@ -55,18 +40,15 @@ MPNET = {MAIN: MPNetConfig(vocab_size=60)}
     [
         (TWO | {"sharing": "gdes"}, "generator.*sharing"),
         ({"freeze_generator": True}, "freeze_generator.*sharing"),
-        ({"temperature_start": 2}, "temperature_start.*temperature_schedule"),
         ({"generator": "uniform", "temperature": 0.5}, "temperature"),
         ({"objective": "mlm", "generator": "uniform"}, "generator"),
         ({"objective": "mlm", "sharing": "word"}, "sharing"),
         ({"temperature": -1.0}, "temperature"),
-        ({"generator_weight": float("inf")}, "generator_weight"),
         ({"mask_probability": 0.0}, "mask_probability"),
         ({"temprature": 1.0}, "temprature.*temperature"),
         ({"size": "small", "hiden_size": 3}, "hidden_size"),
         ({"size": "medium"}, "medium"),
         ({"objective": "rdt"}, "objective.*rdt"),
-        ({"temperature_schedule": "exponential", "temperature_decay": 0}, "temperature_decay"),
         (LINEAR | {"temperature_start": 0.5}, "temperature_start"),
         (LINEAR | {"temperature": 0}, "temperature"),
         ({"objective": "mlm", "generator_config": TOWER}, "mlm.*generator_config"),

@@ -135,7 +135,6 @@ def broken(directory, tmp_path):
     [
         ({}, "model"),
         ({"model": "a", "discriminator": "b"}, "discriminator"),
-        ({"model": "a", "generator": "b"}, "generator"),
         ({"model": "{}/alone"}, "generator"),
         ({"model": "{}/mlm-joint"}, "mlm-joint.*replace_mlm"),
         ({"generator": "{}/other/generator", "discriminator": "{}/run/discriminator"}, "55 and 60"),
@@ -185,8 +184,6 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     [
         (["--mask", "old", SENTENCE], "TEXT"),
         (["--as_is", "--mask", "old"], "--mask.*--as_is"),
-        ([SENTENCE, "--top_k", "0"], "--top_k"),
-        ([SENTENCE, "--file", "a.txt"], "--file"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(flags, message):

@@ -12,15 +12,13 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_atten
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer
-from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch, SequenceStream, writing_blocks
 from hf_electra_rtd.data.packing import FullPacker, PackingTokens, get_packer
 from hf_electra_rtd.encoders import families
 from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.ops import IGNORED
-from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, settle_masking
-from tests.conftest import make_text, pretraining_flags, tiny_config
+from tests.conftest import make_text, tiny_config
 from tests.families_for_tests import tiny_family_config
 from tests.reference import attention_by_lengths
 
@@ -288,14 +286,6 @@ def test_plain_features_give_the_batches_of_their_block_file(blocks, tokenizer):
 
 
 # ---- Runs, and what is refused ----
-
-
-def test_a_run_has_the_option_in_its_record_and_its_identity(corpus, tmp_path):
-    flags = pretraining_flags(tmp_path, corpus, tmp_path / "run", max_steps=2, save_steps=1)
-    assert pretrain.main([*flags, "--document_attention", "True"]) == 0
-    assert PretrainingRecord.load(tmp_path / "run").arguments["training"]["document_attention"] is True
-    with pytest.raises(ValueError, match="document_attention"):
-        pretrain.main([*flags, "--resume_from_checkpoint", str(tmp_path / "run" / "checkpoint-2"), "--max_steps", "3"])
 
 
 def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer):

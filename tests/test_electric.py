@@ -8,10 +8,9 @@ import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.ops import masked_slots
-from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
 from tests import reference
-from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
+from tests.conftest import VOCABULARY, pad_batch, tiny_config
 from tests.training.test_trainer import make_trainer
 
 
@@ -113,18 +112,6 @@ def test_a_trainer_needs_the_mask_probability_of_an_electric_pair_and_tells_it_t
         settled(electric)
     assert settled(electric, mask_probability=0.3).special_token_ids == [2, 3, 4]
     assert settled(tiny_config(), mask_probability=0.3).mask_probability == 0.3
-
-
-def test_a_command_goes_on_with_the_mask_probability_of_a_saved_pair_alone(tmp_path, corpus, tokenizer):
-    saved = tmp_path / "saved"
-    run = tmp_path / "run"
-    ElectraForRTDPretraining(tiny_config(**ELECTRIC, mask_probability=0.3)).save_pretrained(saved)
-    tokenizer.save_pretrained(saved)
-    flags = pretraining_flags(tmp_path, corpus, run, "--continue_from", str(saved), "--dry_run", model_config=None)
-    for more in ([], ["--new_generator", "True"]):
-        with pytest.raises(ValueError, match="mask_probability"):
-            pretrain.main([*flags, *more])
-        assert pretrain.main([*flags, *more, "--mask_probability", "0.3"]) == 0
 
 
 def test_a_trained_discriminator_gets_a_new_generator_of_two_encoders(tmp_path, tokenizer):

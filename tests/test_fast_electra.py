@@ -1,23 +1,18 @@
 """Fast-ELECTRA: a frozen generator of any family and a falling temperature."""
 
-import shutil
-import sys
-
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertForPreTraining, BertTokenizer
+from transformers import BertForPreTraining
 
 from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION
 from hf_electra_rtd.data.collator import falling_temperature
-from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.encoders.families import masked_lm_class
 from hf_electra_rtd.ops import Sampling, predict_masked, sample_tokens
-from hf_electra_rtd.training import pretrain
-from tests.conftest import VOCABULARY, pad_batch, pretraining_flags, tiny_config
-from tests.families_for_tests import FAMILY_NAMES, tiny_family_config
+from tests.conftest import VOCABULARY, tiny_config
+from tests.families_for_tests import tiny_family_config
 
 
 def config_of(family, **options):
@@ -46,29 +41,6 @@ def join(generator, **options):
 
 
 # ---- A frozen generator of any family ----
-
-
-@pytest.mark.parametrize("family", FAMILY_NAMES)
-def test_any_frozen_masked_lm_says_what_it_says_alone_and_is_saved_with_the_pair_and_by_itself(
-    batch, family, tmp_path
-):
-    network = masked_lm(config_of(family))
-    batch = pad_batch(batch, 3)
-    inputs = {"token_type_ids": batch["token_type_ids"]} if family in ("bert", "convbert", "electra") else {}
-    expected = network(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], **inputs).logits
-    pair = join(network).train()
-    output = pair(**batch, output_generator_logits=True)
-    at_slots = expected[torch.arange(len(expected))[:, None], batch["masked_positions"]]
-    torch.testing.assert_close(output.generator_logits, at_slots, rtol=1e-5, atol=1e-6)
-    output.loss.backward()
-    assert all(p.grad is None for p in pair.generator.parameters())
-    pair.save_pretrained(tmp_path / "pair")
-    pair.save_towers(tmp_path)
-    again = ElectraForRTDPretraining.from_pretrained(tmp_path / "pair")
-    alone = join(tmp_path / "generator")
-    assert type(again.generator) is type(network)
-    assert torch.equal(again.train()(**batch).corrupted_input_ids, output.corrupted_input_ids)
-    assert torch.equal(alone.train()(**batch).generator_token_losses, output.generator_token_losses)
 
 
 def test_heads_that_a_masked_lm_does_not_have_are_left_out(tmp_path):
@@ -160,54 +132,3 @@ def test_a_trainer_gives_its_collator_the_schedule_over_its_whole_run(blocks, to
 
 
 # ---- Runs ----
-
-
-@pytest.fixture
-def command(tmp_path, corpus, tokenizer, monkeypatch):
-    """Runs a command with the flags of a run of four steps, on one text, with a frozen BERT."""
-    monkeypatch.setattr(sys, "argv", ["hf-electra-rtd pretrain"])
-    masked_lm(BERT).save_pretrained(tmp_path / "bert")
-    save_tokenizer(tokenizer, tmp_path / "bert")
-
-    def run(name, *flags, **options):
-        options = {
-            "model_config": None,
-            "max_steps": 4,
-            "save_steps": 2,
-            "per_device_train_batch_size": 4,
-            "generator": tmp_path / "bert",
-            "freeze_generator": True,
-            "temperature_schedule": "exponential",
-            **options,
-        }
-        assert pretrain.main(pretraining_flags(tmp_path, corpus, tmp_path / name, *flags, **options)) == 0
-        return tmp_path / name
-
-    return run
-
-
-def weights_of(run):
-    return load_file(run / "discriminator" / "model.safetensors")
-
-
-@pytest.mark.slow
-def test_a_run_with_a_frozen_bert_and_a_falling_temperature_goes_on_to_the_bit(command, tmp_path):
-    run = command("run")
-    before = weights_of(run)
-    (run / "run_record.json").unlink()
-    shutil.rmtree(run / "checkpoint-4")
-    resume = ("--resume_from_checkpoint", "latest")
-    for changed, flags in {"temperature_decay": {"temperature_decay": 0.2}, "num_sequences": {"max_steps": 5}}.items():
-        with pytest.raises(ValueError, match=f"{changed} was"):
-            command("run", *resume, **flags)
-    command("run", *resume)
-    after = weights_of(run)
-    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-
-
-def test_a_frozen_generator_with_other_tokens_is_refused(command, tmp_path, tokenizer):
-    vocab = tokenizer.get_vocab()
-    vocab["river"], vocab["mill"] = vocab["mill"], vocab["river"]
-    save_tokenizer(BertTokenizer(vocab=vocab, do_lower_case=True), tmp_path / "bert")
-    with pytest.raises(ValueError, match="bert"):
-        command("run")

@@ -190,13 +190,6 @@ def test_towers_and_logits_are_those_of_the_design_and_survive_saving(objective,
     torch.testing.assert_close(tower(ids).logits, model.discriminator(ids).logits)
 
 
-@pytest.mark.parametrize("objective", ["mlm", "replace_mlm"])
-def test_without_labels_the_most_likely_token_of_every_place_is_predicted(objective, batch):
-    output = make(objective)(batch["input_ids"])
-    assert output.logits.shape == (*batch["input_ids"].shape, len(VOCABULARY))
-    assert torch.equal(output.predictions, output.logits.argmax(dim=2))
-
-
 def test_predictions_with_a_copy_mechanism_are_the_mode_of_the_mixture(uneven):
     model = make("all_tokens_mlm")
     with torch.no_grad():
@@ -216,22 +209,6 @@ def test_a_copy_mechanism_that_is_sure_gives_finite_losses_and_gradients(batch, 
     loss.backward()
     assert loss.isfinite()
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"objective": "all_tokens_mlm"},
-        {"sampling_dropout": False, "attention_probs_dropout_prob": 1e-9},  # a second pass
-    ],
-)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_graph_traces_whole(batch, options):
-    """Of two steps that differ most from the usual one; of all in `test_compilation.py`, which is slow."""
-    torch.compiler.reset()
-    model = ElectraForRTDPretraining(tiny_config(**options, num_hidden_layers=1)).train()
-    compiled = torch.compile(model, backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(**batch).loss, model(**batch).loss)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVE_TRAITS)

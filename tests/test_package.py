@@ -47,20 +47,3 @@ def test_whatever_transformers_loads_is_loaded_by_the_function_that_runs_no_code
         if isinstance(node, ast.Attribute) and node.attr == "from_pretrained" and ast.unparse(node.value) not in safe
     }
     assert loading == {"files.py: stock_class.from_pretrained"}
-
-
-@pytest.mark.slow
-def test_pretraining_on_prepared_blocks_needs_no_datasets(tmp_path, blocks, tokenizer):
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    flags = ["--train_files", blocks[0].path, "--held_out_files", blocks[1].path, "--max_seq_length", "32"]
-    flags += ["--tokenizer", str(tmp_path / "tokenizer"), "--output_dir", str(tmp_path / "run"), "--max_steps", "3"]
-    flags += ["--warmup_steps", "1", "--use_cpu", "True", "--disable_tqdm", "True"]
-    script = f"""
-import sys
-for absent in ("datasets", "zstandard", "peft"):
-    sys.modules[absent] = None
-from hf_electra_rtd.training.pretrain import main
-main({[str(flag) for flag in flags]!r})
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
-    assert (tmp_path / "run" / "run_record.json").exists()

@@ -71,11 +71,6 @@ def test_a_resize_keeps_all_three_tables_tied(tmp_path, batch, sharing, change):
     assert torch.equal(loaded(**batch).loss, model(**batch).loss)
 
 
-def test_a_resize_to_nothing_in_particular_changes_nothing(model):
-    assert model.resize_token_embeddings() is model.get_input_embeddings()
-    assert model.resize_token_embeddings(pad_to_multiple_of=64).num_embeddings == 64
-
-
 # ---- Gradients, next to those of two towers that share nothing ----
 
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 from datasets import Dataset
-from tokenizers import Tokenizer, models
-from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerFast
+from tokenizers import models
+from transformers import AutoTokenizer, BertTokenizer
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.base.records import PretrainingRecord
@@ -16,7 +16,6 @@ from hf_electra_rtd.data import prepare
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import PACKERS, WORD_START
 from hf_electra_rtd.data.tokenization import (
-    check_tokenizer,
     get_backend,
     load_tokenizer,
     refuse_other_tokens,
@@ -78,13 +77,6 @@ def test_another_tokenizer_is_told_apart_and_only_wordpiece_is_extended(tokenize
         else:
             with pytest.raises(ValueError, match="extend_vocabulary"):
                 check_extensible(tokenizer)
-
-
-def test_a_tokenizer_without_a_mask_is_refused(tokenizers):
-    backend = Tokenizer.from_str(tokenizers["byte-level BPE, <s>"].backend_tokenizer.to_str())
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
-    with pytest.raises(ValueError, match="mask_token"):
-        check_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, **names))
 
 
 def test_a_run_with_another_tokenizer_leaves_no_vocabulary_of_the_run_before(finished_run, tokenizers, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -76,12 +75,3 @@ def test_operations_of_more_layers_follow_from_those_of_one_and_two(library, mon
 def test_operations_are_those_of_a_second_step_on_fake_cuda_tensors(layers, operations):
     """Counted there at full depth, but for the few of clipping."""
     assert scale_model.operations_of(layers) == pytest.approx(operations, rel=0.005)
-
-
-def test_a_gpu_has_a_sequence_at_least_and_a_share_of_the_products():
-    small = scale_model.sizes()[0]
-    steps = [small.step(gpus) for gpus in (1, 8, 512)]
-    assert [step.batch for step in steps] == [128, 128, 512]
-    assert steps[1].products == pytest.approx(steps[0].products / 8)
-    for fewer, more in itertools.pairwise(steps):
-        assert fewer.all_reduce <= more.all_reduce

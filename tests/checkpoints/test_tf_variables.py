@@ -1,9 +1,6 @@
-import sys
-
 import numpy as np
 import pytest
 
-import hf_electra_rtd
 from hf_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.original_checkpoints import OVERRIDES, config_from_hparams, model_from_variables
 from tests.recordings import Recording
@@ -28,12 +25,6 @@ def test_everything_missing_left_over_and_misshapen_is_listed_but_slots_of_the_o
     told = r"generator/encoder/layer_0/intermediate/dense/kernel is \[16, 64\], expected \[32, 128\]"
     with pytest.raises(ValueError, match=told):
         model_from_variables(config_from_hparams({**hparams, "generator_hidden_size": 0.5}), variables)
-
-
-def test_the_message_where_tensorflow_is_not_installed_says_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
-    with pytest.raises(ValueError, match=r"needs TensorFlow.*pip install -e '\.\[tf\]'"):
-        hf_electra_rtd.load_tf_checkpoint("model.ckpt-7", {})
 
 
 # ---- hparams ----

@@ -26,7 +26,7 @@ pytest.importorskip("datatrove", reason="needs the extra scale")
 import deduplicate
 from datatrove.data import Document
 
-from hf_electra_rtd.data import distributed, preparation
+from hf_electra_rtd.data import distributed
 from hf_electra_rtd.data.distributed import PackShards, ReadTexts, index_shards
 from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import main
@@ -166,20 +166,6 @@ def test_documents_that_cannot_be_packed_or_indexed_are_refused(tmp_path, tokeni
     assert not list(tmp_path.rglob("index.json"))
 
 
-def test_a_long_document_is_tokenized_in_many_chunks_and_gives_the_same_shards(tmp_path, tokenizer, monkeypatch):
-    text, made = make_text(60).strip().replace("\n\n", "\n"), []
-    for size in (2**18, 1000):
-        monkeypatch.setattr(preparation, "_CHUNK", size)
-        pack_documents(tmp_path / str(size), tokenizer, tmp_path, ("a.jsonl", text), held_out_share=0)
-        made.append({file.name: file.read_bytes() for file in (tmp_path / str(size) / "train").iterdir()})
-    chunks = list(preparation._chunks((0, line) for line in (*text.splitlines(), "")))
-    assert len(chunks) > 10
-    assert max(chunk.size for chunk in chunks) < 1000 + max(map(len, text.splitlines())) + 1
-    assert [line for chunk in chunks for line in chunk.lines] == text.splitlines()
-    assert b"".join(chunk.document_ends for chunk in chunks) == bytes(len(text.splitlines()) - 1) + b"\1"
-    assert made[0] == made[1]
-
-
 def test_held_out_text_of_another_kind_of_preparation_is_refused(tmp_path, texts, tokenizer):
     (tmp_path / "corpus").mkdir()
     shutil.copy(texts / "0.txt", tmp_path / "corpus")
@@ -268,7 +254,6 @@ def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, re
     ("flags", "told"),
     [
         (["--executor", "local"], "--executor.*--tasks"),
-        (["--executor", "local", "--tasks", "0"], "--tasks is 0"),
         (["--executor", "slurm", "--tasks", "2", "--slurm", "time=1"], "needs at least --slurm partition"),
         (["--executor", "local", "--tasks", "2", "--drop_duplicates", "exact"], "no --drop_duplicates"),
         (["--executor", "local", "--tasks", "2", "--held_out_files", "x.txt"], "no --held_out_files"),
@@ -289,17 +274,6 @@ def test_what_an_executor_cannot_do_is_refused_before_any_work(tmp_path, corpus,
     with pytest.raises(ValueError, match=told):
         main([*given, "--output_dir", "out", *flags])
     assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(("executor", "package", "extra"), [("local", "datatrove", "scale"), ("ray", "ray", "ray")])
-def test_an_executor_that_is_not_installed_is_named(tmp_path, corpus, monkeypatch, executor, package, extra):
-    monkeypatch.setattr(distributed.importlib.util, "find_spec", lambda name: None)
-    if executor == "local":
-        monkeypatch.setitem(sys.modules, "hf_electra_rtd.data.distributed", None)
-        monkeypatch.delattr("hf_electra_rtd.data.distributed")
-    flags = ["--train_files", str(corpus), "--output_dir", str(tmp_path / "out"), "--executor", executor]
-    with pytest.raises(ValueError, match=rf"needs the package {package}.*hf-electra-rtd\[{extra}\]"):
-        main([*flags, "--tasks", "2"])
 
 
 @pytest.fixture(scope="module")

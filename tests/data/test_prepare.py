@@ -123,6 +123,19 @@ def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(
     assert open_blocks(tmp_path / "out" / "train.blocks").header.tokenizer_hash == tokenizer_hash(kept)
 
 
+@pytest.mark.parametrize(
+    "name", ["train.blocks/mine", "held_out.blocks/mine", "train/mine", "tokenizer/tokenizer.json"]
+)
+def test_what_no_preparation_has_left_stays(tmp_path, corpus, name):
+    (tmp_path / "out" / name).parent.mkdir(parents=True)
+    (tmp_path / "out" / name).write_text("mine")
+    flags = ["--max_seq_length", "32", "--disable_tqdm", "--output_dir", str(tmp_path / "out"), "--vocab_size", "100"]
+    sharded = ["--shard_size", "2KB"] if name.startswith("train/") else []
+    with pytest.raises(ValueError, match=f"out/{name.partition('/')[0]}"):
+        prepare.main(["--train_files", str(corpus), "--held_out_share", "0.1", *flags, *sharded])
+    assert (tmp_path / "out" / name).read_text() == "mine"
+
+
 def test_flags_of_text_are_told_of_only_where_all_of_it_is_prepared(tmp_path, corpus, caplog):
     (tmp_path / "a.blocks").touch()
     data = DataArguments(train_files=[str(tmp_path / "a.blocks")], packing="original")

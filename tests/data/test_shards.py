@@ -13,20 +13,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import set_seed
 
-from hf_electra_rtd import ElectraForRTDPretraining, RTDTrainer, RTDTrainingArguments, SequenceStream
+from hf_electra_rtd import ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.data import shards
-from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
-from hf_electra_rtd.data.preparation import prepare_blocks
 from hf_electra_rtd.data.prepare import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.initialization import count_tokens
 from hf_electra_rtd.training import pretrain
-from tests.conftest import VOCABULARY, pretraining_flags, tiny_config
+from tests.conftest import VOCABULARY, pretraining_flags
 
 
 LENGTH, ROWS = 16, 60
@@ -152,27 +149,6 @@ def test_shards_are_read_as_one_file(written, elsewhere, place):
         many[ROWS]
     for count in (partial(count_tokens, vocab_size=100), lambda sequences: CountedBigram(sequences, 100)._counts):
         np.testing.assert_array_equal(count(many), count(one))
-
-
-def test_training_on_one_file_on_shards_and_on_shards_elsewhere_gives_the_same_weights(corpus, tokenizer, tmp_path):
-    options = {"packing": "original", "disable_progress": True}
-    one, _ = prepare_blocks([str(corpus)], tokenizer, tmp_path / "one", 32, **options)
-    many, held_out = prepare_blocks([str(corpus)], tokenizer, tmp_path / "many", 32, shard_size=2000, **options)
-    assert len(many.shard_rows) > 3
-    assert held_out is None
-    places, trained = {"one": one, "many": many, "far": open_blocks(f"file://{many.path}")}, {}
-    for name, sequences in places.items():
-        set_seed(0)
-        args = {"max_steps": 3, "per_device_train_batch_size": 8, "max_seq_length": 32, "warmup_steps": 1}
-        args |= {"use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "eval_strategy": "no"}
-        args = RTDTrainingArguments(str(tmp_path / name), logging_steps=1, learning_rate=1e-2, **args)
-        trainer = RTDTrainer(ElectraForRTDPretraining(tiny_config()), args, sequences, processing_class=tokenizer)
-        trainer.train()
-        record = trainer.make_record()
-        trained[name] = (trainer.model.state_dict(), record.tokens, record.data["train"]["num_tokens"])
-    for name in ("many", "far"):
-        assert trained[name][1:] == trained["one"][1:]
-        assert all(torch.equal(tensor, trained[name][0][key]) for key, tensor in trained["one"][0].items())
 
 
 @pytest.mark.slow
@@ -316,71 +292,30 @@ def test_a_disk_that_does_not_hold_the_copies_is_warned_of(elsewhere, monkeypatc
 # ---- Bad input ----
 
 
-def test_an_index_that_was_altered_is_refused(many):
-    whole = json.loads((many / INDEX_FILE).read_text())
-    for change in (
-        lambda index: index["header"].update(num_sequences=ROWS + 1),
-        lambda index: index["shards"].pop(),
-        lambda index: index["shards"].reverse(),
-        lambda index: index["shards"][0].pop("size"),
-        lambda index: index["shards"][0].update(sha256="x/y"),
-        lambda index: index.pop("shards"),
-    ):
-        index = json.loads(json.dumps(whole))
-        change(index)
-        (many / INDEX_FILE).write_text(json.dumps(index))
-        with pytest.raises(ValueError, match=rf"{INDEX_FILE} cannot be read"):
+def test_an_index_that_was_cut_off_or_altered_is_refused(many):
+    whole = (many / INDEX_FILE).read_text()
+    sha256 = json.loads(whole)["shards"][0]["sha256"]
+    for bad in (whole[:-9], whole.replace(sha256, "../../x")):  # which would be a place in the cache
+        (many / INDEX_FILE).write_text(bad)
+        with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
             open_blocks(many)
-    (many / INDEX_FILE).write_text(json.dumps(whole)[:-9])
-    with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
-        open_blocks(many)
-    (many / INDEX_FILE).write_text(json.dumps(whole))
+    (many / INDEX_FILE).write_text(whole)
     with pytest.raises(ValueError, match="was altered"):  # another than that of the run
         open_blocks(many, sha256="0" * 64)
 
 
-@pytest.mark.parametrize("field", ["num_sequences", "num_tokens", "vocab_size", "tokenizer_hash", "recipe"])
+@pytest.mark.parametrize("how", ["missing", "cut off", "altered"])
 @pytest.mark.parametrize("far", [False, True])
-def test_an_index_with_other_counts_or_settings_than_its_shards_is_refused(many, field, far):
-    index = json.loads((many / INDEX_FILE).read_text())
-    first, *_, last = index["shards"]
-    if field in first:  # the sums stay
-        first[field] += 1
-        last[field] -= 1
-    else:
-        index["header"][field] = {"vocab_size": 99, "tokenizer_hash": "u", "recipe": {}}[field]
-    (many / INDEX_FILE).write_text(json.dumps(index))
-    place = f"file://{many}" if far else str(many)
-    for read in (lambda: open_blocks(place, verify=True).read(np.array([0])), lambda: open_blocks(place)[0]):
-        with pytest.raises(ValueError, match=rf"train-\d+\.blocks .*{INDEX_FILE}"):
-            read()
-
-
-@pytest.mark.parametrize("how", ["missing", "cut off", "altered", "exchanged"])
-@pytest.mark.parametrize("far", [False, True])
-def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many, tmp_path, how, far):
-    bad, content = many / "train-00001.blocks", (many / "train-00001.blocks").read_bytes()
+def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many, how, far):
+    bad = many / "train-00001.blocks"
+    content = bad.read_bytes()
     if how == "missing":
         bad.unlink()
-    elif how == "exchanged":
-        shutil.copy(many / "train-00002.blocks", bad)
-        bad.write_bytes(bad.read_bytes()[: len(content)].ljust(len(content)))
     else:
         bad.write_bytes(content[:-7] if how == "cut off" else content[:40] + bytes([content[40] ^ 1]) + content[41:])
     place = f"file://{many}" if far else str(many)
-    wanted = {"missing": "is missing", "cut off": f"has .* bytes, not the {len(content)} of its index"}
-    wanted |= {"altered": "was altered after", "exchanged": "cannot be read: it is no whole"}
-    if far and how in ("altered", "exchanged"):  # it is verified when it is copied
-        blocks = open_blocks(place, verify=True)
-    with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks {wanted[how]}.*\. Copy "):
-        blocks.read(np.arange(ROWS)) if far and how in ("altered", "exchanged") else open_blocks(place, verify=True)
-
-
-def test_a_shard_that_vanishes_while_it_is_read_is_named_with_a_remedy(many):
-    blocks = open_blocks(many)
-    (many / "train-00001.blocks").unlink()
-    with pytest.raises(ValueError, match=rf"^{many}/train-00001\.blocks cannot be read: .*\. Copy "):
-        blocks.read(np.arange(ROWS))
+    with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks .*\. Copy "):
+        open_blocks(place, verify=True).read(np.arange(ROWS))  # a copy is verified when it is made
 
 
 def test_a_window_of_more_shards_than_there_are_is_refused(elsewhere):
@@ -399,14 +334,6 @@ def test_a_window_of_more_shards_than_there_are_is_refused(elsewhere):
 def test_an_address_that_cannot_be_read_is_refused(address):
     with pytest.raises(ValueError, match=f"^{address}/{INDEX_FILE} "):
         open_blocks(address)
-
-
-@pytest.mark.parametrize("size", ["much", "-5MB", "12XB", ""])
-def test_sizes_are_checked(size):
-    with pytest.raises(ValueError, match="--shard_size"):
-        DataArguments(shard_size=size)
-    assert DataArguments(shard_size="1.5MB").shard_bytes == 1_500_000
-    assert DataArguments(shard_size="4096").shard_bytes == 4096
 
 
 # ---- The commands ----

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import BertTokenizer
 
 from hf_electra_rtd.data.tokenization import (
     check_known,
@@ -40,14 +40,6 @@ def test_unknown_tokens_are_counted_without_special_ones_warned_of_and_refused(t
         check_known("a.txt", 51, 100)
     assert check_known("a.txt", 51, 100, refuses=False) == 0.51
     assert check_known("nothing", 0, 0) == 0
-
-
-def test_a_tokenizer_survives_its_directory_and_its_vocabulary_file(trained, tmp_path):
-    save_tokenizer(trained, tmp_path)
-    ours = (load_tokenizer(str(place)) for place in (tmp_path, tmp_path / "vocab.txt"))
-    for loaded in (*ours, AutoTokenizer.from_pretrained(tmp_path)):
-        assert tokenizer_hash(loaded) == tokenizer_hash(trained)
-        assert loaded("a river, the Mill!")["input_ids"] == trained("a river, the Mill!")["input_ids"]
 
 
 @pytest.mark.parametrize(

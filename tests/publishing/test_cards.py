@@ -10,12 +10,10 @@ from transformers import ElectraConfig
 
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.base.records import FractionRecord
-from hf_electra_rtd.base.tasks import get_task
 from hf_electra_rtd.data.text import open_texts, parse_sources, scan
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments, TaskArguments
 from hf_electra_rtd.publishing import card as card_module
-from hf_electra_rtd.publishing.card import _FINE_TUNING, CardArguments, fine_tuned_card, pretraining_card
+from hf_electra_rtd.publishing.card import CardArguments, fine_tuned_card, pretraining_card
 from tests.publishing.card_records import CARD, code_of, evaluation_record, run_record, runs, tower
 
 
@@ -124,13 +122,6 @@ def test_the_code_of_a_fine_tuned_card_runs(architecture, adapter, tokenizer, tm
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("benchmark", "task", "texts"), [("clue", "cluewsc2020", 1), ("glue", "rte", 2)])
-def test_code_has_as_many_texts_as_the_task(benchmark, task, texts):
-    run = evaluation_record(task, benchmark=benchmark, dataset=get_task(benchmark, task).describe())
-    (block,) = code_of(fine_tuned_card([run], REPO, CARD))
-    assert ("The chef ate the meal." in block) == (texts == 2)
-
-
 @pytest.mark.parametrize(
     ("objective", "part", "pipeline", "tag"),
     [
@@ -169,12 +160,6 @@ def test_each_metric_and_split_on_the_hub_has_its_entry():
     assert "model-index" not in evaluated([evaluation_record("cola", metric="matthews", score=0.0)])[0]
 
 
-@pytest.mark.parametrize(("described", "beside"), [({}, True), ({"model_config": "mine.json"}, False)])
-def test_published_figures_stand_beside_models_of_a_named_size_only(described, beside):
-    card = discriminator_card(run_record(size="small", described=described), runs(model={"size": "small"}))
-    assert ("| Google ELECTRA-Small-OWT | published | 87.4 |" in card) == beside
-
-
 def cautions(body):
     """The tasks that the list of cautions names, each as often as it has one."""
     listed = body.partition("### After fine-tuning")[2].partition("\n## ")[0]
@@ -198,69 +183,6 @@ def test_majorities_and_random_weights_are_those_of_the_same_task_on_its_whole_d
     assert cautions(evaluated(runs("rte", (0.6, 0.6), benchmark="own"), compared=random)[1]) == []
 
 
-def test_a_fine_tuned_card_says_what_the_report_of_its_weights_knows():
-    numbers = {"mae": 1.25, "rmse": 1.5, "baseline": {"prediction": 3.1234567, "score": 0.0, "mae": 2.5, "rmse": 2.75}}
-    for report, shown, hidden in (
-        (REPORT, ["61.0 to 79.0", "`no`", "60.0", "| `yes` | 75.0 | 50.0 | 60.0 | 40 |"], "None|`no, yes`"),
-        (REPORT | {"constant_prediction": ["no", "yes"]}, ["`no, yes`"], "None"),
-        (REPORT | numbers, ["`3.123`", "1.25", "1.5", "2.5 and 2.75"], "None"),
-        ({"interval": [0.5, 0.6]}, ["50.0 to 60.0"], "Always|<summary>Classes"),
-    ):
-        body = parts(fine_tuned_card([evaluation_record(reports={"dev": report})], REPO, CARD))[1]
-        assert [text for text in shown if text not in body] == []
-        assert not re.search(hidden, body)
-
-
-def test_a_fine_tuned_card_shows_the_settings_that_differ_from_the_recipe_before_the_others():
-    arguments = {"class_weights": "balanced", "early_stopping_patience": 3, "learning_rate": 3e-4, "max_steps": -1}
-    arguments["lora"] = None
-    body = parts(fine_tuned_card([evaluation_record(arguments=arguments)], REPO, CARD))[1]
-    settings = body.partition("## Training procedure")[2].partition("<details>")[2].partition("</details>")[0]
-    assert re.findall(r"\| `(\w+)` \| ([\w.]+) \| (\w*) \|", settings) == [
-        ("class_weights", "balanced", "none"),
-        ("early_stopping_patience", "3", "none"),
-        ("learning_rate", "0.0003", ""),
-    ]
-
-
-def test_a_fine_tuned_card_names_the_files_and_counts_its_steps():
-    data = {"train": {"examples": 4, "files": {"a.csv": "1" * 64, "b.csv": "2" * 64}}}
-    body = parts(fine_tuned_card([evaluation_record(data=data, epochs=1, steps=1, command="")], REPO, CARD))[1]
-    assert f"a.csv, SHA-256 {'1' * 64}; b.csv, SHA-256 {'2' * 64}\n" in body
-    assert "1 (1 step)" in body
-    assert "--" not in body.partition("```bash")[2].partition("```")[0]
-
-
-def test_texts_to_try_a_model_on_are_metadata_of_its_card():
-    texts = ["a: 'b'", "- c"]
-    metadata, _ = parts(fine_tuned_card([evaluation_record()], REPO, CARD, texts=texts))
-    assert metadata["widget"] == [{"text": text} for text in texts]
-    assert "widget" not in parts(fine_tuned_card([evaluation_record()], REPO, CARD))[0]
-
-
-def test_a_fine_tuned_card_says_that_scores_are_of_few_examples():
-    args = {**evaluation_record().arguments, "max_eval_samples": 50}
-    run = evaluation_record(arguments=args, data={"dev": {"examples": 50}})
-    assert "- mrpc: on 50 examples of dev." in fine_tuned_card([run], REPO, CARD)
-
-
-@pytest.mark.parametrize(
-    ("change", "shown"),
-    [
-        ({"data": {"train": {"sources": [{"name": "a|b.txt", "sha256": "12ab"}]}}}, r"`a\\\|b.txt`"),
-        ({"data": {"train": {"num_tokens": 14950400}}}, r"passes .* \| 1 \|"),
-        ({"sequences": 233_600}, r"`sequences_per_step` \| 32 \| 128 \|"),
-        ({"flops": {"model": 5.67e15, "paper": None}}, r"5.67e\+15"),
-        ({"hardware": {"processor": "X", "cpu_cores": 4, "accelerators": ["G", "G"]}}, "2 x G; X"),
-        ({"command": "train.py --seed 7"}, r"train.py \\\n    --seed 7"),
-        ({"model": {"temperature": 0.5}}, r"`temperature` \| 0.5 \| 1 \|"),
-    ],
-)
-def test_values_of_a_card_are_those_of_the_record(change, shown):
-    assert not re.search(shown, discriminator_card())
-    assert re.search(shown, discriminator_card(run_record(**change)))
-
-
 def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated(tmp_path):
     corpus = Path(__file__).parents[2] / "examples/data/eltec_eng_excerpts.txt.gz"
     with open_texts(parse_sources(str(corpus)), tmp_path, disable_progress=True) as texts:
@@ -273,23 +195,6 @@ def test_the_license_of_the_text_is_the_one_given_or_known_and_else_not_stated(t
         record = run_record(data={"train": {"sources": [{"name": "a.txt", "sha256": digest} for digest in digests]}})
         record.arguments["data"]["data_license"] = stated
         assert re.search(rf"license and source of the text {shown.replace('|', '[|]')}", discriminator_card(record))
-
-
-@pytest.mark.parametrize("size", [size for size in SIZES if SIZES[size].is_published])
-def test_a_run_with_the_papers_recipe_is_not_said_to_differ_from_it(size):
-    recipe = SIZES[size].pretraining
-    steps, batch, length = (recipe[key] for key in ("max_steps", "per_device_train_batch_size", "max_seq_length"))
-    generator = tower(hidden_size=SIZES[size].generator_hidden_size * 768)
-    options = {
-        "training": {**recipe, "bias_correction": False},
-        "model": {"generator_config": generator, "discriminator_config": tower(hidden_size=768)},
-        "steps": steps,
-        "sequences": steps * batch,
-        "tokens": steps * batch * length,
-    }
-    body = discriminator_card(run_record(size=size, **options))
-    assert "times\n  as many" not in body
-    assert "| setting | here |\n" in body
 
 
 BEGUN = {"training": {"max_steps": 7300}, "steps": 1825, "sequences": 29200, "tokens": 3_737_600}
@@ -367,12 +272,3 @@ def test_two_settings_of_one_task_are_no_published_figure():
     with pytest.raises(ValueError, match=r"rte: .*learning_rate 1e-05"):
         evaluated([first, other])
     assert "50.0" in evaluated([first], compared=[other])[1]
-
-
-def test_the_settings_that_a_card_takes_for_usual_are_the_defaults_of_the_flags(tmp_path):
-    flags = vars(FineTuningArguments(output_dir=str(tmp_path), use_cpu=True)) | vars(TaskArguments("encoder"))
-    flags["batch_size"] = flags["per_device_train_batch_size"]
-    unset = {"max_steps": -1, "eval_strategy": "no"}
-    for name, usual in _FINE_TUNING.items():
-        if not name.startswith("lora_"):  # without --lora there is none
-            assert flags[name] == (unset.get(name) if usual is None else usual), name

@@ -32,11 +32,3 @@ def test_the_curves_of_a_run_are_those_of_its_record(tmp_path, monkeypatch, meas
         assert all(float(tick).is_integer() for tick in axis.get_xticks())
         assert line(axis, "training") == [(10, value), (20, value)]
         assert line(axis, "held out") == [(20, value + 1)]
-
-
-def test_a_single_evaluation_shows_a_point_for_every_curve(tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    plot_curves(run_record(curves=[{"step": 9, "eval_discriminator_auc": 0.7, "eval_bigram_auc": 0.8}]), tmp_path)
-    points = [each for axis in drawn[0].axes for each in axis.get_lines() if len(each.get_xdata()) == 1]
-    assert [each.get_marker() not in ("None", None, "") for each in points] == [True, True]

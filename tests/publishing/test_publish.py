@@ -249,12 +249,10 @@ def test_labels_tokens_and_pieces_of_a_vocabulary_are_no_paths(runs, hub):
 @pytest.mark.parametrize(
     ("flags", "name"),
     [
-        (["--run", "{run}"], "hub_model_id"),
         (["--run", "{run}", "--hub_model_id", "tiny"], "hub_model_id is tiny"),
         (["--run", "{run}", "--hub_model_id", PREFIX, "--parts", "trunk"], "trunk"),
         (["--run", "{run}/blocks", "--hub_model_id", PREFIX], r"run_record\.json"),
         (["--run", "{run}/../halfway", "--hub_model_id", PREFIX], "--keep_models"),
-        (["--run", "{run}/../adapted", "--hub_model_id", PREFIX], "base_model"),
         (["--run", "{run}/lost", "--hub_model_id", PREFIX], r"generator holds no model\.safetensors"),
         (["--run", "{run}/cut", "--hub_model_id", PREFIX], r"generator/model\.safetensors"),
         (["--run", "{run}/discriminator", "--hub_model_id", PREFIX], "ElectraForPreTraining"),
@@ -268,8 +266,3 @@ def test_mistakes_are_named_before_anything_is_asked(flags, name, runs, hub):
     with pytest.raises(ValueError, match=name):
         publish.main([flag.replace("{run}", str(runs / "run")) for flag in flags])
     assert hub.requests == []
-
-
-def test_a_flag_that_changes_nothing_is_only_named(runs, hub, caplog):
-    assert send(runs / "run", "--dry_run", "--base_model", "a/b") == 0
-    assert "--base_model" in caplog.text

@@ -105,11 +105,6 @@ def test_scores_stand_in_one_column_only_if_examples_kind_and_metric_are_the_sam
     assert len(list(differences(records))) == has_difference
 
 
-def test_an_older_record_of_the_same_source_stands_in_the_column_of_its_task():
-    records = [FIRST, evaluation_record("rte", 43, 0.6, **EXAMPLES), evaluation_record("mrpc", **EXAMPLES)]
-    assert [(result.task, result.main) for result in summarize(records)] == [("rte", [0.5, 0.6]), ("mrpc", [0.7])]
-
-
 def test_own_tasks_are_one_column_if_their_examples_are_the_same_and_have_no_average():
     own = {**EXAMPLES, "benchmark": "own"}
     records = [
@@ -126,27 +121,6 @@ def test_no_average_counts_a_task_twice():
     rows, caption = cells([*others, evaluation_record("cola"), evaluation_record("mrpc")])
     assert rows[0][-1] == "avg"
     assert "avg: over cola, mrpc." in caption
-
-
-def test_the_caption_names_the_model_of_each_selection_where_a_task_has_several():
-    other = evaluation_record("rte", model={"name_or_path": "other"}, selection="best of 2")
-    caption = cells([evaluation_record("rte", selection="last step"), other])[1]
-    assert f"last step ({MODEL} on rte); best of 2 (other (transformers head) on rte)." in caption
-
-
-def test_models_of_one_name_are_not_one_row_if_their_weights_differ_between_tasks():
-    records = [evaluation_record("rte"), evaluation_record("mrpc", model={"sha256": "0" * 64})]
-    assert len({result.model for result in summarize(records)}) == 2
-
-
-def test_a_setting_that_differs_on_one_task_names_the_row_of_all_tasks():
-    slow = [evaluation_record(task, 42, 0.5) for task in ("rte", "mrpc")]
-    fast = evaluation_record("rte", 42, 0.6, arguments={**slow[0].arguments, "learning_rate": 0.001})
-    rows, _ = cells([*slow, fast])
-    named = [f"tiny (transformers head, learning_rate {rate})" for rate in ("0.0003", "0.001")]
-    assert [row[0] for row in rows[1:]] == named
-    assert rows[1][2:4] == ["50.0", "50.0"]
-    assert rows[2][2:4] == ["", "60.0"]
 
 
 def test_runs_without_a_finite_score_are_left_out_and_named():
@@ -208,20 +182,6 @@ def saved(tmp_path, *records):
         (tmp_path / str(number)).mkdir()
         record.save(tmp_path / str(number))
     return [tmp_path / str(number) for number in range(len(records))]
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_compare_prints_the_table_as_markdown_or_drawn(terminal, tmp_path, capsys, monkeypatch):
-    records = runs("rte", (0.5, 0.75), model=SMALL)
-    saved(tmp_path, *records)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    monkeypatch.setenv("COLUMNS", "160")
-    main([str(tmp_path)])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert ("| - | - |" in shown) != terminal
-    rows, caption = cells(records, published=True)
-    for text in [*(cell for row in rows for cell in row), *caption.split("\n")]:
-        assert " ".join(text.split()) in shown
 
 
 def report(right, *samples, data="a"):

@@ -3,10 +3,8 @@ import sys
 
 import pytest
 import torch
-from transformers.integrations import integration_utils
 
 from hf_electra_rtd import RTDTrainingArguments
-from hf_electra_rtd.finetuning.arguments import FineTuningArguments
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.training.arguments import fraction_steps, keep_freed_memory, settle_products
 
@@ -25,19 +23,6 @@ def test_a_short_run_is_logged_evaluated_and_warmed_up_in_proportion():
         args = RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=max_steps)
         assert (args.logging_steps, args.eval_steps, args.warmup_steps) == wanted
     assert RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=200, eval_steps=7).eval_steps == 7
-
-
-def test_progress_bars_show_in_a_terminal_only_and_where_they_are_asked_for(monkeypatch):
-    for is_terminal, given, wanted in ((False, None, True), (True, None, False), (False, False, False)):
-        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal, raising=False)
-        assert RTDTrainingArguments("out", use_cpu=True, disable_tqdm=given).disable_tqdm is wanted
-
-
-def test_a_tracker_that_is_not_installed_is_refused_with_the_way_to_install_it(monkeypatch):
-    monkeypatch.setattr(integration_utils, "is_comet_available", lambda: False)
-    for arguments in (RTDTrainingArguments, FineTuningArguments):
-        with pytest.raises(ValueError, match=r"comet_ml .*pip install"):
-            arguments("out", use_cpu=True, report_to=["comet_ml"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from transformers.trainer_callback import TrainerState
 
 from hf_electra_rtd import PretrainingRecord
 from hf_electra_rtd.training.checkpoints import (
-    check_sources,
     checkpoint_step,
     latest_checkpoint,
     list_checkpoints,
@@ -45,15 +44,6 @@ def flip(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-def test_only_a_model_that_a_run_replaces_lies_where_it_writes(tmp_path):
-    for name in ("kept", "generator", "checkpoint-3"):
-        (tmp_path / name).mkdir()
-    check_sources(tmp_path, {"generator": str(tmp_path / "kept"), "discriminator": str(tmp_path / "not there")})
-    for source in (tmp_path, tmp_path / "generator", tmp_path / "checkpoint-3"):
-        with pytest.raises(ValueError, match=r"--generator .* lies where this run writes"):
-            check_sources(tmp_path, {"generator": str(source)})
 
 
 def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):

@@ -8,38 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from rich.console import Console
-from transformers import BertTokenizer, TrainerState
 
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
-from hf_electra_rtd.base.accounting import count_parameters, format_duration
-from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.training import console
-from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
 from hf_electra_rtd.training.meters import TrainingMeters
 from hf_electra_rtd.training.pretrain import RunArguments, _advise, dry_run
 from tests.conftest import tiny_config
 from tests.training.test_trainer import arguments
-
-
-def test_a_training_log_is_one_line_with_the_time_left():
-    state = TrainerState(max_steps=1000)
-    state.global_step = 250
-    logs = {"loss": 12.3456, "generator_loss": 6.0, "generator_accuracy": 0.1, "discriminator_loss": 0.5}
-    logs |= {"discriminator_recall": 0.25, "sampled_accuracy": 0.5, "replaced_share": 0.07, "tokens_per_second": 12345}
-    logs |= {"learning_rate": 5e-4, "train_seconds": 100.0}
-    assert console.format_log(logs, state) == (
-        "step 250/1,000  generator loss 6.000  discriminator loss 0.500, recall 25.0%  5 min 0 s left"
-    )
-    held_out = console.format_log({"eval_discriminator_loss": 0.5, "eval_discriminator_masked_accuracy": 0.125}, state)
-    assert held_out == "step 250 held out  encoder loss 0.500, masked accuracy 12.5%"
-    assert console.format_log({"train_runtime": 1.0}, state) is None
-    told = console.describe_metrics({"generator_loss": 1.0, "generator_accuracy": None})
-    assert told == {"generator": "loss 1.000"}
-    state.max_steps = 1_000_000
-    state.global_step = 999_900
-    found = {"discriminator_auc": 0.9, "bigram_auc": 0.8, "discriminator_precision": 0.5}
-    evaluation = {f"eval_{name}": value for name, value in {**logs, **found}.items()}
-    assert all(len(console.format_log(each, state)) <= console.WIDTH for each in (logs, evaluation))
 
 
 RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "learning_rate": 5e-4, "save_steps": 2}
@@ -126,17 +102,6 @@ def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
     assert "tokens/s" not in text  # nothing is timed
 
 
-def test_a_memory_that_is_no_size_is_refused(show):
-    with pytest.raises(ValueError, match="memory_of"):
-        show(memory_of="much")
-
-
-def test_durations_are_in_units_that_people_read():
-    seconds = (0.2, 59.6, 318.55, 11_520, 86_399.9, 216_000, 215_258_750)
-    texts = ["0 s", "1 min 0 s", "5 min 19 s", "3 h 12 min", "1.0 days", "2.5 days", "6.8 years"]
-    assert list(map(format_duration, seconds)) == texts
-
-
 # ---- What the discriminator finds ----
 
 
@@ -156,37 +121,3 @@ def test_found_missed_and_false_alarms_are_those_of_the_metrics(blocks, tokenize
     assert found / (found + alarms) == pytest.approx(measured["discriminator_precision"])
     asked = sum(token.masked for token in tokens) if objective == "rtd_masked_only" else len(tokens)
     assert sum(token.probability >= 0 for token in tokens) == asked
-
-
-def scored(*tokens):
-    """Of (original, read, probability)."""
-    return [ScoredToken(original, read, original != read, probability) for original, read, probability in tokens]
-
-
-def test_a_discriminator_near_chance_one_below_counted_pairs_and_one_above_are_told_apart():
-    cases = ((0.55, 0.8), (0.7, 0.8), (0.8, 0.8), (0.9, 0.8), (0.7, None))
-    near_chance, below, at, above, alone = (console.describe_reading(*case) for case in cases)
-    assert near_chance != below == at != above == alone
-
-
-def test_a_sentence_is_joined_and_says_what_was_replaced_found_and_missed(tokenizer):
-    tokens = scored(("[CLS]", "[CLS]", 0.1), ("the", "the", 0.1), (".", ".", 0.1))
-    tokens += scored(("it", "took", 0.8), ("was", "was", 0.7), ("mill", "door", 0.2), ("##s", "##s", 0.4))
-    tokens += scored((",", ",", 0.1), ("he", "##ed", 0.1), (".", ".", 0.0), ("a", "the", 0.9), ("[SEP]", "[SEP]", 0.1))
-    assert console.describe_verdicts(tokens) == "2 of 4 replaced tokens found, 1 false alarm"
-    assert console.average_probability([*tokens, *scored(("a", "a", float("nan")))]) == pytest.approx(3.6 / 12)
-    sentence = find_sentence(tokens, tokenizer)
-    assert sentence == tokens[3:10]
-    assert mark_sentence(sentence, 0.2, tokenizer).plain == (
-        "took [was it: found, x 4.0] was [false alarm, x 3.5] doors [was mills: missed, x 1.0],ed "
-        "[was he: missed, x 0.5]."
-    )
-    assert find_sentence(tokens[:3], tokenizer) == []
-    assert len(find_sentence(scored(*[("it", "he", 0.1)] * 90), tokenizer)) < 30
-
-
-def test_chinese_is_written_without_spaces():
-    vocabulary = [*SPECIAL_TOKENS, *"我们去北京河"]
-    tokenizer = BertTokenizer(vocab={token: index for index, token in enumerate(vocabulary)})
-    tokens = scored(*((sign, "河" if sign == "北" else sign, 0.3) for sign in "我们去北京"))
-    assert mark_sentence(tokens, 0.1, tokenizer).plain == "我们去河 [was 北: missed, x 3.0]京"

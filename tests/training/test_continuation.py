@@ -12,7 +12,6 @@ from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
-from hf_electra_rtd.training.meters import before_and_after
 from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.pretrain import main
 from tests.conftest import VOCABULARY, make_text, pretraining_flags, tiny_config
@@ -79,18 +78,6 @@ def test_what_is_shared_follows_from_the_pair_or_from_the_flag(tmp_path, tokeniz
     tables = {id(tower.get_input_embeddings().weight) for tower in built.towers.values()}
     assert len(tables) == (1 if (now or before) == "embeddings" else 2)
     assert ("replaces tensors of the generator" in caplog.text) == (now == "embeddings" != before)
-
-
-@pytest.mark.parametrize("before", ["none", "gdes"])
-@pytest.mark.parametrize("kind", ["uniform", "bigram"])
-def test_a_discriminator_goes_on_without_the_generator_as_it_was(tmp_path, tokenizer, before, kind):
-    pair = ElectraForRTDPretraining(tiny_config(sharing=before))
-    with torch.no_grad():  # deltas began at zero
-        pair.get_input_embeddings().weight.add_(0.1 * torch.randn(55, 16))
-    pair.save_pretrained(tmp_path)
-    built = build_model(ModelArguments(continue_from=str(tmp_path), generator_type=kind), tokenizer, 32)
-    assert (built.generator, built.config.sharing) == (None, "none")
-    torch.testing.assert_close(logits(built)[0], logits(pair)[0])
 
 
 @pytest.mark.parametrize("options", [{"objective": "all_tokens_mlm"}, {"objective": "mlm"}], ids=str)
@@ -272,12 +259,6 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     assert PretrainingRecord.load(again).before_and_after == changes
 
 
-def test_an_mlm_goes_on_from_its_network_alone(go_on, tmp_path, tokenizer):
-    ElectraForRTDPretraining(tiny_config(objective="mlm")).save_towers(tmp_path / "mlm", tokenizer)
-    run = go_on("--objective", "mlm", continue_from=tmp_path / "mlm" / "discriminator")
-    assert PretrainingRecord.load(run).arguments["model"]["size"] == "tiny"
-
-
 def test_another_vocabulary_is_refused_before_the_sequences_of_a_run_are_replaced(go_on):
     more = {"extend_vocabulary": 2}
     for before, now, message in ((2, {}, "has 57 tokens, the tokenizer 55"), (None, more, "Leave the flag out")):
@@ -300,15 +281,6 @@ def test_old_text_that_is_trained_on_or_would_not_be_evaluated_is_refused(go_on,
             go_on(held_out_share=share, **old)
 
 
-def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
-    log = [{"step": step, f"eval_{text}loss": loss} for step, text, loss in ((0, "", 3), (4, "", 2), (4, "old_", 5))]
-    assert before_and_after(4, log) == {"new": {"before": {"loss": 3}, "after": {"loss": 2}}}
-    log.append({"step": 0, "eval_old_loss": 4, "eval_old_runtime": 1.0})
-    assert before_and_after(4, log)["old"] == {"before": {"loss": 4}, "after": {"loss": 5}}
-    assert before_and_after(4, log[1:3]) == {}
-    assert before_and_after(9, log)["new"] == {"before": {"loss": 3}}
-
-
 # ---- Mistakes ----
 
 
@@ -320,9 +292,6 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ({"continue_from": "{run}/generator"}, "ElectraForMaskedLM"),
         ({"continue_from": "{tmp}/mine"}, "no generator beside"),
         ({"size": "tiny"}, "--size"),
-        ({"generator": "x"}, "--generator"),
-        ({"generator_hidden_size": 0.5}, "--generator_hidden_size"),
-        ({"initialization": "neighbours"}, "--initialization"),
         ({"objective": "mlm"}, "ElectraForPreTraining.*'mlm'"),
         ({"sharing": "all"}, "hidden_size"),
         ({"objective": "electric", "generator_type": "two_tower"}, "two_tower.*--new_generator"),
@@ -331,7 +300,6 @@ def test_metrics_before_and_after_need_an_evaluation_before_the_first_step():
         ({"max_seq_length": 512}, "--max_seq_length 512"),
         ({"extend_vocabulary": 9}, "extend_vocabulary=9"),
         ({"extend_vocabulary": 1, "train_files": "{run}/blocks/train.blocks"}, "chooses words from text"),
-        ({"continue_from": None, "size": "tiny", "new_generator": True}, "--new_generator.*--continue_from"),
     ],
 )
 def test_mistakes_are_named_before_any_text_is_prepared(go_on, tmp_path, finished_run, monkeypatch, flags, message):

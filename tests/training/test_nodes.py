@@ -220,13 +220,3 @@ def test_a_launcher_whose_restarts_would_not_go_on_is_refused(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"):
         pretrain.check_launcher(args)
-
-
-def test_the_dry_run_tells_how_the_batch_comes_together(monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    args = SimpleNamespace(gradient_accumulation_steps=3, train_batch_size=6, world_size=16, max_seq_length=128)
-    args.sequences_per_step = 16 * 6 * 3
-    assert pretrain.describe_batch(args, "small") == (
-        "2 node(s) x 8 process(es) x 6 sequence(s) x 3 accumulated = 288 (128 in the recipe of small), "
-        "36,864 tokens a step"
-    )

@@ -163,7 +163,7 @@ STABLE = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"n
     ("stop", "accumulation", "directory", "more"),
     [
         (4, 1, "parts", {}),
-        (5, 2, "new", {}),
+        (5, 2, "new", {"more": {"temperature_schedule": "exponential"}}),
         (4, 1, "new", {"optim": "muon", **STABLE}),
     ],
 )
@@ -199,6 +199,7 @@ def trained(blocks, tokenizer, tmp_path_factory):
     [
         ({"max_steps": 2}, "max_steps=2"),
         ({"seed": 1}, "seed was 42, now 1"),
+        ({"document_attention": True}, "document_attention was False, now True"),
         ({"mask_probability": 0.3, "masking": "word"}, r"mask_probability was .*masking was token, now word"),
         ({"gradient_accumulation_steps": 2}, "sequences_per_step was 8, now 16"),
         ({"more": {"sharing": "gdes", "temperature": 0.5}}, r"sharing was .*gdes; .*temperature was 1\.0, now 0\.5"),
@@ -325,51 +326,6 @@ def test_a_discriminator_that_reads_no_context_and_a_long_warmup_are_warned_of_o
     assert "warmup_steps=100" in caplog.text
 
 
-def test_other_optimizers_and_schedules_are_taken_as_named(tmp_path, blocks, tokenizer):
-    named = {"optim": "adafactor", "lr_scheduler_type": "constant", "warmup_steps": 0}
-    trainer = make_trainer(tmp_path, blocks, tokenizer, **named)
-    trainer.train()
-    assert type(trainer.optimizer.optimizer).__name__ == "Adafactor"
-    assert all(entry["learning_rate"] == 1e-2 for entry in trainer.state.log_history if "loss" in entry)
-
-
-# Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
-OVERRIDDEN = {
-    RTDTrainer: {
-        "_clip_grad_norm": ["self", "model"],
-        "_issue_warnings_after_load": ["self", "load_result"],
-        "_save_checkpoint": ["self", "model", "trial"],
-    },
-    FineTuner: {
-        "_get_eval_sampler": ["self", "eval_dataset"],
-        "_get_train_sampler": ["self", "train_dataset"],
-        "_run_epoch": [
-            "self",
-            "model",
-            "epoch",
-            "train_dataloader",
-            "steps_in_epoch",
-            "num_update_steps_per_epoch",
-            "trial",
-            "ignore_keys_for_eval",
-            "start_time",
-            "resume_from_checkpoint",
-            "epochs_trained",
-            "steps_trained_in_current_epoch",
-        ],
-        "_save_checkpoint": ["self", "model", "trial"],
-    },
-}
-
-
-@pytest.mark.parametrize("kind", OVERRIDDEN)
-def test_the_trainer_of_transformers_still_has_the_private_methods_that_are_overridden(kind):
-    ours = kind.__mro__[: kind.__mro__.index(Trainer)]
-    names = {name for one in ours for name in vars(one) if name[0] == "_" != name[1] and hasattr(Trainer, name)}
-    signatures = {name: list(inspect.signature(getattr(Trainer, name)).parameters) for name in names}
-    assert signatures == OVERRIDDEN[kind]
-
-
 # ---- A plain Trainer ----
 
 
@@ -449,3 +405,40 @@ def test_the_discriminator_learns_what_context_can_tell(tmp_path, tokenizer):
     trainer = make_trainer(tmp_path, blocks, tokenizer, model=model, **flags)
     trainer.train()
     assert trainer.state.log_history[-2]["eval_discriminator_auc"] > 0.8
+
+
+# Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
+OVERRIDDEN = {
+    RTDTrainer: {
+        "_clip_grad_norm": ["self", "model"],
+        "_issue_warnings_after_load": ["self", "load_result"],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
+    FineTuner: {
+        "_get_eval_sampler": ["self", "eval_dataset"],
+        "_get_train_sampler": ["self", "train_dataset"],
+        "_run_epoch": [
+            "self",
+            "model",
+            "epoch",
+            "train_dataloader",
+            "steps_in_epoch",
+            "num_update_steps_per_epoch",
+            "trial",
+            "ignore_keys_for_eval",
+            "start_time",
+            "resume_from_checkpoint",
+            "epochs_trained",
+            "steps_trained_in_current_epoch",
+        ],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", OVERRIDDEN)
+def test_the_trainer_of_transformers_still_has_the_private_methods_that_are_overridden(kind):
+    ours = kind.__mro__[: kind.__mro__.index(Trainer)]
+    names = {name for one in ours for name in vars(one) if name[0] == "_" != name[1] and hasattr(Trainer, name)}
+    signatures = {name: list(inspect.signature(getattr(Trainer, name)).parameters) for name in names}
+    assert signatures == OVERRIDDEN[kind]

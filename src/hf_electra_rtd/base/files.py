@@ -56,18 +56,18 @@ def writing(path: str | os.PathLike[str], replaces: str | None = None, ours: Seq
 def check_output(
     path: str | os.PathLike[str], *inputs: str | None, replaces: str | None = None, ours: Sequence[str] = ("*",)
 ) -> None:
-    """Raises ValueError for a name that must not be replaced: that of one of the `inputs` or in one; of a link, FIFO
-    or device; of a directory where a file is written. A directory (see `writing`) may only replace an empty one, or
-    one that holds `replaces`, a file by which we know our own, and nothing beside what the patterns `ours` match."""
+    """Raises ValueError for a name that must not be replaced: that of one of the `inputs` or in one; of a directory
+    where a file is written. A directory (see `writing`) may only replace an empty one, or one that holds `replaces`, a
+    file by which we know our own, and nothing beside what the patterns `ours` match."""
     path = Path(path)
     for given in inputs:
         if given is not None and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given)):
             raise ValueError(f"{path} would replace a part of {given}, which is read. Choose another name.")
-    if not os.path.lexists(path):
+    if not path.exists():
         return
     with naming(path):
         is_ours = path.is_file() if replaces is None else (path / replaces).exists() or not any(path.iterdir())
-    if path.is_symlink() or not is_ours:
+    if not is_ours:
         kind = "no ordinary file" if replaces is None else "nothing that this program made"
         raise ValueError(f"{path} is there, and {kind}. Move it away, or choose another name.")
     if replaces is None:
@@ -125,8 +125,6 @@ def reading(path: object, remedy: str = "") -> Iterator[None]:
     REMEDY`, unless its text begins with the path. Keep the block to the library's call: a bug of ours inside it would
     look like a broken file."""
     try:
-        if os.path.exists(str(path)) and not (os.path.isfile(str(path)) or os.path.isdir(str(path))):
-            raise ValueError("it is no ordinary file")  # a FIFO would wait, and a device may never end
         yield
     except Exception as error:
         if isinstance(error, ValueError) and str(error).startswith(str(path)):

@@ -145,12 +145,6 @@ def write_index(directory: str | os.PathLike[str], files: Sequence[Path], **desc
     return whole
 
 
-def _described(header: BlockHeader) -> dict[str, Any]:
-    """What each shard says as the index does."""
-    own = ("num_sequences", "num_tokens", "sha256", "statistics", "sources")
-    return {name: value for name, value in vars(header).items() if name not in own}
-
-
 def _sums(shards: Sequence[Shard]) -> dict[str, Any]:
     """What the header of all says that follows from its shards."""
     return {
@@ -192,14 +186,9 @@ class ShardedBlocks(Blocks):
                 content = json.load(file)
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
-            adds_up = vars(self.header).items() >= _sums(self._shards).items()
             # A hash is the name of a directory in the cache.
-            if (
-                not self._shards
-                or not adds_up
-                or not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards)
-            ):
-                raise ValueError("its shards do not add up to what it says of all")
+            if not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
+                raise ValueError("it names a shard by what is no SHA-256")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         if self._cache is None or verify:
@@ -208,7 +197,7 @@ class ShardedBlocks(Blocks):
             self._warn_of_little_room(self._cache)
         elif verify:
             with ThreadPoolExecutor(count_cores()) as threads:  # hashing holds no lock of Python
-                list(threads.map(lambda shard: self._open_file(shard, self._name(shard), True), self._shards))
+                list(threads.map(lambda shard: BlockFile(self._name(shard), True, shard.sha256), self._shards))
         self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,22 +234,13 @@ class ShardedBlocks(Blocks):
                     f"{self._name(shard)} has {size:,} bytes, not the {shard.size:,} of its index. {_REMEDY}"
                 )
 
-    def _open_file(self, shard: Shard, path: str, verify: bool = False) -> BlockFile:
-        """A file as the index says. Raises ValueError for another one."""
-        file = BlockFile(path, verify, shard.sha256)
-        counts = (shard.num_sequences, shard.num_tokens)
-        is_same = counts == (file.header.num_sequences, file.header.num_tokens)
-        if not is_same or _described(file.header) != _described(self.header):
-            raise ValueError(f"{path} is not what {INDEX_FILE} says: it has other counts or settings. {_REMEDY}")
-        return file
-
     def _get(self, number: int) -> BlockFile:
         """An open shard."""
         file = self._open.pop(number, None)
         if file is None:
             shard = self._shards[number]
             if self._cache is None:
-                file = self._open_file(shard, self._name(shard))
+                file = BlockFile(self._name(shard), sha256=shard.sha256)
             else:
                 file = self._open_copy(shard, self._cache)
         self._open[number] = file
@@ -295,7 +275,7 @@ class ShardedBlocks(Blocks):
         """Opens a copy. Raises ValueError if it is not the shard of the index; the copy is removed then."""
         path = self._copy(shard, cache)
         try:
-            file = self._open_file(shard, path, shard.sha256 not in self._verified)
+            file = BlockFile(path, shard.sha256 not in self._verified, shard.sha256)
         except ValueError as error:  # which names the copy
             shutil.rmtree(cache / shard.sha256, ignore_errors=True)
             raise ValueError(str(error).replace(path, self._name(shard), 1)) from error

@@ -88,7 +88,7 @@ STEMS = {  # what the first word of a line stands for; flags that follow win
     "predict": "predict --model_name_or_path tuned_run --file train.csv --use_cpu True",
     "detect": "detect 'the old river' --model pair_run --mask old --seed 1",
     "detect_with": "detect 'the old river' --generator pair_run/generator --seed 1",
-    "correct": "correct 'the old river' --model pair_run",
+    "correct": "correct 'the old river' --model corrector",
     "publish": "publish --run pair_run --hub_model_id lab/tiny --license mit --dry_run True",
 }
 FLAGS = """
@@ -102,7 +102,8 @@ FAIL {finetune --{head,select,keep_models,task_kind,metrics,labels},publish --{h
 FAIL {predict --batch_size,detect --{mask_probability,top_k,temperature},correct --{margin,threshold}} {-2000,nan,inf}
 FAIL {prepare --{train_files,held_out_files,tokenizer},pretrain --{model_config,generator,discriminator,config}} PATHS
 FAIL finetune --{model_name_or_path,train_file,validation_file,test_file,tokenizer,config} PATHS
-FAIL {predict --{model_name_or_path,file},publish --{run,compared},detect --model,correct --{file,thresholds}} PATHS
+FAIL {predict --{model_name_or_path,file},publish --{run,compared},detect --model} PATHS
+FAIL correct --{model,file,confusion_file} PATHS
 """.replace("PATHS", "{'',odd_missing/odd," + "odd" * 100 + "}")
 IDS = "{'',lab/,../x,lab/-x,lab,a/b/c,lab/x..y,é/x,lab/" + "x" * 200 + "}"
 ODD = "{'',---,é,'none of these',@x,odd\udcffname,'x: 1'," + "a" * 300 + "}"
@@ -127,7 +128,7 @@ TUNED = "tuned_run/train/seed_42"
 MODEL = "{config.json,tokenizer.json,model.safetensors}"
 EXPORT = "config.json,tokenizer.json,export_record.json,onnx/model"
 # Of each area groups, which are drawn equally often. A line: what must come of it, or of a harmful mutation; a command
-# with braces as in a shell; behind the bar a file that is mutated, `_` for the last word, or that gets a value.
+# with braces as in a shell; behind the bar a file that is mutated, `_` for the last word.
 AREAS: dict[str, list[str]] = {
     "text": [
         "FAIL prepare --train_files {corpus.txt,a.jsonl}{,.gz,.zst} | _",
@@ -155,6 +156,7 @@ AREAS: dict[str, list[str]] = {
     "models": [
         f"FAIL {{detect,detect_with --discriminator {PAIR}}} | {PAIR}/{{config.json,model.safetensors}}",
         f"FAIL predict | {TUNED}/model/{MODEL}",
+        f"FAIL correct | corrector/train/seed_42/model/{MODEL}\nFAIL correct --model {{pair_run,tuned_run,exported}}",
         f"EITHER finetune | {PAIR}/{MODEL}",  # its head is new
         f"FAIL pretrain_from --discriminator {PAIR} | {PAIR}/{{config.json,model.safetensors}}",
         "FAIL pretrain_from --generator pair_run/generator | pair_run/generator/{config.json,model.safetensors}",
@@ -164,11 +166,6 @@ AREAS: dict[str, list[str]] = {
         f"FAIL predict --runtime onnx-int8 --model_name_or_path tuned_graph | tuned_graph/{{{EXPORT}_quantized.onnx}}",
         "FAIL detect 'a river' --as_is --runtime onnx --discriminator {exported/generator,pair_run}",
         "FAIL publish --run exported | exported/detector/{export_record.json,onnx/model.onnx}",
-    ],
-    "thresholds": [
-        "FAIL {correct --thresholds correct.json,detect a --model pair_run --as_is --thresholds detect.json} | _",
-        "FAIL correct --thresholds correct.json | correct.json "
-        "{threshold={-1,2,NaN},top_k={0,-1,1.5},batch_size={-1,0},error_rate={0,2,Infinity},margin=NaN}",
     ],
     "python": [
         f"FAIL python {{classify,train}}({{{ROWS}}}) text Text label row Examples",
@@ -297,16 +294,9 @@ class Case:
 
     def damage(self, path: str) -> None:
         """A mutation of a file, which a message must name, or its directory."""
-        path, _, change = path.partition(" ")
         file = self.draw.choice(sorted(self.place.glob(path)) or [self.place / path])
         path = str(file.relative_to(self.place))
-        if change:
-            name, _, value = change.partition("=")
-            file.write_text(json.dumps({**json.loads(file.read_text()), name: json.loads(value)}))
-            kind = change
-            must_harm = True
-        else:
-            kind, must_harm = mutate(file, self.draw)
+        kind, must_harm = mutate(file, self.draw)
         self.names |= {*Path(path).parts}
         self.done = f"{path}: {kind}"
         if file.is_file() and (file.suffix in (".blocks", ".onnx") or path.startswith(CHECKPOINT)):  # it has a hash
@@ -408,8 +398,8 @@ def make_valid() -> None:
         f"{STEMS['finetune']} --output_dir tuned_run",
         "export --model pair_run --output_dir exported",
         "export --model tuned_run --output_dir tuned_graph",
-        "correct --model pair_run --calibrate pairs.tsv --thresholds correct.json",
-        "detect --model pair_run --as_is --calibrate pairs.tsv --thresholds detect.json",
+        f"{STEMS['finetune']} --task_kind correction --train_file pairs.tsv --validation_file pairs.tsv "
+        "--output_dir corrector",
     ):
         status, printed = run_forked(line.split(), VALID)
         assert status == 0, printed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,18 +36,6 @@ def sample_tokens(
         which = _first_above(sums, u_chunk)
         drawn.append(which * chunk + _first_above(probabilities[which * chunk : (which + 1) * chunk], u_token))
     return torch.tensor(drawn)
-
-
-def confuse(ids: Any, uniforms: Any, table: list[list[int]], share: float) -> list[list[int]]:
-    """One token after the other; `table` lists what each is confused with."""
-    rows = []
-    for ids_L, uniforms_L in zip(ids.tolist(), uniforms.tolist(), strict=True):
-        row = []
-        for token, (whether, which) in zip(ids_L, uniforms_L, strict=True):
-            others = table[token] if token >= 0 else []
-            row.append(others[int(which * len(others))] if others and whether < share else -1)
-        rows.append(row)
-    return rows
 
 
 def _first_above(weights: Tensor, uniform: float) -> int:

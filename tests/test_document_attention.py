@@ -11,7 +11,7 @@ from transformers.integrations.flash_attention import flash_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainer
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.data.blocks import BlockFile, SequenceBatch, SequenceStream, writing_blocks
 from hf_electra_rtd.data.packing import FullPacker, PackingTokens, get_packer
@@ -310,6 +310,8 @@ def test_what_cannot_keep_documents_apart_is_refused(tmp_path, tokenizer):
     model = make_pair("electra", tokenizer, "flex_attention")
     with pytest.raises(ValueError, match="flex_attention"):
         settle_masking(model.config, args, tokenizer)
+    with pytest.raises(ValueError, match="data_collator"):
+        RTDTrainer(double, args, None, None, tokenizer, DataCollatorForRTD(tokenizer))
     with pytest.raises(ValueError, match="documents begin"):
         collate(tokenizer, replace(packed_batch(tokenizer), document_starts=None))
 

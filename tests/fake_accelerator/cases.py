@@ -1,6 +1,6 @@
 """Whole runs of the trainers and commands on the fake device, in a process of its own:
 
-    FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
+    PYTHONPATH=benchmarks FAKE_ACCELERATOR=shim.so python -m tests.fake_accelerator.cases DIRECTORY [REGEX]
 
 writes `outcomes.json`: of each case what was noted, as (phase, kind, what, times), and how it failed. The phases of a
 run are `begin` (and its end), `step`, `log` and `evaluation`.
@@ -27,6 +27,7 @@ from tests.fake_accelerator.device import FakeAccelerator, pretend  # isort: ski
 
 import datasets
 import numpy as np
+import on_gpu
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from transformers import DataCollatorForLanguageModeling, set_seed
@@ -147,11 +148,6 @@ def plain_collator() -> Any:
     return DataCollatorForLanguageModeling(tokenizer())
 
 
-def confusions() -> str:
-    (WORK / "confusions.txt").write_text("river mill\nmill river\nold young\n")
-    return str(WORK / "confusions.txt")
-
-
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 WITHIN = {"document_attention": True}
 EXACT = {"exact_loss_normalization": True}
@@ -175,7 +171,6 @@ RUNS: dict[str, Run] = {
     "sampling": Run({"temperature": 0.7, "disallow_correct": True, "sampling_dropout": False}),
     "greedy": Run({"temperature": 0.0}),
     "continued": Run(change=continued),
-    "confused": Run(args={"confusion_file": confusions(), "confusion_share": 1.0}),
     **{f"family {name}": Run(family=name, packing="original") for name in FAMILIES},
     **{f"family {name}, full": Run(family=name) for name in ("convbert", "deberta-v2")},
     **{f"family {name}, documents": Run(family=name, args=WITHIN) for name in ("distilbert", "modernbert", "roberta")},
@@ -366,14 +361,12 @@ def encoder(family: str) -> str:
     return str(WORK / family / "discriminator")
 
 
-LABEL_WORDS = {"label_words": dict(zip(LABELS, ("young", "old"), strict=True)), "template": "{text} it was {label} ."}
 TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
     # Embeddings are trained by sentence-transformers.
     **{kind: partial(tune, kind) for kind in KINDS if kind != "embedding"},
     "classification, paper": partial(tune, "classification", head="paper"),
     "regression, paper": partial(tune, "regression", head="paper"),
     "question_answering, paper": partial(tune, "question_answering", head="paper", unanswerable=True),
-    "label words": partial(tune, "classification", **LABEL_WORDS),
     "class weights": partial(tune, "classification", class_weights=[0.5, 1.5]),
     "adapters": partial(tune, "classification", lora=True),
     "tagging, modernbert": partial(tune, "tagging", family="modernbert"),
@@ -397,12 +390,20 @@ def correct(device: FakeAccelerator) -> str:
     return command(correction.main, device, *TEXTS, *flags, model="corrector")
 
 
+def compare_with_float64(device: FakeAccelerator) -> None:
+    """The first part of the script for a GPU. It finds every number wrong, as there are none; `waits` and `race` ask for
+    more of CUDA than is pretended."""
+    with patch.object(on_gpu, "TRAINED_STEPS", STEPS), contextlib.redirect_stdout(io.StringIO()):
+        on_gpu.main(["--only", "correctness", "--size", "tiny", "--out", str(WORK)])
+
+
 TEXTS = ("the old river .", "the young mill was great .")
 COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
     "score": lambda device: command(scoring.main, device, *TEXTS),
     "detect": lambda device: command(detection.main, device, *TEXTS),
     "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
     "correct": correct,
+    "on_gpu": compare_with_float64,
 }
 
 

@@ -263,7 +263,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation"),
         ({"model_config": "missing/config"}, "missing/config"),
         ({"push_to_hub": True, "hub_model_id": "electra"}, "--hub_model_id"),
-        ({"report_to": "tensorbord"}, "--report_to: .*tensorboard"),
+        ({"report_to": "tensorbord"}, "report_to: .*tensorboard"),
         ({"resume_from_checkpoint": "latest"}, "checkpoint"),
         ({"resume_from_checkpoint": "elsewhere"}, "elsewhere"),
         ({"held_out_files": "missing.txt", "tokenizer": None}, "missing.txt"),

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig, get_parameter_groups
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.encoders.families import FAMILIES
 from hf_electra_rtd.training.checkpoints import keep_tied_tensors_together
 from tests.families_for_tests import VOCAB_SIZE, tiny_family_config
@@ -84,7 +85,7 @@ def step(model, optimizer):
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("size", ["tiny", "small", "base", "large"])
+@pytest.mark.parametrize("size", SIZES)
 def test_a_size_is_divided_by_its_layers(size, world):
     with torch.device("meta"):
         pair = ElectraForRTDPretraining(ElectraRTDConfig.from_size(size))

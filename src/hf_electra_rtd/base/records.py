@@ -260,7 +260,6 @@ _PATH_FLAGS = (
     "fsdp_config",
     "file",
     "old_held_out_files",
-    "confusion_file",
     "cache_dir",
 )
 _PATH_OR_ID_FLAGS = (

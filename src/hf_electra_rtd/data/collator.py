@@ -13,7 +13,6 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceBatch
-from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.data.tokenization import check_tokenizer
 from hf_electra_rtd.data.words import tokens_that_continue
 from hf_electra_rtd.ops import (
@@ -65,11 +64,10 @@ class DataCollatorForRTD:
 
     Called, it returns `input_ids`, `token_type_ids` (B, L), `masked_positions`, `labels` (B, K), with padding also
     `attention_mask` (B, L), all int64, and with a seed `sampling_uniforms` (B, K, 2) float32. `temperature` gives, for
-    stream positions (B,), `sampling_temperature` (B,). `confusions` add `confused_ids` (B, K): wrong tokens that stand
-    in place of samples, -1 where these stay. With `document_attention`, batches with several documents in a sequence
-    have `document_ids` and `position_ids` (B, L), and for flash kernels `document_offsets` int32 (N + 1,): where the
-    documents begin in the flattened batch, then its size until the end. Raises ValueError for sequences that it cannot
-    use.
+    stream positions (B,), `sampling_temperature` (B,). With `document_attention`, batches with several documents in a
+    sequence have `document_ids` and `position_ids` (B, L), and for flash kernels `document_offsets` int32 (N + 1,):
+    where the documents begin in the flattened batch, then its size until the end. Raises ValueError for sequences that
+    it cannot use.
     """
 
     def __init__(
@@ -81,7 +79,6 @@ class DataCollatorForRTD:
         seed: int | None = None,
         max_seq_length: int | None = None,
         temperature: Callable[[np.ndarray], np.ndarray] | None = None,
-        confusions: TokenConfusions | None = None,
         document_attention: bool = False,
     ) -> None:
         check_number("mask_probability", mask_probability, "(0, 1)")
@@ -96,7 +93,6 @@ class DataCollatorForRTD:
         self.seed = seed
         self.max_seq_length = max_seq_length
         self.temperature = temperature
-        self.confusions = confusions
         self.document_attention = document_attention
         self._run_lengths = MASKING[masking]
         self._continues = tokens_that_continue(tokenizer)
@@ -169,9 +165,6 @@ class DataCollatorForRTD:
             arrays["sampling_uniforms"] = np.ascontiguousarray(sampling_B2K).reshape(batch_size, num_slots, 2)
             if self.temperature is not None and batch.stream_positions is not None:
                 arrays["sampling_temperature"] = self.temperature(batch.stream_positions).astype(np.float32)
-        if self.confusions is not None:
-            confusing_B2K = self._uniforms(batch, 2 * num_slots, randomness.CONFUSING)
-            arrays["confused_ids"] = self.confusions.draw(labels_BK, confusing_B2K.reshape(batch_size, num_slots, 2))
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _word_starts(self, batch: SequenceBatch) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""What words may be confused with, by a user's file: in pre-training, in pairs of wrong and right sentences that are
-made from text, and in correction.
+"""What words may be confused with, by a user's file: for correction, and to make pairs of wrong and right sentences
+from text.
 
     hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
 
@@ -22,17 +22,12 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-import numpy as np
-from transformers import PreTrainedTokenizerBase
-
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
-from hf_electra_rtd.base.files import check_output, named_file, writing
+from hf_electra_rtd.base.files import check_output, writing
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.text import parse_sources
 from hf_electra_rtd.data.text import read_lines as read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
-from hf_electra_rtd.data.words import whole_words
-from hf_electra_rtd.ops import confuse
 
 
 _BETWEEN = re.compile(r"(?<=[。！？])|(?<=[.!?])\s+")  # sentences  # noqa: RUF001
@@ -103,35 +98,6 @@ def read_confusions(path: str) -> Confusions:
     if not rights and not protected:
         raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
     return Confusions(rights, frozenset(protected))
-
-
-class TokenConfusions:
-    """What the tokens of a vocabulary are confused with, by a file: each right word with its wrong ones, where both
-    are single tokens. `described` is what a configuration and a record hold. Raises ValueError for a file that cannot
-    be read, and for one without such a pair."""
-
-    def __init__(self, path: str, tokenizer: PreTrainedTokenizerBase, share: float) -> None:
-        words = whole_words(tokenizer)
-        found = [dict[int, None]() for _ in range(len(tokenizer))]
-        for right, wrongs in read_confusions(path).wrongs.items():
-            for continues in (False, True):
-                if (index := words.find(right, continues)) is not None:
-                    tokens = (words.find(wrong, continues) for wrong in wrongs)
-                    found[index] |= dict.fromkeys(token for token in tokens if token not in (None, index))
-        self._others = np.array([token for tokens in found for token in tokens], dtype=np.int64)
-        self._starts = np.cumsum([0, *map(len, found)])
-        self.num_tokens = sum(map(bool, found))  # that have an entry
-        if not self.num_tokens:
-            raise ValueError(
-                f"{path}: in none of its rows both a word and what it may be meant to be are single tokens of the "
-                "vocabulary. Give rows of such words."
-            )
-        self.share = share
-        self.described = {**named_file(path), "tokens": self.num_tokens, "share": share}
-
-    def draw(self, ids: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-        """With the probability `share`, a wrong token for each of `ids` (...), by `uniforms` (..., 2); else -1."""
-        return confuse(ids, uniforms, self._others, self._starts, self.share)
 
 
 class Misspeller:

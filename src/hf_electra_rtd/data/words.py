@@ -79,11 +79,11 @@ class WholeWords(NamedTuple):
         return self.ids.get((text, continues), self.ids.get((text.lower(), continues)))
 
 
-def whole_words(tokenizer: PreTrainedTokenizerBase, size: int | None = None) -> WholeWords:
-    """The words of a vocabulary of `size` tokens, by default the tokenizer's."""
+def whole_words(tokenizer: PreTrainedTokenizerBase, size: int) -> WholeWords:
+    """The words of a vocabulary of `size` tokens; it may be larger than the tokenizer's."""
     every = list(range(len(tokenizer)))
     texts = [text.strip() for text in tokenizer.batch_decode([[index] for index in every])]
-    is_word, continues = np.zeros((2, size or len(every)), dtype=bool)
+    is_word, continues = np.zeros((2, size), dtype=bool)
     special = set(tokenizer.all_special_ids)
     found = tokens_that_continue(tokenizer)
     is_word[: len(every)] = [text.isalpha() and index not in special for index, text in enumerate(texts)]

@@ -27,4 +27,4 @@ from hf_electra_rtd.ops.prediction import (
     predict_masked,
 )
 from hf_electra_rtd.ops.randomness import counter_bits, counter_uniforms, permutation
-from hf_electra_rtd.ops.sampling import confuse, sample_tokens
+from hf_electra_rtd.ops.sampling import sample_tokens

@@ -11,7 +11,7 @@ import numpy as np
 
 
 # Second word of the Philox key: streams of one seed that serve different purposes share no number.
-MASKING, SHUFFLING, PACKING, SPLITTING, WEIGHTING, GROUPING, CONFUSING = range(7)
+MASKING, SHUFFLING, PACKING, SPLITTING, WEIGHTING, GROUPING = range(6)
 
 _WORDS_PER_COUNTER = 4  # Philox 4x64 gives four 64-bit words a counter value
 

@@ -52,25 +52,6 @@ def sample_tokens(
     return sample_weights(torch.exp((logits - logits.amax(dim=-1, keepdim=True)) / temperature), uniforms_M2)
 
 
-def confuse(
-    original_ids: np.ndarray, uniforms: np.ndarray, others: np.ndarray, starts: np.ndarray, share: float
-) -> np.ndarray:
-    """For each token, with the probability `share`, one of those that it may be confused with, all equally likely:
-    int64 (...); -1 elsewhere, and for a token that is confused with none.
-
-    Args:
-        original_ids: int64 (...); a negative one is none.
-        uniforms: (..., 2) in [0, 1): whether, and with which.
-        others: int64 (N,), what each token of the vocabulary may be confused with, token after token.
-        starts: int64 (V + 1,): of token v, these are `others[starts[v] : starts[v + 1]]`.
-    """
-    known = np.maximum(original_ids, 0)
-    counts = starts[known + 1] - starts[known]
-    drawn = (original_ids >= 0) & (counts > 0) & (uniforms[..., 0] < share)
-    places = starts[known] + (uniforms[..., 1].astype(np.float64) * counts).astype(np.int64)
-    return np.where(drawn, others[np.where(drawn, places, 0)], -1)
-
-
 def most_likely(scores_MV: Tensor) -> Tensor:
     """`argmax` over the last dimension, which a CPU does an order of magnitude slower than `amax`. Int64 (...)."""
     chunk_M = _of_chunks(scores_MV, lambda chunks: chunks.amax(dim=-1)).argmax(dim=-1)

@@ -81,7 +81,7 @@ _NAMES: dict[str, Iterable[str]] = {
 # What does not go together, by the names of fields.
 _DETECTING = tuple(f"objective={name}" for name, traits in OBJECTIVE_TRAITS.items() if traits.predicts == "replaced")
 # By these, samples are not of the generator's softmax as it is.
-_ALTERS_DRAWS = ("temperature", "temperature_schedule", "disallow_correct", "confusions")
+_ALTERS_DRAWS = ("temperature", "temperature_schedule", "disallow_correct")
 RULES = (
     Rule(
         "objective=electric",
@@ -97,7 +97,6 @@ RULES = (
     ),
     Rule("sharing=gdes", "Other objectives predict with the word table, which holds differences.", needs=_DETECTING),
     Rule("freeze_generator", "Else it would freeze a part of the discriminator.", needs=("sharing=none",)),
-    Rule("confusions", "Other objectives predict the original tokens.", needs=_DETECTING),
     Rule("tie_word_embeddings", "False would undo every tie."),
 )
 SCHEDULE_RULES = (
@@ -269,9 +268,6 @@ class ElectraRTDConfig(PreTrainedConfig):
     # Ids of [CLS], [SEP] and [MASK], which a two-tower generator need not predict: of google-research, until a trainer
     # sets those of its tokenizer.
     special_token_ids: Any = (101, 102, 103)
-    # What tokens are confused with, in place of samples (`data.confusion.TokenConfusions.described`). The trainer sets
-    # it, as pseudo-log-likelihoods need to know it.
-    confusions: Any = None
     initializer_range: float = 0.02
     # `transformers` ties only what a config with this field allows; which tensors, `sharing` says.
     tie_word_embeddings: bool = True

@@ -312,7 +312,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
         sampling_uniforms: Tensor | None = None,
         sampling_temperature: Tensor | None = None,
         corrupted_input_ids: Tensor | None = None,
-        confused_ids: Tensor | None = None,
         output_generator_logits: bool = False,
         output_logits: bool = False,
     ) -> ElectraRTDOutput:
@@ -331,7 +330,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
             sampling_uniforms: (B, K, 2) float32 in [0, 1), from the collator; drawn here only when absent.
             sampling_temperature: (B,) float32, from the collator, along a schedule; by default `config.temperature`.
             corrupted_input_ids: (B, L); what the discriminator reads, in place of what would be sampled.
-            confused_ids: (B, K), from a collator with confusions: ids that stand in place of samples, -1 for none.
             output_generator_logits, output_logits: also return those; the latter of an objective that predicts tokens.
         """
         config = self.config
@@ -350,14 +348,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
                 corrupted_input_ids = replace_at(input_ids, slots, generated.sampled)
         if corrupted_input_ids is None:
             corrupted_input_ids = input_ids
-        if confused_ids is not None and slots is not None:
-            if config.confusions is None:
-                raise ValueError(
-                    "confused_ids are for a pair with confusions, and this one has none: "
-                    "leave them out, or set `confusions` of the configuration."
-                )
-            sampled = corrupted_input_ids.gather(1, slots.positions).where(confused_ids < 0, confused_ids)
-            corrupted_input_ids = replace_at(corrupted_input_ids, slots, sampled)
         noise = None
         if config.traits.needs_noise and generated is not None and generated.log_prob_of is not None:
             noise = generated.log_prob_of(corrupted_input_ids)

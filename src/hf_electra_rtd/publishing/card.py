@@ -93,8 +93,6 @@ _SETTINGS = (
     "keep_probability",
     "masking",
     "hidden_dropout_prob",
-    "confusion_file",
-    "confusion_share",
     "document_attention",
     "attention_probs_dropout_prob",
     "initializer_range",

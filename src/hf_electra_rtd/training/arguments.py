@@ -18,10 +18,9 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_in_notebook
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
-from hf_electra_rtd.base.files import known_names, named_file
+from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.recipes import get_size, shortened
 from hf_electra_rtd.data.collator import MASKING
-from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.encoders.families import check_document_attention
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
@@ -86,12 +85,6 @@ class RTDTrainingArguments(TrainingArguments):
     masking: str = flag(
         "token", "What is masked together: token, word, ngram (1 to 4 words) or span (1 to 10 words).", choices=MASKING
     )
-    confusion_file: str | None = flag(
-        None, "File with rows `wrong right right ...`: replace some samples by these wrong words."
-    )
-    confusion_share: float | None = flag(
-        None, "Share of the masked tokens in the file that become a wrong word. Default: 0.5.", "(0, 1]"
-    )
     document_attention: bool = flag(False, "With --packing full: tokens attend only to their own document.")
     keep_probability: float = flag(
         0.15, "Share of the masked tokens that stay visible instead of becoming [MASK].", "[0, 1]"
@@ -140,10 +133,6 @@ class RTDTrainingArguments(TrainingArguments):
     def __post_init__(self) -> None:
         check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
         check_hub_options(self)
-        if self.confusion_file is None:
-            self.confusion_share = None
-        elif self.confusion_share is None:
-            self.confusion_share = 0.5
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)
         is_muon = self.optim == MUON
@@ -155,7 +144,7 @@ class RTDTrainingArguments(TrainingArguments):
         check_reports(self)
         loading: Any = self.accelerator_config
         if loading.split_batches:
-            raise ValueError("--accelerator_config: split_batches would make batches smaller than they are named.")
+            raise ValueError("accelerator_config: split_batches would make batches smaller than they are named.")
 
     @property
     def sequences_per_step(self) -> int:
@@ -206,7 +195,6 @@ TRAINER_RULES = (
         Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")
         for name in _NOT_HERE
     ),
-    Rule("confusion_share", "", needs=("confusion_file",), changes_nothing=True),
     Rule(
         "generator_learning_rate",
         "Others have one learning rate.",
@@ -235,7 +223,7 @@ def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
     check_arguments(args, rules=HUB_RULES)
     if args.push_to_hub and (args.hub_model_id or "").count("/") != 1:
-        raise ValueError("--hub_model_id must be ORG/NAME, the start of the repositories' names.")
+        raise ValueError("hub_model_id must be ORG/NAME, the start of the repositories' names.")
 
 
 def check_reports(args: TrainingArguments) -> None:
@@ -243,10 +231,10 @@ def check_reports(args: TrainingArguments) -> None:
     for name in args.report_to or ():
         if name not in integration_utils.INTEGRATION_TO_CALLBACK:
             known = known_names(name, integration_utils.INTEGRATION_TO_CALLBACK, "trackers")
-            raise ValueError(f"--report_to: there is no {name!r}. {known}")
+            raise ValueError(f"report_to: there is no {name!r}. {known}")
         is_installed = getattr(integration_utils, f"is_{name.removesuffix('_ml')}_available", lambda: True)
         if not is_installed():
-            raise ValueError(f"--report_to {name} needs its package: pip install {name}")
+            raise ValueError(f"report_to={name!r} needs its package: pip install {name}")
 
 
 def check_publishing(args: TrainingArguments, *facts: Any) -> None:
@@ -318,22 +306,10 @@ def keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
-def read_token_confusions(args: RTDTrainingArguments, tokenizer: Any) -> TokenConfusions | None:
-    """The confusions of a run; None without a file. Raises ValueError for a file that is of no use."""
-    if args.confusion_file is None or args.confusion_share is None:
-        return None
-    return TokenConfusions(args.confusion_file, tokenizer, args.confusion_share)
-
-
-def settle_masking(
-    config: ElectraRTDConfig,
-    args: RTDTrainingArguments,
-    tokenizer: Any = None,
-    confusions: TokenConfusions | None = None,
-) -> None:
-    """Writes the mask and keep probability of a run, its confusions (of its collator; before there is one, the file
-    alone), and the special tokens of its tokenizer, into the configuration of its pair. Raises ValueError for a pair
-    that cannot learn by these arguments, and where a tokenizer that is needed is not given."""
+def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokenizer: Any = None) -> None:
+    """Writes the mask and keep probability of a run, and the special tokens of its tokenizer, into the configuration
+    of its pair. Raises ValueError for a pair that cannot learn by these arguments, and where a tokenizer that is
+    needed is not given."""
     if config.traits.needs_noise and config.mask_probability != args.mask_probability:
         raise ValueError(
             f"The pair was made with mask_probability={config.mask_probability:g}, but the run masks "
@@ -343,11 +319,6 @@ def settle_masking(
     config.keep_probability = args.keep_probability
     if tokenizer is None and config.num_generator_encoders == 2:
         raise ValueError(f"generator={config.generator!r} leaves special tokens out: pass processing_class.")
-    if confusions is not None:
-        config.confusions = confusions.described
-    else:
-        file = args.confusion_file
-        config.confusions = None if file is None else {**named_file(file), "share": args.confusion_share}
     config.check()
     if tokenizer is not None:
         config.take_special_tokens(tokenizer)

@@ -215,10 +215,6 @@ def describe_run(
     described: dict[str, Any] = {name: getattr(model.config, name) for name in _OF_MODEL}
     for name, tower in model.config.towers.items():
         described |= {f"{name}.{key}": getattr(tower, key, None) for key in _OF_TOWERS}
-    confusions = model.config.confusions
-    if confusions is not None:
-        confusions = {name: confusions[name] for name in ("sha256", "share")}  # a file may be renamed
-    described["confusions"] = confusions
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
     described["vocab_size"] = model.config.discriminator_config.vocab_size
     described["lr_scheduler_type"] = SchedulerType(args.lr_scheduler_type).value

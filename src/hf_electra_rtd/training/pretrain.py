@@ -64,7 +64,6 @@ from hf_electra_rtd.training.arguments import (
     TRAINER_RULES,
     RTDTrainingArguments,
     check_publishing,
-    read_token_confusions,
     settle_masking,
     settle_products,
 )
@@ -261,7 +260,6 @@ def start(
         # First the process that prepares for all, then one of each node, which fetches for its caches.
         with args.main_process_first(local=False), args.main_process_first(local=True):
             model, tokenizer = _get_networks(model_args, data_args, args, initialization, checkpoint)
-            confusions = read_token_confusions(args, tokenizer)  # new words can have rows
             if before is not None and before["run"]["vocab_size"] != len(tokenizer):
                 raise ValueError(
                     f"{checkpoint} has {before['run']['vocab_size']} tokens, the tokenizer {len(tokenizer)}. "
@@ -294,7 +292,7 @@ def start(
             stream=stream,
             held_out=held_out,
             old_held_out=None if text.old_held_out is None else held_out_stream(text.old_held_out),
-            collator=make_collator(tokenizer, args, model.config, confusions),
+            collator=make_collator(tokenizer, args, model.config),
             model=model,
             record_facts={"command": public_command(words), "started": started, "arguments": arguments},
         )

@@ -33,7 +33,6 @@ from hf_electra_rtd.base.files import writing
 from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord, utc_now
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
-from hf_electra_rtd.data.confusion import TokenConfusions
 from hf_electra_rtd.ops import masked_slots, num_masked
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
@@ -48,7 +47,6 @@ from hf_electra_rtd.training.arguments import (
     OWN_OPTIMIZERS,
     RTDTrainingArguments,
     fraction_steps,
-    read_token_confusions,
     settle_masking,
 )
 from hf_electra_rtd.training.console import LinesAndBarCallback, LinesCallback, format_log
@@ -93,13 +91,10 @@ def held_out_stream(sequences: Any) -> SequenceStream:
 
 
 def make_collator(
-    tokenizer: PreTrainedTokenizerBase,
-    args: RTDTrainingArguments,
-    config: ElectraRTDConfig,
-    confusions: TokenConfusions | None = None,
+    tokenizer: PreTrainedTokenizerBase, args: RTDTrainingArguments, config: ElectraRTDConfig
 ) -> DataCollatorForRTD:
     """The collator of a run, with its masking, its seed, and the schedule of a model's `config`. Call it after
-    `fit_stream`, which settles the length of the run. `confusions`: those of `args`, where they are read already."""
+    `fit_stream`, which settles the length of the run."""
     temperature = None
     if config.temperature_schedule != "constant" and args.max_steps > 0:
         temperature = partial(
@@ -110,13 +105,6 @@ def make_collator(
             end=config.temperature,
             decay=config.temperature_decay,
         )
-    if confusions is None:
-        confusions = read_token_confusions(args, tokenizer)
-    if confusions is not None:
-        logger.info(
-            f"{args.confusion_file}: {confusions.num_tokens:,} tokens have wrong ones, in place of "
-            f"{confusions.share:.0%} of their samples."
-        )
     return DataCollatorForRTD(
         tokenizer,
         mask_probability=args.mask_probability,
@@ -125,22 +113,8 @@ def make_collator(
         seed=args.stream_seed,
         max_seq_length=args.max_seq_length,
         temperature=temperature,
-        confusions=confusions,
         document_attention=args.document_attention,
     )
-
-
-def _check_collator(collator: Any, args: RTDTrainingArguments) -> None:
-    """Raises ValueError for a collator that confuses words, or separates documents, otherwise than the arguments."""
-    confusions = getattr(collator, "confusions", None)
-    described = {} if confusions is None else confusions.described
-    of_collator = (described.get("file"), described.get("share"), getattr(collator, "document_attention", False))
-    file = None if args.confusion_file is None else Path(args.confusion_file).name
-    if of_collator != (file, args.confusion_share, args.document_attention):
-        raise ValueError(
-            "confusion_file, confusion_share and document_attention are not those of the data_collator: take that of "
-            "training.trainer.make_collator."
-        )
 
 
 def _with_slots(collator: Any, features: Any) -> dict[str, Tensor]:
@@ -263,9 +237,11 @@ class RTDTrainer(OriginalTrainer):
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
             args.eval_strategy = "no"
         tokenizer = processing_class or getattr(data_collator, "tokenizer", None)
-        confusions = getattr(data_collator, "confusions", None)
-        _check_collator(data_collator, args)
-        settle_masking(model.config, args, tokenizer, confusions)
+        if getattr(data_collator, "document_attention", False) != args.document_attention:
+            raise ValueError(
+                "document_attention is not that of the data_collator: take that of training.trainer.make_collator."
+            )
+        settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
         self.publication = publication or publishing.PretrainingPublication()
         self.record_facts: dict[str, Any] = {"started": utc_now()}  # for `make_record`: also command, arguments

@@ -391,8 +391,8 @@ def correct(device: FakeAccelerator) -> str:
 
 
 def compare_with_float64(device: FakeAccelerator) -> None:
-    """The first part of the script for a GPU. It finds every number wrong, as there are none; `waits` and `race` ask for
-    more of CUDA than is pretended."""
+    """The first part of the script for a GPU. It finds every number wrong, as there are none; `waits` and `race` ask
+    for more of CUDA than is pretended."""
     with patch.object(on_gpu, "TRAINED_STEPS", STEPS), contextlib.redirect_stdout(io.StringIO()):
         on_gpu.main(["--only", "correctness", "--size", "tiny", "--out", str(WORK)])
 

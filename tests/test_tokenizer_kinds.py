@@ -193,8 +193,9 @@ def test_the_example_of_a_record_is_a_whole_sentence_and_changes_one_word(tokeni
     assert example["original"] == "the old mill went."
     assert example["gap"].format("mill") == example["original"]
     assert example_sentence(tokenizer, [tokenizer("rivers. he")["input_ids"]]) == {}
-    other = example_sentence(tokenizer, [tokenizer("the old river was. the old mill went.")["input_ids"]])
-    assert other == {"original": "the old mill went.", "replaced": "the old river went.", "gap": "the old {} went."}
+    wanted = {"original": "the old mill went.", "replaced": "the old river went.", "gap": "the old {} went."}
+    for before in ("the old river was.", 'the river " was.'):
+        assert example_sentence(tokenizer, [tokenizer(f"{before} the old mill went.")["input_ids"]]) == wanted
 
 
 def test_the_words_to_mask_are_found_by_their_letters(tokenizer):

@@ -314,6 +314,8 @@ class _Parser(HfArgumentParser):
             options = {"action": "store_true", "help": options.get("help")}
         if options.get("type") in _METAVARS and "metavar" not in options:
             options["metavar"] = _METAVARS[options["type"]]
+        if len(options.get("choices") or ()) > 5:  # all names would be wider than a screen
+            options["metavar"] = "NAME"
         of = options.get("dest", name)
         if options.get("action") == "store_false":
             options["help"] = f"The same as --{of} False."
@@ -341,7 +343,7 @@ _INHERITED = {
     "hub_private_repo": "Whether the repositories are private. By default they are.",
     "push_to_hub": "Publish the models on the Hub at the end.",
     "hub_model_id": "ORG/NAME, with which the names of the repositories begin.",
-    "report_to": "Where losses and scores are also sent: none, all, or names such as tensorboard, wandb, trackio.",
+    "report_to": "Where losses and scores are also sent: none, all, or one of tensorboard, wandb, trackio, ...",
     "resume_from_checkpoint": "Resume from a checkpoint: its directory, `latest`, or `auto` (if there is one).",
 }
 

@@ -18,8 +18,8 @@ class DataArguments:
     train_files: list[str] = flag(
         [],
         "Text (.txt, .jsonl, .parquet; .gz, .zst): files, directories, globs, each with options behind it "
-        "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file, "
-        "directory of shards, or its address (hf://datasets/ORG/NAME/path, s3://...).",
+        "('news/*.jsonl,text_column=body,weight=2'); a saved dataset's directory; or one prepared block file or "
+        "directory of shards (a local path, hf://datasets/ORG/NAME/path, s3://...).",
     )
     train_datasets: list[str] = flag(
         [],

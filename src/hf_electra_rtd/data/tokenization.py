@@ -138,8 +138,8 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
 
 def _describe_unknown(share: float) -> str:
     return (
-        f"the vocabulary does not know {share:.1%} of the tokens. Choose a model or a tokenizer for this text, or "
-        "have one trained on it. To BERT's tokenizers, more than 100 characters without a space are one unknown word."
+        f"{share:.1%} of the tokens are unknown: words with a character that the vocabulary does not have, or, in "
+        "BERT's tokenizers, of more than 100 characters. Choose a tokenizer for this text, or train one on it."
     )
 
 

@@ -160,25 +160,31 @@ def example_sentence(tokenizer: PreTrainedTokenizerBase, sequences: Iterable[Seq
     for ids in sequences:
         sentences: list[list[Sequence[str]]] = [[]]
         tokens = tokenizer.convert_ids_to_tokens(list(ids))
-        for places in words_of(tokenizer, tokens):
-            word = tokens[places.start : places.stop]
+        for span in words_of(tokenizer, tokens):
+            word = tokens[span.start : span.stop]
             sentences[-1].append(word)
             if word[0] in special or word[-1].endswith(SENTENCE_ENDS):
                 sentences.append([])
         for before, sentence in pairwise(sentences[:-1]):
-            middle = len(sentence) // 2
-            other = before[len(before) // 2] if before else sentence[middle]
             # It stands in double quotes in the code of a card.
             is_plain = not any(set(token) & set('{}"\\') or token in special for word in sentence for token in word)
             if is_plain and before[-1][-1].endswith(SENTENCE_ENDS) and len(sentence) in _READABLE:
-                if other == sentence[middle] or other[0] in special:
+                other = _middle_word(tokenizer, before)
+                middle = _middle_word(tokenizer, sentence)
+                if other is None or middle is None or before[other] == sentence[middle] or before[other][0] in special:
                     continue
-                changed = join_words(tokenizer, [*sentence[:middle], other, *sentence[middle + 1 :]])
+                changed = join_words(tokenizer, [*sentence[:middle], before[other], *sentence[middle + 1 :]])
                 parts = join_words(tokenizer, sentence)
                 space = " " * parts[middle].startswith(" ")
                 gap = "".join([*parts[:middle], f"{space}{{}}", *parts[middle + 1 :]])
                 return {"original": "".join(parts), "replaced": "".join(changed), "gap": gap}
     return {}
+
+
+def _middle_word(tokenizer: PreTrainedTokenizerBase, words: Sequence[Sequence[str]]) -> int | None:
+    """The place of the middle one of the words that have a letter."""
+    places = [place for place, text in enumerate(join_words(tokenizer, words)) if any(map(str.isalpha, text))]
+    return places[len(places) // 2] if places else None
 
 
 class LineEncoder:

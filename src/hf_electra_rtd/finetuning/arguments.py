@@ -7,7 +7,7 @@ from typing import Literal
 
 from transformers import TrainingArguments
 
-from hf_electra_rtd.base.cli import Rule, check_arguments, flag, required
+from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, required
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
 from hf_electra_rtd.ops.products import LIBRARIES
 from hf_electra_rtd.training.arguments import (
@@ -100,7 +100,11 @@ class OwnTaskArguments:
         "tagging",
         "correction",
         "embedding",
-    ] = flag("classification", "What a label is.")
+    ] = flag(
+        "classification",
+        "What a label is: classification, multi_label, regression, multiple_choice, question_answering, tagging, "
+        "correction or embedding.",
+    )
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(
@@ -130,10 +134,10 @@ TRAINER_RULES = (
     Rule("metric_for_best_model", "The task's main metric chooses."),
     Rule("do_predict", "Use --predict."),
     Rule("auto_find_batch_size", "The recipe needs its batch size."),
-    Rule("ignore_data_skip", "A run goes on where it stopped."),
+    Rule("ignore_data_skip", "A run continues where it stopped."),
     Rule("bf16_full_eval", "Models stay in float32."),
     Rule("fp16_full_eval", "Models stay in float32."),
-    Rule("resume_from_checkpoint", "The same command goes on with what is missing."),
+    Rule("resume_from_checkpoint", "Repeat the command: it continues with what is missing."),
     Rule("data_seed", "The order of the examples follows --seed."),
     Rule("label_smoothing_factor", "The task decides the loss."),
     Rule("prediction_loss_only", "Scores need predictions."),
@@ -146,8 +150,11 @@ TRAINER_RULES = (
 
 @dataclass
 class FineTuningArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the paper's recipe; None for what depends on the size (learning rate) or
-    the task (epochs). By default, nothing is evaluated or saved before the end."""
+    """`transformers.TrainingArguments` with the paper's recipe.
+
+    None stands for what depends on the size (learning rate) or the task (epochs). By default, nothing is evaluated or
+    saved before the end.
+    """
 
     learning_rate: float | None = flag(None, "Peak learning rate. Default: depends on the size.")  # type: ignore[assignment]
     num_train_epochs: float | None = flag(None, "Passes over the training examples. Default: depends on the task.")  # type: ignore[assignment]
@@ -201,7 +208,7 @@ RULES = (
     Rule("fractions", "It is of one trained model.", excludes=("from_scratch", "push_to_hub")),
     Rule("lora", "Adapters would change random weights that nobody keeps.", excludes=("from_scratch",)),
     Rule("lora", "Adapters have one learning rate.", excludes=("layerwise_lr_decay",)),
-    Rule("lora", "The head of pre-training goes on.", excludes=_KEEPS_HEAD),
+    Rule("lora", "The head of pre-training is trained, too.", excludes=_KEEPS_HEAD),
     Rule("lora_r", "", needs=("lora",), changes_nothing=True),
     Rule("lora_alpha", "", needs=("lora",), changes_nothing=True),
     Rule("lora_dropout", "", needs=("lora",), changes_nothing=True),
@@ -243,3 +250,54 @@ RULES = (
     ),
     Rule("unanswerable", "", needs=("task_kind=question_answering",), changes_nothing=True),
 )
+# What `--help` shows, as in `training.pretrain`.
+HELP_GROUPS: HelpGroups = {
+    "Model and tasks": {
+        "model_name_or_path": None,
+        "benchmark": None,
+        "task_name": None,
+        "data_dir": None,
+        "seeds": None,
+        "predict": None,
+        "fractions": None,
+    },
+    "Your own task": {
+        "train_file": None,
+        "validation_file": None,
+        "test_file": None,
+        "dataset": None,
+        "task_kind": None,
+        "text_column_name": None,
+        "second_text_column_name": None,
+        "label_column_name": None,
+        "metrics": None,
+        "language": None,
+    },
+    "Training": {
+        "num_train_epochs": None,
+        "max_steps": "In place of --num_train_epochs: steps of a run.",
+        "per_device_train_batch_size": None,
+        "gradient_accumulation_steps": "Number of batches per optimizer step.",
+        "learning_rate": None,
+        "layerwise_lr_decay": None,
+        "max_seq_length": None,
+        "max_train_samples": None,
+        "few_shot": None,
+        "select": None,
+        "class_weights": None,
+        "lora": None,
+        "from_scratch": None,
+        "bf16": None,
+        "seed": "Seed of the first run: head, dropout and the order of the examples.",
+    },
+    "Results": {
+        "output_dir": "Directory of scores, predictions, reports and models.",
+        "overwrite_output_dir": None,
+        "keep_models": None,
+        "report_to": None,
+    },
+    "Publishing": {
+        "push_to_hub": None,
+        "hub_model_id": None,
+    },
+}

@@ -1,10 +1,11 @@
 """Fine-tunes and evaluates an encoder on GLUE, CLUE, SQuAD or your own task.
 
     hf-electra-rtd finetune --model_name_or_path runs/small --task_name mrpc rte --seeds 5 --output_dir runs/glue
+    hf-electra-rtd finetune --model_name_or_path runs/small --train_file reviews.csv --output_dir runs/reviews
 
 The recipe is the paper's for the model's size; flags win. Each run leaves a record, its predictions, and the best
-seed's model; at the end stands a table beside published scores. If interrupted, the same command goes on with what is
-missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
+seed's model; the last lines are a table beside published scores. After an interruption, repeat the command: it
+continues with what is missing. Several GPUs: `accelerate launch -m hf_electra_rtd.finetuning.finetune ...`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_argument
 from hf_electra_rtd.base.files import known_names, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, FractionRecord, public_command
 from hf_electra_rtd.finetuning.arguments import (
+    HELP_GROUPS,
     RULES,
     TRAINER_RULES,
     FineTuningArguments,
@@ -199,6 +201,7 @@ class _Call:
             argv,
             description=__doc__,
             defaults={"output_dir": "runs/finetune"},
+            help_groups=HELP_GROUPS,
             rules=(*TRAINER_RULES, *HUB_RULES),
         )
         check_arguments(flags, own, args, rules=RULES)
@@ -234,7 +237,7 @@ class _Call:
             for job in jobs:
                 self._succeeds(lambda job: self.records.extend(run_task(plan, job)), job)
         except KeyboardInterrupt:
-            logger.warning("Interrupted. The same command goes on with what is missing.")
+            logger.warning("Interrupted. Repeat the command: it continues with what is missing.")
             status = INTERRUPTED
         if plan.is_main and self.records:
             print_table(results_table(self.records))

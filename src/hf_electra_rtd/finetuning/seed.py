@@ -134,7 +134,7 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
     keep_freed_memory()
     if checkpoint is not None:
         products.use_library(manifest["products"])
-        logger.info(f"{job.task.title}, seed {seed}: goes on from {checkpoint}.")
+        logger.info(f"{job.task.title}, seed {seed}: continues from {checkpoint}.")
     elif plan.is_main and directory.exists():
         remove_directory(directory)
     if plan.is_main:

@@ -1,4 +1,4 @@
-"""How likely a model holds texts to be: the pseudo-log-likelihood, as a JSON line for each.
+"""Scores how likely a model considers each text: its pseudo-log-likelihood, as a JSON line.
 
     hf-electra-rtd score --model runs/electric "The chef cooked the meal." "The chef cooked the river."
     hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
@@ -54,7 +54,7 @@ class ScoreArguments:
     batch_size: int = flag(32, "Texts at a time.", "[1, inf)")
     pairs: str | None = flag(None, "Pairs of sentences to judge: .jsonl or .tsv, or their directory.")
     max_pairs: int | None = flag(None, "Pairs of each paradigm, the first ones.", "[1, inf)")
-    within_words: bool = flag(False, "Mask what stands to the right in a word, too (for masked language models).")
+    within_words: bool = flag(False, "Also mask the rest of the word, to the right (for masked language models).")
     counted_on: str | None = flag(None, "A block file: judge by its counted bigrams, in place of a network.")
     output_dir: str | None = flag(None, "Directory for the record of --pairs.")
 

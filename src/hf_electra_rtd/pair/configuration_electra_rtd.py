@@ -375,7 +375,7 @@ class ElectraRTDConfig(PreTrainedConfig):
             if not self.traits.has_generator:
                 check_arguments(self, rules=NO_GENERATOR_RULES, dashes="")
             if self.sharing != "none":
-                raise ValueError(f"sharing={self.sharing} has no place here. {self._kind} has no generator network.")
+                raise ValueError(f"sharing={self.sharing} needs two networks: {self._kind} has no generator network.")
         self._check_towers()
 
     def refuse_altered_draws(self) -> None:

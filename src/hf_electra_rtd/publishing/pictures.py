@@ -116,7 +116,7 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
             of_task = scores.setdefault(f"{record.dataset['title']}: {record.main_metric}", {})
             of_task.setdefault(run["started"], {}).setdefault(run["tokens"], []).append(record.score)
     if not scores:
-        raise ValueError("These models lie in no pre-training run, so their tokens are not known.")
+        raise ValueError("These models are not in the directory of a pre-training run, so their tokens are not known.")
     columns = min(_COLUMNS, len(scores))
     rows = math.ceil(len(scores) / columns)
     with rc_context(_STYLE):

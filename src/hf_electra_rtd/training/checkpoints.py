@@ -146,7 +146,7 @@ def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -
             continue
         inside = place.relative_to(directory).parts
         if not inside or inside[0] in _REPLACED or inside[0].startswith(CHECKPOINT_PREFIX):
-            raise ValueError(f"--{flag} {source} lies where this run writes. Choose another --output_dir.")
+            raise ValueError(f"--{flag} {source} is where this run writes its results. Choose another --output_dir.")
 
 
 def remove_run(output_dir: str | os.PathLike[str]) -> None:

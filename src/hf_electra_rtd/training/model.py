@@ -364,8 +364,8 @@ def _check_objective(name: str, family: str, architecture: str, objective: str |
     needed: Any = OBJECTIVES[objective].tower_class(family)
     if needed is not None and architecture != needed.__name__:
         raise ValueError(
-            f"--continue_from {name}: in the discriminator's place is {architecture}, and the objective {objective!r} "
-            f"goes on with {needed.__name__}. Name the run, or the directory of such a tower."
+            f"--continue_from {name}: the discriminator is {architecture}, but the objective {objective!r} "
+            f"continues {needed.__name__}. Name the run, or the directory of such a network."
         )
 
 

@@ -215,7 +215,7 @@ def main(
                 program, *words = run.argv
                 if not program.startswith("hf-electra-rtd "):
                     program = shlex.quote(program)
-                print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {run.directory}. Go on with")
+                print(f"\nInterrupted after step {trainer.state.global_step:,}, saved in {run.directory}. Continue:")
                 print(f"  {program} {shlex.join([*words, '--resume_from_checkpoint', 'latest'])}", flush=True)
             return stop.status
         record = trainer.save_run()
@@ -356,7 +356,7 @@ def _get_text(
     old = run_args.old_held_out_files or []
     named = [*data_args.train_files, *(data_args.held_out_files or ()), *old]
     if run_args.cache_dir is not None and not any("://" in name for name in named):
-        logger.warning("--cache_dir changes nothing: no shards lie elsewhere.")
+        logger.warning("--cache_dir changes nothing: all shards are local.")
     trained_on = None if before is None else before["run"].get("sequences")
     train, held_out = get_sequences(
         data_args, args, blocks, tokenizer, trained_on=trained_on, cache_dir=run_args.cache_dir
@@ -385,8 +385,8 @@ def check_launcher(args: RTDTrainingArguments) -> None:
         return
     if args.resume_from_checkpoint not in ("auto", "latest"):
         raise ValueError(
-            "--max_restarts starts a run again that is there already: add --resume_from_checkpoint auto, so that it "
-            "goes on from its last checkpoint."
+            "--max_restarts starts a run again that exists already: add --resume_from_checkpoint auto, so that it "
+            "continues from its last checkpoint."
         )
     # The store that torch's launcher keeps for all rounds still has the addresses of the processes before
     # (https://github.com/pytorch/pytorch/issues/135712).
@@ -424,7 +424,7 @@ def _settle_directory(
     if without:
         raise ValueError(
             f"--output_dir {output_dir} is not the first node's directory on {', '.join(sorted(set(without)))}. "
-            "Name one that all nodes share: prepared text and checkpoints lie there."
+            "Name one that all nodes share: prepared text and checkpoints are written there."
         )
     return checkpoint
 

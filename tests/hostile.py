@@ -156,7 +156,7 @@ AREAS: dict[str, list[str]] = {
     "models": [
         f"FAIL {{detect,detect_with --discriminator {PAIR}}} | {PAIR}/{{config.json,model.safetensors}}",
         f"FAIL predict | {TUNED}/model/{MODEL}",
-        f"FAIL correct | corrector/train/seed_42/model/{MODEL}\nFAIL correct --model {{pair_run,tuned_run,exported}}",
+        f"FAIL correct | corrector/pairs/seed_42/model/{MODEL}\nFAIL correct --model {{pair_run,tuned_run,exported}}",
         f"EITHER finetune | {PAIR}/{MODEL}",  # its head is new
         f"FAIL pretrain_from --discriminator {PAIR} | {PAIR}/{{config.json,model.safetensors}}",
         "FAIL pretrain_from --generator pair_run/generator | pair_run/generator/{config.json,model.safetensors}",

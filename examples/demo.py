@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-"""A page that shows what a generator proposes, what a discriminator suspects, and what both would correct.
+"""A page that shows what a generator proposes and what a discriminator suspects, and how a model that was fine-tuned
+for it corrects texts.
 
-    python examples/demo.py --model runs/pretrain
+    python examples/demo.py --model runs/pretrain --corrector runs/corrector
 
 and open the address that it prints. It needs the extra `demo` (gradio) and no network: nothing is fetched from or sent
 to other machines. The redder a word, the more it is suspected, compared with the average of the text.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -43,7 +45,8 @@ class DemoArguments:
     model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
     generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
-    runtime: str = flag(TORCH, "onnx, onnx-int8: --model is an export.", choices=RUNTIMES)
+    corrector: str | None = flag(None, "What `finetune --task_kind correction` wrote: also show a tab that corrects.")
+    runtime: str = flag(TORCH, "onnx, onnx-int8: --model and --corrector are exports.", choices=RUNTIMES)
     port: int = flag(7860, "Of this machine.", "[1, 65535]")
 
     def __post_init__(self) -> None:
@@ -69,7 +72,7 @@ def make_demo(arguments: DemoArguments) -> Any:
 
     named = {name: getattr(arguments, name) for name in ("model", "generator", "discriminator", "runtime")}
     generator, discriminator, tokenizer = load_for_detection(**named)
-    detector, corrector = Detector(discriminator, tokenizer), Corrector.from_pretrained(**named)
+    detector = Detector(discriminator, tokenizer)
 
     def mask(sentence: str, words: str, share: float, temperature: float, top_k: float, seed: float) -> str:
         if why := detector.pieces(sentence)[1]:
@@ -96,7 +99,7 @@ def make_demo(arguments: DemoArguments) -> Any:
         remarks = ["wrong?" if token.probability > detector.threshold else "" for token in tokens]
         return heat_map(tokens, [token.original for token in tokens], remarks)
 
-    def correct(text: str) -> str:
+    def correct(corrector: Corrector, text: str) -> str:
         result = _judged(corrector(text))
         changes = "".join(_row("td", (wrong, right, str(at))) for wrong, right, at in result["errors"])
         table = f'<table class="fills">{_row("th", ("wrong", "right", "character"))}{changes}</table>'
@@ -112,7 +115,10 @@ def make_demo(arguments: DemoArguments) -> Any:
         gradio.Number(0, precision=0, minimum=0, maximum=2**63 - 1, label="Seed"),
     ]
     tabs: dict[str, tuple[Callable[..., str], list[Any]]] = {"Mask and judge": (mask, masks)}
-    tabs |= {name: (function, [gradio.Textbox(**text)]) for name, function in (("Judge", judge), ("Correct", correct))}
+    tabs["Judge"] = (judge, [gradio.Textbox(**text)])
+    if arguments.corrector is not None:
+        corrector = Corrector.from_pretrained(arguments.corrector, runtime=arguments.runtime)
+        tabs["Correct"] = (partial(correct, corrector), [gradio.Textbox(**text)])
     interfaces = [
         gradio.Interface(_or_message(function), inputs, gradio.HTML(min_height=200), flagging_mode="never")
         for function, inputs in tabs.values()

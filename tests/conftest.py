@@ -109,6 +109,20 @@ def model() -> ElectraForRTDPretraining:
     return ElectraForRTDPretraining(tiny_config()).eval()
 
 
+def save_corrector(source: Path | str, tokenizer, directory: Path) -> str:
+    """The directory of a model for correction, as `finetune` writes it: a masked language model with a new head that
+    detects."""
+    from hf_electra_rtd.data.tokenization import save_tokenizer
+    from hf_electra_rtd.finetuning.heads import load_with_head
+    from hf_electra_rtd.finetuning.kinds import KINDS
+
+    model = load_with_head(KINDS["correction"].auto_class, str(source))
+    model.config.fine_tuned_for = {"task": {"kind": "correction"}}
+    model.save_pretrained(directory)
+    save_tokenizer(tokenizer, directory)
+    return str(directory)
+
+
 @pytest.fixture
 def batch(blocks, tokenizer) -> dict[str, torch.Tensor]:
     """Eight full sequences of 32 tokens, masked."""

@@ -86,6 +86,22 @@ def test_sentences_and_words_that_cannot_be_masked_are_refused(run, sentence, wo
         run(sentence, words=words)
 
 
+def test_a_detector_moves_probabilities_to_the_rate_of_errors(model, tokenizer):
+    text = "The old mills were great"  # `mills` has two tokens
+    logits = model.discriminator(torch.tensor([tokenizer(text)["input_ids"]])).logits[0].double()
+    odds = logits.exp() * (0.1 / 0.9) / (0.13 / 0.87)
+    shares = (odds / (1 + odds))[1:-1].tolist()
+    expected = [*shares[:2], max(shares[2:4]), *shares[4:]]
+    threshold = sorted(expected)[2]
+    result = Detector(model.discriminator, tokenizer, error_rate=0.1, threshold=threshold * 1.001)(text)
+    assert [(word, at) for word, at, _ in result["tokens"]] == [
+        ("The", 0), ("old", 4), ("mills", 8), ("were", 14), ("great", 19)
+    ]  # fmt: skip
+    assert [share for _, _, share in result["tokens"]] == pytest.approx(expected, rel=1e-5)
+    assert result["errors"] == [word for word in result["tokens"] if word[2] > threshold * 1.001]
+    assert len(result["errors"]) == 2
+
+
 # ---- Loading ----
 
 

@@ -25,7 +25,7 @@ from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head, save_adapters
 from hf_electra_rtd.finetuning.kinds import KINDS
 from hf_electra_rtd.finetuning.predict import Classifier
-from hf_electra_rtd.inference import correction, export
+from hf_electra_rtd.inference import export
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.pair.onnx_model import GRAPHS, load_onnx
 from hf_electra_rtd.publishing.card import CardArguments
@@ -255,7 +255,7 @@ def test_every_head_predicts_by_its_graph_what_it_predicts_by_torch(case, towers
 
 
 def correct_by_both(directory):
-    """`correct` by the graph and by torch; thresholds of one are not the other's."""
+    """`correct` by the graph and by torch."""
     pairs = directory / "pairs.tsv"
     options = {"threshold": 0.0, "margin": -100.0}
     pairs.write_text("text\tright\n" + "".join(f"{text}\t{text}\n" for text in TEXTS))
@@ -266,11 +266,8 @@ def correct_by_both(directory):
     wanted = Corrector.from_pretrained(str(directory / "model"), **options)(TEXTS)
     assert any(result["errors"] for result in wanted)
     assert Corrector.from_pretrained(str(directory / "out"), runtime="onnx", **options)(TEXTS) == wanted
-    flags = ["--model", str(directory / "out"), "--thresholds", str(directory / "kept.json"), "--runtime"]
-    correction.main([*flags, "onnx", "--calibrate", str(pairs)])
-    correction.main([*flags, "onnx", *TEXTS])
-    with pytest.raises(ValueError, match="out"):
-        correction.main([*flags, "onnx-int8", *TEXTS])
+    quantized = Corrector.from_pretrained(str(directory / "out"), runtime="onnx-int8", **options)(TEXTS)
+    assert [result["source"] for result in quantized] == TEXTS
 
 
 def rounded(answer):

@@ -52,7 +52,7 @@ from hf_electra_rtd.pair.objectives import OBJECTIVES
 from hf_electra_rtd.pair.sharing import SHARING
 from hf_electra_rtd.training import meters
 from hf_electra_rtd.training.trainer import RTDTrainer
-from tests.conftest import VOCABULARY, make_text, tiny_config
+from tests.conftest import VOCABULARY, make_text, save_corrector, tiny_config
 from tests.families_for_tests import make_tokenizer, tiny_family_config
 
 
@@ -376,11 +376,18 @@ TUNED: dict[str, Callable[[FakeAccelerator], Any]] = {
 # ---- Commands ----
 
 
-def command(main: Any, device: FakeAccelerator, *argv: str) -> str:
+def command(main: Any, device: FakeAccelerator, *argv: str, model: str = "pair") -> str:
     encoder("electra")
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        main(["--model", str(WORK / "electra" / "pair"), *argv])
+        main(["--model", str(WORK / "electra" / model), *argv])
     return printed.getvalue()
+
+
+def correct(device: FakeAccelerator) -> str:
+    directory = Path(encoder("electra")).parent
+    save_corrector(directory / "generator", tokenizer(), directory / "corrector")
+    flags = ("--threshold", "0", "--margin", "-100")
+    return command(correction.main, device, *TEXTS, *flags, model="corrector")
 
 
 def compare_with_float64(device: FakeAccelerator) -> None:
@@ -395,7 +402,7 @@ COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
     "score": lambda device: command(scoring.main, device, *TEXTS),
     "detect": lambda device: command(detection.main, device, *TEXTS),
     "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
-    "correct": lambda device: command(correction.main, device, *TEXTS, "--threshold", "0", "--margin", "-100"),
+    "correct": correct,
     "on_gpu": compare_with_float64,
 }
 

@@ -11,9 +11,7 @@ probability of "replaced", divided by the average of the sentence. `*` stands af
 
 score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
 `errors`, the words above --threshold as [word, its first character, probability of being wrong]; `tokens`, all words
-likewise; and for a text of which not all can be judged `skipped`, why. --calibrate PAIRS --false_positive_rate 0.05
---thresholds FILE writes the threshold that flags this share of the right sentences of PAIRS (columns `text` and
-`right`); --thresholds FILE alone reads it, with the same model.
+likewise; and for a text of which not all can be judged `skipped`, why.
 
 `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model. Native towers are
 named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
@@ -21,19 +19,13 @@ named one by one (`--generator`, `--discriminator`); `--as_is` needs only the di
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import sys
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from statistics import fmean
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -42,92 +34,37 @@ from rich.text import Text
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from hf_electra_rtd.base.cli import Rule, check_arguments, check_number, flag, parse_arguments, run
-from hf_electra_rtd.base.files import check_output, named_file, read_json, write_text, writing
-from hf_electra_rtd.base.records import public
-from hf_electra_rtd.data.reader import read_lines
+from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments, run
+from hf_electra_rtd.base.files import check_output
 from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer
-from hf_electra_rtd.data.units import cut_text, find_units
+from hf_electra_rtd.data.units import find_units
 from hf_electra_rtd.data.words import is_inside, shown_tokens
 from hf_electra_rtd.encoders.detectors import detection_logits
 from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.encoders.families import max_length as longest
 from hf_electra_rtd.encoders.layers import exchange_layers
-from hf_electra_rtd.finetuning.correction_scores import read_pairs
+from hf_electra_rtd.inference.judging import EMPTY, TEXT_RULES, TextArguments, TextJudge, run_on_texts
 from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH, load_onnx
+from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import DETECTOR, GENERATOR, NETWORKS, PAIR, RUN, identify
-from hf_electra_rtd.pair.towers import hash_weights, load_detector, load_masked_lm
+from hf_electra_rtd.pair.towers import load_detector, load_masked_lm
 from hf_electra_rtd.training import console
 
 
 # Shares of words that are wrong in texts, and of tokens that a generator replaces in pre-training.
 ERROR_RATE = 0.02
 REPLACED_RATE = 0.13
-_LINES_AT_ONCE = 256
-EMPTY = "it is empty"  # why a text is skipped
-JUDGED_BY = ("threshold", "error_rate", "max_length", "batch_size")  # options of a judge
-
-
-@dataclass
-class TextArguments:
-    """Which model, which texts, and how they are judged."""
-
-    # What `open_judge` passes on has None for the default of the judge.
-    texts: list[str] = flag(
-        [], "Quote each. Without, and without --file: the lines of the standard input.", words="TEXT"
-    )
-    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
-    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
-    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
-    runtime: str = flag(TORCH, "onnx, onnx-int8: the towers are directories of exports.", choices=RUNTIMES)
-    file: str | None = flag(None, "A text file, UTF-8, one text a line, in place of TEXT.")
-    format: str | None = flag(
-        None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
-    )
-    output_file: str | None = flag(None, "JSON lines; by default standard output.")
-    threshold: float | None = flag(None, "A word is wrong above this probability (0.5).", "[0, 1]")
-    error_rate: float | None = flag(
-        None, f"Share of wrong words that is expected in the texts ({ERROR_RATE}).", "(0, 1)"
-    )
-    thresholds: str | None = flag(None, "JSON file that --calibrate writes, and other calls read.")
-    calibrate: str | None = flag(None, "A table with the columns `text` and `right`: choose thresholds by it.")
-    false_positive_rate: float = flag(0.05, "Of --calibrate, of right sentences.", "[0, 1]")
-    max_length: int | None = flag(None, "Tokens that are read at a time; longer texts are cut (128).", "[1, inf)")
-    batch_size: int | None = flag(None, "Pieces of texts read at a time (32).", "[1, inf)")
-
-    def __post_init__(self) -> None:
-        if self.model is None and self.discriminator is None:
-            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
-        if self.calibrate and self.thresholds:
-            check_output(self.thresholds, *self.inputs)
-        if self.output_file is not None:
-            check_output(self.output_file, *self.inputs, self.thresholds)
-
-    @property
-    def inputs(self) -> list[str | None]:
-        """The files and directories that are read, beside thresholds."""
-        return [self.file, self.model, self.generator, self.discriminator, self.calibrate]
-
-
-# Of every command that judges texts.
-TEXT_RULES = (
-    Rule("model", "It names both networks.", excludes=("generator", "discriminator")),
-    Rule("file", "Each says what is read.", excludes=("texts", "calibrate")),
-    Rule("calibrate", "Each says what is read.", excludes=("texts",)),
-    Rule("calibrate", "It writes this file.", needs=("thresholds",)),
-    Rule("threshold", "It is chosen.", excludes=("calibrate",), changes_nothing=True),
-    Rule("output_file", "It holds JSON lines, one for each text.", excludes=("format=text", "calibrate")),
-    Rule("false_positive_rate", "", needs=("calibrate",), changes_nothing=True),
-)
 
 
 @dataclass
 class DetectArguments(TextArguments):
     """Which model, which texts, and what is shown of them."""
 
+    generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
+    discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
+    error_rate: float = flag(ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
     mask: list[str] | None = flag(None, "Words to mask, at every occurrence.")
     mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
     temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
@@ -136,16 +73,20 @@ class DetectArguments(TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
-        super().__post_init__()
+        if self.model is None and self.discriminator is None:
+            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
+        if self.output_file is not None:
+            check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
         if not self.as_is and not self.texts:
             raise ValueError("TEXT is missing. Give sentences before --mask, or add --as_is.")
 
 
-_READ_OR_WRITTEN = ("file", "output_file", "calibrate", "thresholds")
-_OF_TEXTS = ("format", "threshold", "error_rate", "false_positive_rate", "max_length", "batch_size")
+_READ_OR_WRITTEN = ("file", "output_file")
+_OF_TEXTS = ("format", "threshold", "error_rate", "max_length", "batch_size")
 _OF_MASKS = ("generator", "mask_probability", "temperature", "top_k", "seed")
 RULES = (
     *TEXT_RULES,
+    Rule("model", "It names both networks.", excludes=("generator", "discriminator")),
     Rule("mask", "Each says what is scored.", excludes=("as_is",)),
     Rule("mask_probability", "It is of tokens at random.", excludes=("mask",), changes_nothing=True),
     *(Rule(name, "It is of texts as they are.", needs=("as_is",)) for name in _READ_OR_WRITTEN),
@@ -161,7 +102,8 @@ def main(argv: list[str]) -> None:
     generator, discriminator, tokenizer = load_for_detection(*towers, arguments.as_is, arguments.runtime)
     screen = console.open_console()
     if arguments.as_is:
-        detector = open_judge(lambda **options: Detector(discriminator, tokenizer, **options), JUDGED_BY, arguments)
+        given = {name: getattr(arguments, name) for name in ("threshold", "error_rate", "max_length", "batch_size")}
+        detector = Detector(discriminator, tokenizer, **given)
         run_on_texts(detector, arguments, lambda result: _print_result(result, detector.threshold, screen))
         return
     options = {name: getattr(arguments, name) for name in ("mask_probability", "temperature", "top_k")}
@@ -240,92 +182,6 @@ def log_odds(rate: float) -> float:
     return math.log(rate / (1 - rate))
 
 
-class TextJudge(ABC):
-    """What judges texts of any length: it cuts them into pieces of at most `max_length` tokens at the ends of
-    sentences, and reads `batch_size` pieces at a time."""
-
-    def __init__(self, towers: Sequence[Any], tokenizer: Any, batch_size: int = 32, max_length: int = 128) -> None:
-        self.towers = towers
-        self.tokenizer = tokenizer
-        self.batch_size = batch_size
-        self.max_length = min([max_length, *(longest(tower.config) for tower in towers)])
-        self.device = torch.device(towers[0].device)
-        self.settings: dict[str, Any] = {}  # that thresholds depend on, beside the weights
-        tokenizer.padding_side = "right"
-
-    @abstractmethod
-    def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
-        """What is wrong, or every word, in each piece: tuples that begin with the place of its first character."""
-
-    @abstractmethod
-    def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
-        """The result for a text, of what `judge` says of its pieces."""
-
-    def __call__(self, texts: str | Sequence[str]) -> Any:
-        """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
-        it could not be judged, if so. Warns of texts that are unknown to the vocabulary (see `check_known`)."""
-        if isinstance(texts, str):
-            return self([texts])[0]
-        check_known("The texts", *self.count_unknown(texts), refuses=False)
-        return self.results(texts)
-
-    def count_unknown(self, texts: Sequence[str]) -> tuple[int, int]:
-        """How many tokens of some texts are unknown, and how many there are."""
-        encodings = self._encode([*texts]).encodings if texts else []
-        counts = [count_unknown(self.tokenizer, encoding.ids) for encoding in encodings]
-        return sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
-
-    @torch.no_grad()
-    def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
-        """What is returned for each of several texts."""
-        cut = list(map(self.pieces, texts))
-        pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
-        findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
-        for (row, begin, _), of_piece in zip(pieces, self.judge([piece for *_, piece in pieces]), strict=True):
-            findings[row] += [(begin + at, *rest) for at, *rest in of_piece]
-        results = []
-        for text, of_text, (_, why) in zip(texts, findings, cut, strict=True):
-            result = {"source": text, **self.tell(text, of_text)}
-            if why:
-                result["skipped"] = why
-            results.append(result)
-        return results
-
-    def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
-        """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
-        if not text.strip():
-            return [], EMPTY
-        encoding = self._encode([text]).encodings[0]
-        ids = encoding.ids  # which makes a list of all at each call
-        if all(ids[unit.first] == self.tokenizer.unk_token_id for unit in find_units(text, encoding)):
-            return [], "the vocabulary has none of its words"
-        if len(encoding) <= self.max_length:
-            return [(0, text)], None
-        spans = cut_text(text, self.tokenizer, self.max_length)
-        pieces = [(first, text[first:last]) for first, last in spans]
-        encodings = self._encode([piece for _, piece in pieces]).encodings
-        if any(len(encoding) > self.max_length for encoding in encodings):
-            return pieces, f"a part without a place to cut has more than {self.max_length} tokens"
-        return pieces, None
-
-    def _encode(self, texts: list[str], **options: Any) -> Any:
-        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
-
-    def batches(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Any, dict[str, torch.Tensor]]]:
-        """Batches of texts of similar length: their places, encoding, and tensors (B, L)."""
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-        for begin in range(0, len(order), self.batch_size):
-            places = order[begin : begin + self.batch_size]
-            options = {"padding": True, "truncation": True, "max_length": self.max_length}
-            encoding = self._encode([texts[place] for place in places], **options)
-            yield places, encoding, {name: torch.tensor(ids, device=self.device) for name, ids in encoding.items()}
-
-    def described(self) -> dict[str, Any]:
-        """What thresholds depend on."""
-        weights = [hash_weights(tower) for tower in self.towers]
-        return {"weights": weights, "max_length": self.max_length, **self.settings}
-
-
 class Detector(TextJudge):
     """Tells which words of texts look wrong.
 
@@ -346,10 +202,8 @@ class Detector(TextJudge):
         batch_size: int = 32,
         max_length: int = 128,
     ) -> None:
-        super().__init__([discriminator], tokenizer, batch_size, max_length)
-        self.discriminator = discriminator
+        super().__init__(discriminator, tokenizer, batch_size, max_length)
         self.threshold = threshold
-        self.settings = {"error_rate": error_rate}
         self._shift = log_odds(error_rate) - log_odds(REPLACED_RATE)
 
     @classmethod
@@ -363,7 +217,7 @@ class Detector(TextJudge):
     def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
         words: list[list[tuple[Any, ...]]] = [[] for _ in pieces]
         for places, encoding, inputs in self.batches(pieces):
-            shares_BL = (replaced_logits(self.discriminator, inputs) + self._shift).sigmoid().tolist()
+            shares_BL = (replaced_logits(self.model, inputs) + self._shift).sigmoid().tolist()
             for place, of_text, shares_L in zip(places, encoding.encodings, shares_BL, strict=True):
                 for unit in find_units(pieces[place], of_text):
                     word = pieces[place][unit.start : unit.stop]
@@ -374,94 +228,6 @@ class Detector(TextJudge):
         """`errors` and `tokens`: wrong words, and all, as (word, its first character, probability of being wrong)."""
         words = [(word, at, share) for at, word, share in findings]
         return {"errors": [word for word in words if word[2] > self.threshold], "tokens": words}
-
-    def calibrate(self, sources: Sequence[str], rights: Sequence[str], rate: float) -> dict[str, Any]:
-        """Chooses and sets the threshold above which at most a share `rate` of right sentences has an error. Right are
-        the corrected ones, each counted once. Returns it, with what it finds in `sources`."""
-        clean = [result["tokens"] for result in self(list(dict.fromkeys(rights)))]
-        highest = sorted((max((word[2] for word in words), default=0.0) for words in clean), reverse=True)
-        self.threshold = highest[min(int(rate * len(highest)), len(highest) - 1)]
-        wrong = [source for source, right in zip(sources, rights, strict=True) if source != right]
-        flagged = sum(bool(result["errors"]) for result in self(wrong))
-        return {
-            "threshold": self.threshold,
-            "false_positive_rate": sum(value > self.threshold for value in highest) / len(highest),
-            "wrong_sentences_flagged": flagged / max(1, len(wrong)),
-        }
-
-
-# ---- What commands that judge texts do ----
-
-
-def open_judge(make: Callable[..., Any], names: Sequence[str], arguments: TextArguments) -> Any:
-    """A judge made with those flags among `names` that were given, and else with the values of --thresholds. Raises
-    ValueError for thresholds that were chosen for other weights (or graphs), another rate or other confusions."""
-    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
-    if arguments.thresholds is None or arguments.calibrate:
-        return make(**given)
-    kept = read_json(arguments.thresholds)
-    chosen = {name: kept[name] for name in names if name in kept}
-    flags = {entry.name: entry for entry in fields(arguments)}
-    for name, value in chosen.items():
-        is_whole = "float" not in str(flags[name].type)
-        if type(value) not in ((int,) if is_whole else (int, float)):
-            raise ValueError(f"{arguments.thresholds}: {name} must be a {'whole ' if is_whole else ''}number.")
-        check_number(f"{arguments.thresholds}: {name}", value, flags[name].metadata["interval"])
-    judge = make(**{**chosen, **given})
-    if other := [name for name, value in judge.described().items() if kept.get(name) != value]:
-        raise ValueError(
-            f"{arguments.thresholds} was calibrated for {kept.get('model')} with other {', '.join(other)}. "
-            "Choose thresholds for this model, runtime and flags by --calibrate."
-        )
-    return judge
-
-
-def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
-    """Calibrates a judge, or prints what it says of each text: by `show`, or as a JSON line. Says at the end how many
-    texts were skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
-    `check_known`), before the output file has its name."""
-    if arguments.calibrate and arguments.thresholds:
-        sources, rights = read_pairs(arguments.calibrate)
-        check_known(arguments.calibrate, *judge.count_unknown(sources))
-        kept = judge.calibrate(sources, rights, arguments.false_positive_rate)
-        kept["model"] = public(arguments.model or arguments.discriminator, "model_name_or_path")
-        kept |= {"calibrate": named_file(arguments.calibrate), **judge.described()}
-        write_text(arguments.thresholds, json.dumps(kept, indent=2) + "\n")
-        print(json.dumps(kept))
-        return
-    total = 0
-    num_unknown = 0
-    num_tokens = 0
-    skipped: Counter[str] = Counter()
-    is_shown = bool(arguments.texts) and arguments.output_file is None
-    is_text = (arguments.format or ("text" if is_shown else "json")) == "text"
-    lines = iter(arguments.texts or read_lines(arguments.file))
-    is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
-    with _opened(arguments.output_file) as output:
-        while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
-            total += len(some)
-            of_unknown, of_all = judge.count_unknown(some)
-            num_unknown += of_unknown
-            num_tokens += of_all
-            for result in judge.results(some):
-                skipped.update([result["skipped"]] if "skipped" in result else [])
-                if is_text:
-                    show(result)
-                else:
-                    print(json.dumps(result, ensure_ascii=False), file=output, flush=True)
-        for why, count in skipped.items():
-            print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
-        check_known(arguments.file or "The texts", num_unknown, num_tokens, refuses=not arguments.texts)
-
-
-@contextmanager
-def _opened(path: str | None) -> Iterator[TextIO]:
-    """A file that is written whole or not at all, or the standard output."""
-    if path is None:
-        yield sys.stdout
-        return
-    with writing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
-        yield file
 
 
 # ---- One sentence. L tokens with [CLS] and [SEP], K of them masked, V tokens of the vocabulary ----

@@ -25,10 +25,8 @@ MISSING = "{} is not installed. Install the extra `onnx`: pip install 'hf-electr
 
 
 class OnnxModel(nn.Module):
-    """The graph in a file, with the `config` of its model; `sha256` is its hash where `load_onnx` made it. A call
-    takes so many `threads`, by default those that torch uses."""
-
-    sha256: str | None = None
+    """The graph in a file, with the `config` of its model. A call takes so many `threads`, by default those that torch
+    uses."""
 
     def __init__(self, path: str | os.PathLike[str], config: Any, threads: int | None = None) -> None:
         super().__init__()
@@ -91,6 +89,4 @@ def load_onnx(
     record.check_files(directory, graph)
     if tokenizer_hash(load_tokenizer(str(directory))) != record.tokenizer:
         raise ValueError(f"The tokenizer in {directory} is not that of the exported model. Put its files back.")
-    model = OnnxModel(directory / graph, read_stock_config(str(directory)), threads)
-    model.sha256 = record.files[graph]
-    return model
+    return OnnxModel(directory / graph, read_stock_config(str(directory)), threads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
 import logging
 import os
 import re
@@ -214,16 +213,6 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
 def _listed(names: Iterable[str]) -> str:
     names = sorted(names)
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
-def hash_weights(model: Any) -> str:
-    """SHA-256 of the names and numbers of a model's tensors; of a graph, that of its file."""
-    if (of_graph := getattr(model, "sha256", None)) is not None:
-        return str(of_graph)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def save_towers(towers: dict[str, PreTrainedModel], directory: str | os.PathLike[str], tokenizer: Any = None) -> None:

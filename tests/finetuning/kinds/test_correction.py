@@ -157,5 +157,3 @@ def test_a_model_learns_to_correct_and_the_corrector_loads_it(encoder, tmp_path,
     assert right[2]["skipped"] == "it is empty"
     (answer,) = Classifier(str(run), use_cpu=True).predict(["night garden mill"])
     assert answer == {"corrected": {"text": "night horse mill", "source": "night garden mill"}}
-    with pytest.raises(ValueError, match="error_rate"):
-        Corrector.from_pretrained(str(run), error_rate=0.1)

@@ -1,0 +1,173 @@
+"""What `detect --as_is` and `correct` share: their flags, texts that are cut into pieces, and results that are written
+as lines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TextIO
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from hf_electra_rtd.base.cli import Rule, flag
+from hf_electra_rtd.base.files import writing
+from hf_electra_rtd.data.reader import read_lines
+from hf_electra_rtd.data.tokenization import check_known, count_unknown
+from hf_electra_rtd.data.units import cut_text, find_units
+from hf_electra_rtd.encoders.families import max_length as longest
+from hf_electra_rtd.pair.onnx_model import RUNTIMES, TORCH
+
+
+EMPTY = "it is empty"  # why a text is skipped
+_LINES_AT_ONCE = 256
+
+
+@dataclass
+class TextArguments:
+    """Which texts, and how they are judged."""
+
+    texts: list[str] = flag(
+        [], "Quote each. Without, and without --file: the lines of the standard input.", words="TEXT"
+    )
+    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
+    runtime: str = flag(TORCH, "onnx, onnx-int8: the model is a directory of an export.", choices=RUNTIMES)
+    file: str | None = flag(None, "A text file, UTF-8, one text a line, in place of TEXT.")
+    format: str | None = flag(
+        None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
+    )
+    output_file: str | None = flag(None, "JSON lines; by default standard output.")
+    threshold: float = flag(0.5, "A word is wrong above this probability.", "[0, 1]")
+    max_length: int = flag(128, "Tokens that are read at a time; longer texts are cut.", "[1, inf)")
+    batch_size: int = flag(32, "Pieces of texts read at a time.", "[1, inf)")
+
+
+TEXT_RULES = (
+    Rule("file", "Each says what is read.", excludes=("texts",)),
+    Rule("output_file", "It holds JSON lines, one for each text.", excludes=("format=text",)),
+)
+
+
+class TextJudge(ABC):
+    """What judges texts of any length: it cuts them into pieces of at most `max_length` tokens at the ends of
+    sentences, and reads `batch_size` pieces at a time."""
+
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, batch_size: int, max_length: int) -> None:
+        self.model = model
+        self.tokenizer: Any = tokenizer
+        self.batch_size = batch_size
+        self.max_length = min(max_length, longest(model.config))
+        tokenizer.padding_side = "right"
+
+    @abstractmethod
+    def judge(self, pieces: list[str]) -> list[list[tuple[Any, ...]]]:
+        """What is wrong, or every word, in each piece: tuples that begin with the place of its first character."""
+
+    @abstractmethod
+    def tell(self, text: str, findings: list[tuple[Any, ...]]) -> dict[str, Any]:
+        """The result for a text, of what `judge` says of its pieces."""
+
+    def __call__(self, texts: str | Sequence[str]) -> Any:
+        """For a text, or for each of several: `source`; what the class tells of it; and `skipped`, why it or a part of
+        it could not be judged, if so. Warns of texts that are unknown to the vocabulary (see `check_known`)."""
+        if isinstance(texts, str):
+            return self([texts])[0]
+        check_known("The texts", *self.count_unknown(texts), refuses=False)
+        return self.results(texts)
+
+    def count_unknown(self, texts: Sequence[str]) -> tuple[int, int]:
+        """How many tokens of some texts are unknown, and how many there are."""
+        encodings = self._encode([*texts]).encodings if texts else []
+        counts = [count_unknown(self.tokenizer, encoding.ids) for encoding in encodings]
+        return sum(unknown for unknown, _ in counts), sum(total for _, total in counts)
+
+    @torch.no_grad()
+    def results(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+        """What is returned for each of several texts."""
+        cut = list(map(self.pieces, texts))
+        pieces = [(row, begin, piece) for row, (of_text, _) in enumerate(cut) for begin, piece in of_text]
+        findings: list[list[tuple[Any, ...]]] = [[] for _ in texts]
+        for (row, begin, _), of_piece in zip(pieces, self.judge([piece for *_, piece in pieces]), strict=True):
+            findings[row] += [(begin + at, *rest) for at, *rest in of_piece]
+        results = []
+        for text, of_text, (_, why) in zip(texts, findings, cut, strict=True):
+            result = {"source": text, **self.tell(text, of_text)}
+            if why:
+                result["skipped"] = why
+            results.append(result)
+        return results
+
+    def pieces(self, text: str) -> tuple[list[tuple[int, str]], str | None]:
+        """The pieces of a text after their first characters, and why it, or a part of it, cannot be judged."""
+        if not text.strip():
+            return [], EMPTY
+        encoding = self._encode([text]).encodings[0]
+        ids = encoding.ids  # which makes a list of all at each call
+        if all(ids[unit.first] == self.tokenizer.unk_token_id for unit in find_units(text, encoding)):
+            return [], "the vocabulary has none of its words"
+        if len(encoding) <= self.max_length:
+            return [(0, text)], None
+        spans = cut_text(text, self.tokenizer, self.max_length)
+        pieces = [(first, text[first:last]) for first, last in spans]
+        encodings = self._encode([piece for _, piece in pieces]).encodings
+        if any(len(encoding) > self.max_length for encoding in encodings):
+            return pieces, f"a part without a place to cut has more than {self.max_length} tokens"
+        return pieces, None
+
+    def _encode(self, texts: list[str], **options: Any) -> Any:
+        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
+
+    def batches(self, texts: Sequence[str]) -> Iterator[tuple[list[int], Any, dict[str, torch.Tensor]]]:
+        """Batches of texts of similar length: their places, encoding, and tensors (B, L)."""
+        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
+        for begin in range(0, len(order), self.batch_size):
+            places = order[begin : begin + self.batch_size]
+            options = {"padding": True, "truncation": True, "max_length": self.max_length}
+            encoding = self._encode([texts[place] for place in places], **options)
+            device = self.model.device
+            yield places, encoding, {name: torch.tensor(ids, device=device) for name, ids in encoding.items()}
+
+
+def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
+    """Prints what a judge says of each text: by `show`, or as a JSON line. Says at the end how many texts were
+    skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
+    `check_known`), before the output file has its name."""
+    total = 0
+    num_unknown = 0
+    num_tokens = 0
+    skipped: Counter[str] = Counter()
+    is_shown = bool(arguments.texts) and arguments.output_file is None
+    is_text = (arguments.format or ("text" if is_shown else "json")) == "text"
+    lines = iter(arguments.texts or read_lines(arguments.file))
+    is_typed = not arguments.texts and arguments.file is None and sys.stdin.isatty()
+    with _opened(arguments.output_file) as output:
+        while some := list(islice(lines, 1 if is_typed else _LINES_AT_ONCE)):
+            total += len(some)
+            of_unknown, of_all = judge.count_unknown(some)
+            num_unknown += of_unknown
+            num_tokens += of_all
+            for result in judge.results(some):
+                skipped.update([result["skipped"]] if "skipped" in result else [])
+                if is_text:
+                    show(result)
+                else:
+                    print(json.dumps(result, ensure_ascii=False), file=output, flush=True)
+        for why, count in skipped.items():
+            print(f"{count:,} of {total:,} texts skipped: {why}.", file=sys.stderr)
+        check_known(arguments.file or "The texts", num_unknown, num_tokens, refuses=not arguments.texts)
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[TextIO]:
+    """A file that is written whole or not at all, or the standard output."""
+    if path is None:
+        yield sys.stdout
+        return
+    with writing(path) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
+        yield file

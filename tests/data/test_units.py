@@ -1,0 +1,96 @@
+"""Where words are in a text and among its tokens, and where a long text is cut."""
+
+# ruff: noqa: RUF001  # punctuation of Chinese
+
+import random
+from itertools import pairwise
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import BertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
+
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
+from hf_electra_rtd.data.units import cut_text, find_units
+
+
+CHARACTERS = "今天新心情很好坏我们去看电影店。，！"
+
+
+@pytest.fixture(scope="module")
+def chinese():
+    words = [*SPECIAL_TOKENS, *CHARACTERS, "the", "river", "mill", "##s", "horse"]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)}, do_lower_case=True)
+
+
+@pytest.fixture(scope="module")
+def byte_level():
+    first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    empty = RobertaTokenizer(vocab={token: index for index, token in enumerate(first)}, merges=[])
+    text = ["the river and the mill and the horse", "今天心情很好"] * 20
+    return empty.train_new_from_iterator(text, 400, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The  mills, 今天iPhone好", ["The", "mills", ",", "今", "天", "iPhone", "好"]),
+        ("the river 😀 xyz", ["the", "river", "😀", "xyz"]),
+        ("the mi\u0301ll\u0301 horse", ["the", "mi\u0301ll\u0301", "horse"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["chinese", "byte_level"])
+def test_words_are_pieces_of_the_text_whatever_the_tokens_look_like(name, text, words, request):
+    tokenizer = request.getfixturevalue(name)
+    encoding = tokenizer([text], split_special_tokens=True).encodings[0]
+    units = find_units(text, encoding)
+    found = [text[unit.start : unit.stop] for unit in units]
+    assert "".join(found) == "".join(text.split())
+    if name == "chinese":
+        assert found == words
+    else:  # Chinese is cut where its tokens are
+        assert [word for word in found if word.isascii()] == [word for word in words if word.isascii()]
+    assert all(unit.first >= before.last for before, unit in pairwise(units))  # spaces may be tokens
+    assert (units[0].first, units[-1].last) == (1, len(encoding) - 1)
+
+
+def test_pieces_are_the_text_and_end_after_sentences(chinese, byte_level):
+    draw = random.Random(0)
+    for tokenizer in (chinese, byte_level):
+        for length in (0, 1, 30, 200):
+            text = "".join(draw.choices(CHARACTERS + "  the", k=length))
+            spans = cut_text(text, tokenizer, 12)
+            assert "".join(text[start:stop] for start, stop in spans) == text
+            if tokenizer is chinese:
+                assert max(len(tokenizer(text[start:stop])["input_ids"]) for start, stop in spans) <= 12
+    text = "我们去看电影。今天很好，心情很好！我们去看电影"
+    assert [text[start:stop] for start, stop in cut_text(text, chinese, 13)] == [
+        "我们去看电影。", "今天很好，心情很好！", "我们去看电影",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="max_length"):
+        cut_text(text, chinese, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("the river " + "😂" * 20, ["the river", " " + "😂" * 20]),  # longer than a piece, and the last unit
+        ("the river" + " " * 40, ["the river"]),
+        ("the" + " the" * 10 + " " * 9 + "the the the the", ["the" + " the" * 10, " " * 9 + "the the the", " the"]),
+    ],
+    ids=["a long last word", "spaces at the end", "spaces before a piece"],
+)
+def test_tokens_of_spaces_count_and_a_last_word_may_be_longer_than_a_piece(byte_level, text, pieces):
+    assert [text[start:stop] for start, stop in cut_text(text, byte_level, 13)] == pieces
+
+
+def test_marks_of_sentencepiece_count():
+    vocab = [(token, 0.0) for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")]
+    backend = Tokenizer(Unigram([*vocab, *((token, -1.0) for token in "▁" + CHARACTERS)], unk_id=3))
+    backend.pre_tokenizer = Metaspace()
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    text = "我们去看电影" * 9
+    lengths = [len(tokenizer(text[start:stop])["input_ids"]) for start, stop in cut_text(text, tokenizer, 12)]
+    assert max(lengths) == 12

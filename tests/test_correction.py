@@ -50,8 +50,10 @@ def corrector():
     words = [*SPECIAL_TOKENS, *CHARACTERS, "the", "river", "mill", "##s", "horse"]
     chinese = BertTokenizer(vocab={word: index for index, word in enumerate(words)}, do_lower_case=True)
 
+    fixed = {"batch_size": 4, "max_length": 16}
+
     def make(**options):
-        return Corrector(Model(chinese.get_vocab()), chinese, **{"batch_size": 4, "max_length": 16, **options})
+        return Corrector(Model(chinese.get_vocab()), chinese, **{"threshold": 0.5, **fixed, **options})
 
     return make
 

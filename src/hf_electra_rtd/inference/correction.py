@@ -63,11 +63,11 @@ class Corrector(TextJudge):
         # {"source": "今天新情很好", "target": "今天心情很好", "errors": [("新", "心", 2)]}
 
     A word that is wrong with a probability above `threshold` may become the likeliest word of those that may stand in
-    its place. Of all such changes of a piece of a text, the one that gains most over the word itself is made if its
-    gain is above `margin`, in logarithms of probabilities. Then the piece is read again, until nothing changes. A word
-    is changed once. Only words that are one token are changed, and only into others of one token. In texts with
-    Chinese, characters become as many characters, and other words stay; elsewhere words of letters become words of
-    letters.
+    its place. With a threshold of 0, the likeliest words decide alone, as when the model was scored in training. Of
+    all such changes of a piece of a text, the one that gains most over the word itself is made if its gain is above
+    `margin`, in logarithms of probabilities. Then the piece is read again, until nothing changes. A word is changed
+    once. Only words that are one token are changed, and only into others of one token. In texts with Chinese,
+    characters become as many characters, and other words stay; elsewhere words of letters become words of letters.
 
     Args:
         model: what `finetune --task_kind correction` trained, or its graph; see `from_pretrained`.
@@ -79,7 +79,7 @@ class Corrector(TextJudge):
         model: Any,
         tokenizer: PreTrainedTokenizerBase,
         *,
-        threshold: float = 0.5,
+        threshold: float = 0.0,
         margin: float = 0.0,
         confusions: Confusions | None = None,
         batch_size: int = 32,
@@ -210,6 +210,7 @@ class CorrectArguments(TextArguments):
     """Which model, which texts, and what is changed in them."""
 
     model: str = required("A run of `finetune --task_kind correction`, or a directory or Hub id of its model.")
+    threshold: float = flag(0.0, "A word is changed only if it is wrong with more than this probability.", "[0, 1]")
     confusion_file: str | None = flag(None, "Rows `wrong right right ...`; `x x` protects x.")
     margin: float = flag(0.0, "What the right word must gain, in logarithms of probabilities.", "(-inf, inf)")
     score: str | None = flag(None, "Score corrections of a table with the columns `text` and `right`.")

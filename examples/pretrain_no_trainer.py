@@ -13,7 +13,6 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
-from transformers import AutoTokenizer
 
 import hf_electra_rtd as rtd
 
@@ -34,7 +33,7 @@ def main() -> None:
     args = parser.parse_args()
     accelerator = Accelerator()
     set_seed(SEED)
-    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    tokenizer = rtd.load_tokenizer(TOKENIZER)
     with accelerator.main_process_first():
         train, held_out = rtd.prepare_blocks([CORPUS], tokenizer, args.output_dir, LENGTH, held_out_share=0.05)
     # The stream decides the order, and with the collator's seed all masks and samples: a run can resume at any step.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hf_electra_rtd.data.collator import DataCollatorForRTD
     from hf_electra_rtd.data.preparation import prepare_blocks
     from hf_electra_rtd.data.sequences import train_tokenizer
+    from hf_electra_rtd.data.tokenization import load_tokenizer
     from hf_electra_rtd.finetuning.finetune import finetune
     from hf_electra_rtd.finetuning.predict import Classifier
     from hf_electra_rtd.inference.correction import Corrector
@@ -55,6 +56,7 @@ _LOADED_WHEN_ASKED_FOR = {
     "get_electra_schedule": "training.optimization",
     "get_parameter_groups": "training.optimization",
     "load_tf_checkpoint": "pair.original_checkpoints",
+    "load_tokenizer": "data.tokenization",
     "prepare_blocks": "data.preparation",
     "train_tokenizer": "data.sequences",
 }

@@ -56,7 +56,7 @@ def test_the_library_of_products_is_the_one_that_is_named_and_a_resumed_run_keep
     assert products.chosen_library() == "mkl"
     settle_products(args, 128, {"run": {}, "products": "onednn"})
     assert products.chosen_library() == ("onednn" if products.has_onednn() else "mkl")
-    with pytest.raises(ValueError, match="--matmul"):
+    with pytest.raises(ValueError, match="matmul"):
         RTDTrainingArguments("out", use_cpu=True, matmul="blas")
 
 

@@ -144,6 +144,10 @@ def parse_arguments(
         *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
     except json.JSONDecodeError as error:
         raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
+    except ValueError as error:  # a dataclass that Python code uses, too, names its field
+        name = re.match(r"\w*", str(error))
+        is_flag = name is not None and f"--{name[0]}" in parser._option_string_actions
+        raise ValueError(f"--{error}" if is_flag else str(error)) from None
     if unknown:
         names = known_names(unknown[0], parser._option_string_actions, "flags")
         parser.error(f"there is no flag {unknown[0]}. {names}")

@@ -131,7 +131,7 @@ class RTDTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self) -> None:
-        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
+        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS, dashes="")
         check_hub_options(self)
         self.chooses_precision = self.bf16 is None
         settle_by_device(self)

@@ -3,7 +3,7 @@
 
     accelerate launch --num_cpu_threads_per_process 2 examples/pretrain_no_trainer.py --output_dir runs/own_loop
 
-trains the tiny size on the bundled corpus. The same command again goes on from the last checkpoint.
+trains the tiny size on the bundled corpus. The same command again resumes from the last checkpoint.
 """
 
 import argparse
@@ -13,9 +13,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
 
 import hf_electra_rtd as rtd
-from hf_electra_rtd.data.tokenization import load_tokenizer
 
 
 CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
@@ -34,10 +34,10 @@ def main() -> None:
     args = parser.parse_args()
     accelerator = Accelerator()
     set_seed(SEED)
-    tokenizer = load_tokenizer(TOKENIZER)
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     with accelerator.main_process_first():
         train, held_out = rtd.prepare_blocks([CORPUS], tokenizer, args.output_dir, LENGTH, held_out_share=0.05)
-    # The stream decides the order, and with the collator's seed all masks and samples: a run can go on at any step.
+    # The stream decides the order, and with the collator's seed all masks and samples: a run can resume at any step.
     stream = rtd.SequenceStream(train, args.max_steps * BATCH_SIZE * accelerator.num_processes, SEED)
     held_out_stream = rtd.SequenceStream(held_out, shuffle=False, first_position=2**40)  # with masks of its own
     collator = rtd.DataCollatorForRTD(tokenizer, seed=SEED, max_seq_length=LENGTH)
@@ -51,8 +51,7 @@ def main() -> None:
     set_seed(SEED, device_specific=True)  # dropout differs between processes
     model, optimizer, loader, held_out_loader = accelerator.prepare(model, optimizer, loader, held_out_loader)
     accelerator.register_for_checkpointing(schedule)  # which is not prepared: it counts steps, not processes
-    checkpoints = sorted(args.output_dir.glob("checkpoint-*"))
-    if checkpoints:
+    if checkpoints := sorted(args.output_dir.glob("checkpoint-*")):
         accelerator.load_state(str(checkpoints[-1]))
         loader = accelerator.skip_first_batches(loader, schedule.last_epoch)
 

@@ -82,6 +82,17 @@ def test_confusions_limit_what_a_word_becomes_and_protect_others(corrector):
     assert nothing("新")["errors"] == []
 
 
+def test_a_word_in_another_case_is_the_same_word(monkeypatch):
+    words = [*SPECIAL_TOKENS, "The", "the", "Their", "There", "there", "mill"]
+    cased = BertTokenizer(vocab={word: index for index, word in enumerate(words)}, do_lower_case=False)
+    monkeypatch.setattr(f"{__name__}.RIGHT", {"the": 4.0, "There": 1.0})
+    monkeypatch.setattr(f"{__name__}.WRONG", {"mill": 0.0})
+    judge = Corrector(Model(cased.get_vocab()), cased)
+    assert judge("The")["errors"] == []  # the token `the` would be `The` again
+    judge.confusions = Confusions({"their": ("there",)})
+    assert judge("Their mill")["errors"][0] == ("Their", "There", 0)
+
+
 def test_changes_need_suspicion_and_a_gain_above_the_margin(corrector):
     share = 1 / (1 + math.exp(-WRONG["新"]))
     for name, value in (("margin", RIGHT["心"]), ("threshold", share)):

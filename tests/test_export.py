@@ -86,7 +86,9 @@ def test_the_two_labels_of_the_graph_are_zero_and_torchs_logit(detector, towers,
     assert torch.equal(logits[..., 0], torch.zeros(shape))
     torch.testing.assert_close(logits[..., 1][real], wanted[real], rtol=0, atol=1e-5)
     spread = wanted[real].std() if real.sum() > 2 else 1.0
-    assert (load_onnx(detector, quantized=True)(**batch).logits[..., 1] - wanted)[real].abs().mean() < 0.1 * spread
+    assert (load_onnx(detector, runtime="onnx-int8")(**batch).logits[..., 1] - wanted)[
+        real
+    ].abs().mean() < 0.1 * spread
 
 
 def test_an_export_has_the_layout_of_transformers_js_and_tells_how_it_was_accepted(detector):
@@ -352,6 +354,6 @@ def test_the_page_judges_a_typed_sentence_as_onnxruntime_does(site, detector, to
         page.wait_for_function("document.querySelector('#status').textContent.includes('nothing cannot be loaded')")
         browser.close()
     assert errors == []
-    logits = load_onnx(detector, quantized=True)(**tokenizer(sentence, return_tensors="pt")).logits[0, 1:-1]
+    logits = load_onnx(detector, runtime="onnx-int8")(**tokenizer(sentence, return_tensors="pt")).logits[0, 1:-1]
     assert words == tokenizer.tokenize(sentence)
     assert shares == pytest.approx(logits.softmax(-1)[:, 1].tolist(), abs=1e-4)

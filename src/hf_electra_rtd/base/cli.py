@@ -336,7 +336,16 @@ class _Parser(HfArgumentParser):
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", string_to_bool: "BOOL"}
 # Flags of `TrainingArguments` that are for scripts which read them.
-_IGNORED = ("do_train", "do_eval", "do_predict", "local_rank")
+_IGNORED = (
+    "do_train",
+    "do_eval",
+    "do_predict",
+    "local_rank",
+    "greater_is_better",
+    "label_names",
+    "length_column_name",
+    "include_for_metrics",
+)
 # Flags of `TrainingArguments` whose own help says what is not so here.
 _INHERITED = {
     "disable_tqdm": "Show no progress bars. By default they show in a terminal only.",

@@ -202,11 +202,6 @@ def hash_files(paths: Iterable[str | os.PathLike[str]]) -> str:
     return digest.hexdigest()
 
 
-def named_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """A file as records name it: `file`, without its directory, and `sha256`."""
-    return {"file": Path(path).name, "sha256": hash_files([path])}
-
-
 def hash_model(directory: str | os.PathLike[str]) -> str:
     """SHA-256 of a checkpoint, by which evaluation records find it: its `config.json`, then every `.safetensors` file
     by name."""

@@ -188,7 +188,7 @@ class ShardedBlocks(Blocks):
             self._shards = [Shard(**shard) for shard in content["shards"]]
             # A hash is the name of a directory in the cache.
             if not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
-                raise ValueError("it names a shard by what is no SHA-256")
+                raise ValueError("the hash of a shard is no SHA-256")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         if self._cache is None or verify:

@@ -84,7 +84,7 @@ class Classifier:
         elif runtime == TORCH:
             self.model = load_fine_tuned(self.kind.auto_class, self.name, self.labels)
         else:
-            self.model = load_onnx(self.name, quantized=runtime == "onnx-int8")
+            self.model = load_onnx(self.name, runtime)
 
     def predict(self, texts: Texts) -> list[dict[str, Any]]:
         """For each text what the command `predict` writes: `label`, `score` and `probabilities`; `labels` and

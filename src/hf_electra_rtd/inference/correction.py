@@ -40,6 +40,7 @@ from hf_electra_rtd.finetuning.correction_scores import SIGHAN13, describe_score
 from hf_electra_rtd.finetuning.heads import load_fine_tuned
 from hf_electra_rtd.finetuning.kinds.correction import CorrectionKind
 from hf_electra_rtd.inference.judging import TEXT_RULES, TextArguments, TextJudge, run_on_texts
+from hf_electra_rtd.ops import best_and_lead
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import identify
 
@@ -111,7 +112,7 @@ class Corrector(TextJudge):
         name = str(place.model)
         trained: Any
         if runtime != TORCH:
-            trained = load_onnx(name, quantized=runtime == "onnx-int8")
+            trained = load_onnx(name, runtime)
         else:
             trained = load_fine_tuned(CorrectionKind.auto_class, name, ()).eval()
             if torch.accelerator.is_available():
@@ -150,15 +151,17 @@ class Corrector(TextJudge):
         changes: list[list[Change]] = [[] for _ in texts]
         for places, encoding, inputs in self.batches(texts):
             output = self.model(**inputs_of(self.model.config, inputs), whole=True)
-            shares_BL = output.detection_logits.double().sigmoid().tolist()
-            for place, of_text, shares_L, logits_LV in zip(
-                places, encoding.encodings, shares_BL, output.logits, strict=True
-            ):
-                changes[place] = list(self._changes(texts[place], of_text, shares_L, logits_LV, settled[place]))
+            shares_BL = output.detection_logits.double().sigmoid()
+            # No word gains anything where the likeliest of all tokens stands already.
+            gains_BL = best_and_lead(output.logits, inputs["input_ids"])[..., 1]
+            may_change_BL = ((shares_BL > self.threshold) & (gains_BL > min(self.margin, 0.0))).tolist()
+            rows = zip(places, encoding.encodings, may_change_BL, output.logits, strict=True)
+            for place, of_text, may_change_L, logits_LV in rows:
+                changes[place] = list(self._changes(texts[place], of_text, may_change_L, logits_LV, settled[place]))
         return changes
 
     def _changes(
-        self, text: str, encoding: Any, shares_L: list[float], logits_LV: Tensor, settled: Sequence[range]
+        self, text: str, encoding: Any, may_change_L: list[bool], logits_LV: Tensor, settled: Sequence[range]
     ) -> Iterator[Change]:
         """For each word that may be wrong the likeliest one in its place. L tokens, V tokens of the vocabulary."""
         kept = [*settled, *self.confusions.protected_in(text)]
@@ -167,7 +170,7 @@ class Corrector(TextJudge):
             word = text[start:stop]
             own = ids[first]
             is_one_token = last - first == 1 and self._words.is_word[own]
-            if shares_L[first] <= self.threshold or not is_one_token or not may_change(text, word):
+            if not may_change_L[first] or not is_one_token or not may_change(text, word):
                 continue
             if any(span.start < stop and start < span.stop for span in kept):
                 continue
@@ -175,16 +178,18 @@ class Corrector(TextJudge):
             allowed_V = torch.from_numpy(self._allowed(word, own)).to(logits_V.device)
             best = logits_V.masked_fill(~allowed_V, -math.inf).max(dim=0)
             right = in_case_of(word, self._words.texts[int(best.indices)])
-            yield Change(start, stop, right, float(best.values - logits_V[own]))
+            if right != word:  # the likeliest token may be the same word in another case
+                yield Change(start, stop, right, float(best.values - logits_V[own]))
 
     def _allowed(self, word: str, own: int) -> np.ndarray:
         """The tokens that may stand in a word's place, bool (V,)."""
         words = self._words
         continues = bool(words.continues[own])
-        rights = self.confusions.rights.get(word, self.confusions.rights.get(words.texts[own]))
+        names = (word, words.texts[own], word.lower())
+        rights = next((self.confusions.rights[name] for name in names if name in self.confusions.rights), None)
         if rights is not None:
             allowed = np.zeros_like(words.is_word)
-            known = [words.find(right, continues) for right in rights]
+            known = [words.find(in_case_of(word, right), continues) for right in rights]
             allowed[[index for index in known if index is not None]] = True
         else:
             allowed = words.is_word & (self._han == self._han[own]) & (words.continues == continues)

@@ -53,18 +53,20 @@ from hf_electra_rtd.training import console
 
 
 # Shares of words that are wrong in texts, and of tokens that a generator replaces in pre-training.
-ERROR_RATE = 0.02
-REPLACED_RATE = 0.13
+_ERROR_RATE = 0.02
+_REPLACED_RATE = 0.13
 
 
 @dataclass
 class DetectArguments(TextArguments):
     """Which model, which texts, and what is shown of them."""
 
+    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
+    threshold: float = flag(0.5, "A word is wrong above this probability.", "[0, 1]")
     generator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
-    error_rate: float = flag(ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
+    error_rate: float = flag(_ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
     mask: list[str] | None = flag(None, "Words to mask, at every occurrence.")
     mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
     temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
@@ -139,7 +141,7 @@ def load_for_detection(
     if place.detector is not None or discriminator is not None:
         source = place.detector or str(discriminator)
         generator = generator or place.generator
-        graph: Any = partial(load_onnx, quantized=runtime == "onnx-int8")
+        graph: Any = partial(load_onnx, runtime=runtime)
         detector = graph(source, kind=DETECTOR) if is_graph else load_detector(source)
         if generator is not None and not as_is:
             fills = graph(generator, kind=GENERATOR) if is_graph else load_masked_lm(generator)
@@ -177,7 +179,7 @@ def replaced_logits(tower: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Ten
     return detection_logits(tower, **inputs_of(tower.config, inputs)).double()
 
 
-def log_odds(rate: float) -> float:
+def _log_odds(rate: float) -> float:
     """Of something that happens at a rate."""
     return math.log(rate / (1 - rate))
 
@@ -198,13 +200,13 @@ class Detector(TextJudge):
         tokenizer: Any,
         *,
         threshold: float = 0.5,
-        error_rate: float = ERROR_RATE,
+        error_rate: float = _ERROR_RATE,
         batch_size: int = 32,
         max_length: int = 128,
     ) -> None:
         super().__init__(discriminator, tokenizer, batch_size, max_length)
         self.threshold = threshold
-        self._shift = log_odds(error_rate) - log_odds(REPLACED_RATE)
+        self._shift = _log_odds(error_rate) - _log_odds(_REPLACED_RATE)
 
     @classmethod
     def from_pretrained(

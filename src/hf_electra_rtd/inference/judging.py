@@ -31,19 +31,17 @@ _LINES_AT_ONCE = 256
 
 @dataclass
 class TextArguments:
-    """Which texts, and how they are judged."""
+    """Which texts, and how they are read."""
 
     texts: list[str] = flag(
         [], "Quote each. Without, and without --file: the lines of the standard input.", words="TEXT"
     )
-    model: str | None = flag(None, "Directory of a run or a checkpoint, or a Hub id of the joint model.")
     runtime: str = flag(TORCH, "onnx, onnx-int8: the model is a directory of an export.", choices=RUNTIMES)
     file: str | None = flag(None, "A text file, UTF-8, one text a line, in place of TEXT.")
     format: str | None = flag(
         None, "text or json. By default text for TEXT, else JSON lines.", choices=("text", "json")
     )
     output_file: str | None = flag(None, "JSON lines; by default standard output.")
-    threshold: float = flag(0.5, "A word is wrong above this probability.", "[0, 1]")
     max_length: int = flag(128, "Tokens that are read at a time; longer texts are cut.", "[1, inf)")
     batch_size: int = flag(32, "Pieces of texts read at a time.", "[1, inf)")
 
@@ -134,7 +132,7 @@ class TextJudge(ABC):
             yield places, encoding, {name: torch.tensor(ids, device=device) for name, ids in encoding.items()}
 
 
-def run_on_texts(judge: Any, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
+def run_on_texts(judge: TextJudge, arguments: TextArguments, show: Callable[[dict[str, Any]], None]) -> None:
     """Prints what a judge says of each text: by `show`, or as a JSON line. Says at the end how many texts were
     skipped. Raises ValueError for a file, or the standard input, that is unknown to the vocabulary (see
     `check_known`), before the output file has its name."""

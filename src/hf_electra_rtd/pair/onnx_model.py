@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hf_electra_rtd.base.files import known_names
 from hf_electra_rtd.base.records import ExportRecord, count_cores
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.encoders.outputs import HeadOutput
@@ -71,13 +72,15 @@ class OnnxModel(nn.Module):
 
 
 def load_onnx(
-    directory: str | os.PathLike[str], quantized: bool = False, threads: int | None = None, kind: str | None = None
+    directory: str | os.PathLike[str], runtime: str = "onnx", threads: int | None = None, kind: str | None = None
 ) -> OnnxModel:
-    """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `quantized` takes that in int8.
-    Raises ValueError for another directory, for an export of another `kind` than is wanted, for files that are not
-    those of the export (graph and tokenizer), and without onnxruntime."""
+    """The graph of an exported model, a directory that `hf-electra-rtd export` wrote; `runtime` is a name in `GRAPHS`.
+    Raises ValueError for another name or directory, for an export of another `kind` than is wanted, for files that are
+    not those of the export (graph and tokenizer), and without onnxruntime."""
     directory = Path(directory)
-    graph = GRAPHS["onnx-int8" if quantized else "onnx"]
+    if runtime not in GRAPHS:
+        raise ValueError(f"runtime: there is no {runtime!r}. {known_names(runtime, GRAPHS, 'graphs')}")
+    graph = GRAPHS[runtime]
     if not (directory / ExportRecord.FILE).is_file():
         raise ValueError(
             f"{directory} holds no export: there is no {ExportRecord.FILE}. Make one by `hf-electra-rtd export`, and "

@@ -70,7 +70,8 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
     """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many. The peak of one more is
-    not within it. What is tried lies on the line through the two sizes before: a peak grows by pieces of lines."""
+    not within it. The next size to try is where the line through the two before meets the budget, as the peak is
+    piecewise linear in the batch."""
     if peak(1) > budget:
         return 0
     fits = 1

@@ -120,8 +120,6 @@ HELP_GROUPS: HelpGroups = {
     "Networks": {
         "size": None,
         "objective": None,
-        "sharing": None,
-        "generator_type": None,
         "backbone": None,
         "continue_from": None,
     },
@@ -143,7 +141,6 @@ HELP_GROUPS: HelpGroups = {
         "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
-        "memory_of": None,
     },
     "Publishing": {
         "push_to_hub": None,

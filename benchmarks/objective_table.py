@@ -6,8 +6,8 @@
     python benchmarks/objective_table.py --output_dir runs/table --table_only        # of what is there
 
 Each row is a run of `hf-electra-rtd pretrain` in a directory of its own: a run that is finished is not repeated, so
-the same command goes on where it was stopped. What stands behind `--` goes to every run (`-- --train_files ...`). The
-table has the mean over seeds and, from two seeds on, its 95 % interval (Student's t).
+the same command continues where it was stopped. What stands behind `--` goes to every run (`-- --train_files ...`).
+The table has the mean over seeds and, from two seeds on, its 95 % interval (Student's t).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_ru
     ],
 )
 def test_a_run_does_not_replace_the_model_that_it_starts_from(pretrain, copied_run, flag, part):
-    with pytest.raises(ValueError, match=f"--{flag} .* lies where this run writes"):
+    with pytest.raises(ValueError, match=f"--{flag} .*Choose another --output_dir"):
         pretrain("--overwrite_output_dir", **{"model_config": None, flag: copied_run / part})
     assert (copied_run / "run_record.json").exists()
 

@@ -81,11 +81,11 @@ def train_wordpiece(
     strip_accents = is_english and lowercase if strip_accents is None else strip_accents
     rows = (size for most, size in _SIZES if text.num_characters <= most and text.num_covering <= size // 2)
     size = vocab_size or next(rows, _LARGEST)
-    logger.info(
-        f"Training a vocabulary of {size:,} tokens on {text.num_characters:,} characters. "
-        f"{text.others:.1%} of the letters are not a to z: case is {'lowered' if lowercase else 'kept'}, "
-        f"accents and marks are {'stripped' if strip_accents else 'kept'} (vocab_size, lowercase, strip_accents)."
-    )
+    logger.info(f"Training a vocabulary of {size:,} tokens on {text.num_characters:,} characters (vocab_size).")
+    case = "lowered" if lowercase else "kept"
+    marks = "stripped" if strip_accents else "kept"
+    logger.info(f"Case is {case} (lowercase), accents and marks are {marks} (strip_accents):")
+    logger.info(f"  {text.others:.1%} of the letters are not a to z.")
     normalizer, pre_tokenizer = _rules(lowercase, strip_accents)
     # A sixteenth for characters, which small alphabets do not fill; more where the text needs it, but no more than
     # half: there must be room for words.

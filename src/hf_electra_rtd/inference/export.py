@@ -144,6 +144,7 @@ def main(argv: list[str]) -> int:
     transformers_logging.disable_progress_bar()
     datasets.disable_progress_bars()
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
+    logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # by that level it tells how to shard layers
     if args.format == "sentence-transformers":
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 

@@ -184,7 +184,7 @@ def test_activation_checkpointing_changes_nothing(batch):
 @pytest.mark.parametrize(
     ("backend", "padding"),
     [
-        ("aot_eager", 5),
+        pytest.param("aot_eager", 5, marks=pytest.mark.slow),
         pytest.param("inductor", 0, marks=pytest.mark.slow),
         pytest.param("inductor", 5, marks=pytest.mark.slow),
     ],

@@ -18,6 +18,7 @@ def test_public_names_can_be_imported():
         hf_electra_rtd.RTDTrainr  # noqa: B018
 
 
+@pytest.mark.slow
 def test_importing_loads_nothing_that_can_wait():
     script = """
 import sys

@@ -176,6 +176,7 @@ def test_threads_and_sizes_of_chunks_change_nothing(tmp_path, corpus, tokenizer,
     assert made[0] == made[1] == made[2]
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_corpus(tmp_path, tokenizer, monkeypatch):
     for name, size in (("_CHUNK", 1 << 11), ("_DRAWN", 1 << 7), ("_SORTED", 1 << 10)):
         monkeypatch.setattr(preparation, name, size)

@@ -145,6 +145,7 @@ def test_flags_of_text_are_told_of_only_where_all_of_it_is_prepared(tmp_path, co
     assert "--packing" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, capsys, monkeypatch):
     characters = string.ascii_lowercase + string.digits + string.punctuation
     tokens = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters)]

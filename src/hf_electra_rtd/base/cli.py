@@ -145,8 +145,7 @@ def parse_arguments(
     except json.JSONDecodeError as error:
         raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
     except ValueError as error:  # a dataclass that Python code uses, too, names its field
-        name = re.match(r"\w*", str(error))
-        is_flag = name is not None and f"--{name[0]}" in parser._option_string_actions
+        is_flag = "--" + re.split(r"\W", str(error), maxsplit=1)[0] in parser._option_string_actions
         raise ValueError(f"--{error}" if is_flag else str(error)) from None
     if unknown:
         names = known_names(unknown[0], parser._option_string_actions, "flags")
@@ -339,7 +338,7 @@ class _Parser(HfArgumentParser):
 
 
 _METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", string_to_bool: "BOOL"}
-# Flags of `TrainingArguments` that are for scripts which read them.
+# Flags of `TrainingArguments` that are for scripts which read them, or that our trainers set.
 _IGNORED = (
     "do_train",
     "do_eval",

@@ -102,6 +102,30 @@ def weights_beside(tower, chain) -> list[float]:
     ]
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},  # in the second layer, behind a projection; in the generator of one head in the third
+        {"embedding_size": 64},
+        {"num_attention_heads": 1},
+        {"hidden_size": 128, "num_attention_heads": 4},  # in the first layer
+    ],
+)
+def test_the_next_head_begins_on_the_same_token_elsewhere(begun, chain, shape, monkeypatch):
+    monkeypatch.setattr(initialization, "_STEPS", STEPS)
+    ids = torch.from_numpy(chain.read(np.arange(8)).ids.astype(np.int64))
+    same_BLL = ids[:, :, None] == ids[:, None, :]
+    elsewhere_BLL = same_BLL & ~torch.eye(ids.shape[1], dtype=torch.bool)
+    for tower in begun(num_hidden_layers=3, **shape).towers.values():
+        tower.set_attn_implementation("eager")
+        with torch.no_grad():
+            attentions = tower(ids, output_attentions=True).attentions
+        head_BLL = [head_BLL for layer_BHLL in attentions for head_BLL in layer_BHLL.unbind(dim=1)][2]
+        equal_BL = (head_BLL * elsewhere_BLL).sum(dim=-1)
+        assert equal_BL[elsewhere_BLL.any(dim=-1)].mean() > 0.12  # 0.04 if all tokens were alike
+        assert head_BLL.diagonal(dim1=1, dim2=2).mean() < 0.03
+
+
 def test_one_layer_of_one_head_looks_at_the_token_before(begun, chain):
     tower = begun(num_attention_heads=1, num_hidden_layers=1).discriminator
     assert weights_beside(tower, chain)[0] > 0.4

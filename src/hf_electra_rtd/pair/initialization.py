@@ -1,14 +1,17 @@
 """How new networks begin: as transformers draws them (`stock`), or knowing their `neighbours`.
 
 A transformer with random attention, and with position vectors as large as those of the words, does not find a word's
-neighbours for thousands of steps. So three things are set before the first step:
+neighbours for thousands of steps, nor where else in the sequence the word stands. So four things are set before the
+first step:
 
 1. The word table. A bilinear detector is fitted on the training sequences. It tells replaced tokens by two products:
    of the token before with this one, and of this one with the token after. Its vectors become the word table.
 2. The way to the neighbours. A few dimensions that the words leave free hold positions as sines. In the first layer
    of each network, one head begins on the token before and one on the token after. A projection of the embeddings
    that is narrower than they are then leaves the positions apart: mixed with words, the heads could not find them.
-3. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
+3. The way to the same word. The next head begins on the other places of its own token. What compares two sentences
+   is learned from there.
+4. The output bias. With `rtd`, that of the discriminator begins at the log odds of a masked token. From zero, all the
    weights first move to the average, in about a hundred steps, and lose part of their start.
 
 The first two do nothing alone. The networks stay stock ELECTRA, with the same parameters (docs/background/results.md).
@@ -44,6 +47,8 @@ _WORD_SCALE = 0.1  # standard deviation of the word table
 _SHARPNESS = 6.0  # of the attention that begins on a neighbour
 _OTHERS = 0.1  # factor of the other rows of these heads
 _OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
+_SAME = 8.0  # logit of the attention that begins on the same token elsewhere
+_SELF = -9.0  # what its own position adds to it
 _LARGEST = 64  # numbers of a fitted vector
 _SMALLEST = 4
 # Of the fit. An eighth of these tokens did for a vocabulary of 8,192, but not for one of 21,128 or 30,522.
@@ -192,8 +197,8 @@ def _set_tables(tower: Any, vectors: Tensor, pad: int, random: torch.Generator) 
 
 
 def _set_heads(encoder: Any, config: Any) -> None:
-    """One head for each offset: its queries are its keys, turned by that many places. They are in the first layer, or
-    in the first two, if there is one head a layer."""
+    """One head for each offset, whose queries are its keys turned by that many places, and one for the same token.
+    They are the first heads, in as many layers as they need."""
     size = config.hidden_size
     project = getattr(encoder, "embeddings_project", None)
     if project is not None and size < project.in_features:  # it would mix positions with words
@@ -201,20 +206,36 @@ def _set_heads(encoder: Any, config: Any) -> None:
         project.weight[:_POSITION_SIZE] = 0
         project.weight[:, :_POSITION_SIZE] = 0
         project.weight[:_POSITION_SIZE, :_POSITION_SIZE] = scale * torch.eye(_POSITION_SIZE)
-    select = (torch.eye(size) if project is None else _pseudo_inverse(project.weight))[:_POSITION_SIZE]
-    head_size = size // config.num_attention_heads
+    inverse = torch.eye(size) if project is None else _pseudo_inverse(project.weight)
+    select = inverse[:_POSITION_SIZE]
     for number, offset in enumerate(_OFFSETS):
-        index, head = (0, number) if config.num_attention_heads > 1 else (number, 0)
-        if index == len(encoder.encoder.layer):
-            break
-        attention = encoder.encoder.layer[index].attention.self
         cosines = (offset * _FREQUENCIES).cos().diag()
         sines = (offset * _FREQUENCIES).sin().diag()
         turn = torch.cat([torch.cat([cosines, sines], dim=1), torch.cat([-sines, cosines], dim=1)])
-        rows = slice(head * head_size, (head + 1) * head_size)
-        for layer, matrix in ((attention.key, select), (attention.query, turn @ select)):
-            layer.weight[rows] *= _OTHERS
-            layer.weight[rows][:_POSITION_SIZE] = _SHARPNESS * matrix
+        _set_head(encoder, config, number, _SHARPNESS * turn @ select, _SHARPNESS * select)
+    head_size = size // config.num_attention_heads
+    words = inverse[_POSITION_SIZE:head_size]
+    scale = 1.0
+    if project is not None and config.num_attention_heads <= len(_OFFSETS):
+        # Behind a LayerNorm of the layer before, the projected embeddings have a variance of one.
+        scale = project.weight.square().sum(dim=1).mean().sqrt().item()
+    words = scale * math.sqrt(_SAME * math.sqrt(head_size) / max(len(words), 1)) * words
+    places = scale * math.sqrt(-_SELF * math.sqrt(head_size) / _POSITION_SIZE) * select
+    _set_head(encoder, config, len(_OFFSETS), torch.cat([-places, words]), torch.cat([places, words]))
+
+
+def _set_head(encoder: Any, config: Any, number: int, query: Tensor, key: Tensor) -> None:
+    """Sets the first rows of a head, counted through all layers, and makes its other rows small. There may be fewer
+    heads than this number."""
+    index, head = divmod(number, config.num_attention_heads)
+    if index >= len(encoder.encoder.layer):
+        return
+    head_size = config.hidden_size // config.num_attention_heads
+    attention = encoder.encoder.layer[index].attention.self
+    for layer, matrix in ((attention.query, query), (attention.key, key)):
+        rows = layer.weight[head * head_size : (head + 1) * head_size]
+        rows *= _OTHERS
+        rows[: len(matrix)] = matrix
 
 
 def _pseudo_inverse(matrix: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class DetectArguments(TextArguments):
     discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
     error_rate: float = flag(_ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
-    mask: list[str] | None = flag(None, "Words to mask, at every occurrence.")
+    mask: list[str] | None = flag(None, "Words, or parts of words, to mask, at every occurrence.")
     mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
     temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
     top_k: int = flag(5, "Proposals shown for a masked token.", "[1, inf)")
@@ -261,7 +261,8 @@ def detect(
     the discriminator. Every masked token becomes [MASK]; in training, some stay visible.
 
     Args:
-        words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. None masks at random.
+        words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. What is no word of the
+            sentence but a part of one masks the wordpieces that hold it. None masks at random.
         mask_probability: share of the tokens to mask at random, [CLS] and [SEP] counted; at least one is masked.
         temperature: of sampling; 0.0 takes the most likely token. Returned probabilities have temperature 1.
         random: of masks and samples, on the CPU; by default torch's own.
@@ -304,7 +305,8 @@ def detect(
 
 
 def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) -> list[int]:
-    """The positions of the tokens of some words, ascending; a word may be several in a row."""
+    """The positions of the tokens of some words, ascending; a word may be several in a row. Of what stands only inside
+    longer words, such as a stem before its ending, the tokens that hold it."""
     tokens = [
         (place, stop - len(sentence[start:stop].lstrip()), stop)  # without the space that BPE counts to a word
         for place, (start, stop) in enumerate(encoding[0].offsets)
@@ -313,10 +315,10 @@ def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) ->
     positions: set[int] = set()
     for word in words:
         matches = [match.span() for match in re.finditer(re.escape(word), sentence, re.IGNORECASE) if match[0]]
-        whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)]
+        whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)] or matches
         places = {place for first, last in whole for place, start, stop in tokens if start < last and first < stop}
         if not places:
-            raise ValueError(f"There is no word {word!r} in the sentence. Name whole words, as they stand there.")
+            raise ValueError(f"There is no {word!r} in the sentence. Name words, or parts of words, as they stand there.")
         positions |= places
     return sorted(positions)
 

@@ -1,7 +1,8 @@
 """What words may be confused with, by a user's file: for correction, and to make pairs of wrong and right sentences
 from text.
 
-    hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
+    hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 \\
+        --output_file pairs.tsv
 
 Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a word drawn at
 random among the right ones of all rows). Its place is drawn among the words that are a right word in a row of that

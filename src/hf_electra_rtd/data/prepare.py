@@ -1,7 +1,8 @@
 """Turns text into block files that pre-training reads, once for many runs.
 
-    hf-electra-rtd prepare --train_files 'news/*.jsonl.gz,text_column=body' books/ --tokenizer vocab.txt \\
-        --max_seq_length 512 --num_proc 8 --drop_duplicates exact --output_dir corpora/mine
+    hf-electra-rtd prepare --train_files 'news/*.jsonl.gz,text_column=body' books/ \\
+        --tokenizer vocab.txt --max_seq_length 512 --num_proc 8 --drop_duplicates exact \\
+        --output_dir corpora/mine
 
 leaves `train.blocks`, `held_out.blocks` and `tokenizer/` in the output directory, and ends with statistics and the
 command that trains on them. The same command again finds the blocks done. Flags can stand in a YAML file (`--config`).

@@ -1,12 +1,12 @@
 """Shows which tokens of a sentence look replaced, and which words of texts look wrong.
 
-    hf-electra-rtd detect --model runs/pretrain "The quick brown fox jumps over the lazy dog." --mask fox lazy
+    hf-electra-rtd detect --model runs/pretrain "A fox jumps over the lazy dog." --mask fox lazy
 
 masks the named words (without --mask: some tokens at random), prints the generator's proposals with their
 probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token: its
 probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
 
-    hf-electra-rtd detect --model runs/pretrain --as_is "The quick brown cat jumps over the lazy dog."
+    hf-electra-rtd detect --model runs/pretrain --as_is "A cat jumps over the lazy dog."
     hf-electra-rtd detect --model runs/pretrain --as_is --file letters.txt > letters.jsonl
 
 score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
@@ -315,10 +315,13 @@ def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) ->
     positions: set[int] = set()
     for word in words:
         matches = [match.span() for match in re.finditer(re.escape(word), sentence, re.IGNORECASE) if match[0]]
-        whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)] or matches
-        places = {place for first, last in whole for place, start, stop in tokens if start < last and first < stop}
+        whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)]
+        found = whole or matches
+        places = {place for first, last in found for place, start, stop in tokens if start < last and first < stop}
         if not places:
-            raise ValueError(f"There is no {word!r} in the sentence. Name words, or parts of words, as they stand there.")
+            raise ValueError(
+                f"There is no {word!r} in the sentence. Name words, or parts of words, as they stand there."
+            )
         positions |= places
     return sorted(positions)
 
@@ -374,7 +377,7 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
         columns.append([Text(word), Text(f"x {share / average:.1f}", style), Text(verdict, style)])
     console.print_columns(["sentence", "suspicion", ""], columns, screen)
     screen.print(
-        f"x 2: twice the average probability of being wrong ({average:.2f}). Above {threshold:.2g}, a word counts as "
+        f"x 2: twice the average probability of being wrong ({average:.2g}). Above {threshold:.2g}, a word counts as "
         "wrong."
     )
 

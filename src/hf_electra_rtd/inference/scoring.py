@@ -1,6 +1,6 @@
 """Scores how likely a model considers each text: its pseudo-log-likelihood, as a JSON line.
 
-    hf-electra-rtd score --model runs/electric "The chef cooked the meal." "The chef cooked the river."
+    hf-electra-rtd score --model runs/electric "The chef ate the meal." "The chef ate the river."
     hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and

@@ -146,6 +146,7 @@ def main(argv: list[str]) -> int:
     datasets.disable_progress_bars()
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
     logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # by that level it tells how to shard layers
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of operators of packages that are not there
     if args.format == "sentence-transformers":
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 

@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 import torch
+from rich.console import Console
 
 from hf_electra_rtd import Detector, ElectraForRTDPretraining
-from hf_electra_rtd.inference.detection import detect, load_for_detection, main
+from hf_electra_rtd.inference.detection import Fill, _print_masked, detect, load_for_detection, main
+from hf_electra_rtd.training.console import ScoredToken
 from tests.conftest import tiny_config
 
 
@@ -199,6 +201,15 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert lines(text, "sentence")[1] == ["was", "it"]
     assert re.fullmatch(r"x \d+\.\d x \d+\.\d", " ".join(lines(text, "suspicion")[1]))
     assert not re.search("found|missed|alarm", text)  # nobody knows
+
+
+def test_no_proposal_is_cut_in_a_narrow_table_of_wide_letters(tokenizer, capsys):
+    words = ["주겠다고", "가져가지", "약속하였다", "나누어", "고맙다고"]
+    fill = Fill(1, ("국민에게", 0.003), 55, ("고맙다고", 0.008), [(word, 0.013) for word in words])
+    tokens = [ScoredToken(name, name, False, 0.5) for name in ("[CLS]", "국민에게", "[SEP]")]
+    for width in range(60, 120):
+        _print_masked(tokens, [fill], tokenizer, Console(width=width))
+        assert capsys.readouterr().out.count("1.3%") == len(words)
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,9 @@ def fill_rows(fills: list[Fill], tokenizer: PreTrainedTokenizerBase) -> Iterator
 
 def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenizer: Any, screen: Console) -> None:
     """What `detect` returns: the proposals, what was found, and each token with its score and verdict."""
-    table = Table(*FILL_COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in FILL_COLUMNS:
+        table.add_column(name, overflow="fold")  # by default, rich cuts the last sign of a line of wide letters
     for row in fill_rows(fills, tokenizer):
         table.add_row(*map(Text, row))  # tokens in brackets are no markup
     screen.print(table)

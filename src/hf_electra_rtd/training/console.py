@@ -319,8 +319,8 @@ def print_summary(
     shows = "score --model" if config.traits.needs_noise else "detect --model"
     as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
     commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []
-    tuned = f"--output_dir {run}-tuned --train_file YOUR.csv  # columns text, label"
-    commands.append(f"finetune --model_name_or_path {run} {tuned}")
+    tuned = f"--output_dir {run}-tuned  # columns text, label"
+    commands.append(f"finetune --model_name_or_path {run} --train_file YOUR.csv \\\n      {tuned}")
     if not record.arguments["training"].get("push_to_hub"):
         commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
     console.print(*(f"  hf-electra-rtd {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)

@@ -2,16 +2,16 @@
 
     hf-electra-rtd detect --model runs/pretrain "A fox jumps over the lazy dog." --mask fox lazy
 
-masks the named words (without --mask: some tokens at random), prints the generator's proposals with their
-probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token: its
-probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
+masks the named words, or parts of words (without --mask: some tokens at random), prints the generator's proposals with
+their probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token:
+its probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
 
     hf-electra-rtd detect --model runs/pretrain --as_is "A cat jumps over the lazy dog."
     hf-electra-rtd detect --model runs/pretrain --as_is --file letters.txt > letters.jsonl
 
 score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
-`errors`, the words above --threshold as [word, its first character, probability of being wrong]; `tokens`, all words
-likewise; and for a text of which not all can be judged `skipped`, why.
+`errors`, the words above --threshold as [word, its first character, probability of being wrong]; and `tokens`, all
+words in the same form. If a part of a text cannot be judged, `skipped` says why.
 
 `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model. Native towers are
 named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.

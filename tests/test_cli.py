@@ -1,5 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -119,6 +120,14 @@ def test_words_without_a_flag_may_stand_before_behind_or_in_the_file(config):
         ("c", "--config", path, "--batch_size", "2"): TextOptions("m", ["c"], as_is=True, batch_size=2),
     }.items():
         assert parse_arguments([TextOptions], argv) == (wanted,)
+
+
+@pytest.mark.parametrize("module", [module for module, _ in hf_electra_rtd_command.COMMANDS.values()])
+def test_no_line_of_a_help_is_wider_than_its_screen(module, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"hf_electra_rtd.{module}").main(["--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 100] == []
 
 
 @pytest.mark.parametrize(

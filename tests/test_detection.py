@@ -6,9 +6,11 @@ import shutil
 
 import pytest
 import torch
+from rich.console import Console
 
 from hf_electra_rtd import Detector, ElectraForRTDPretraining
-from hf_electra_rtd.inference.detection import detect, load_for_detection, main
+from hf_electra_rtd.inference.detection import Fill, _print_masked, detect, load_for_detection, main
+from hf_electra_rtd.training.console import ScoredToken
 from tests.conftest import tiny_config
 
 
@@ -33,6 +35,12 @@ def test_named_words_are_masked_with_all_their_wordpieces_at_every_occurrence(ru
     assert [fill.original[0] for fill in run(words=["great rivers"])[1]] == ["great", "river", "##s"]
     assert [fill.position for fill in run("was . it . was", words=["was . it"])[1]] == [1, 2, 3]
     assert len(run("the old [MASK] mill .", words=["[MASK]"])[1]) == 3  # which is text in a sentence
+
+
+def test_a_part_of_a_word_masks_the_tokens_that_hold_it_unless_it_is_a_word_there(run):
+    assert [fill.original[0] for fill in run(words=["mill"])[1]] == ["mill"]
+    assert [fill.original[0] for fill in run(words=["iver"])[1]] == ["river"]
+    assert [fill.position for fill in run("the mills were a mill .", words=["mill"])[1]] == [6]
 
 
 def test_proposals_are_the_generators_probabilities_at_the_masked_tokens(run, model, tokenizer):
@@ -75,7 +83,7 @@ def test_random_masks_fall_on_the_asked_share_and_never_on_cls_or_sep(run, proba
 @pytest.mark.parametrize(
     ("sentence", "words", "message"),
     [
-        *((SENTENCE, ["old", word], f"'{word}'") for word in ("mill", "fox", "")),
+        *((SENTENCE, ["old", word], f"'{word}'") for word in ("fox", "")),
         ("  \n", None, "token"),
         ("mill " * 63, None, " 65 .* 64 "),
     ],
@@ -193,6 +201,15 @@ def test_proposals_and_scores_are_printed_and_readable_without_color(directory, 
     assert lines(text, "sentence")[1] == ["was", "it"]
     assert re.fullmatch(r"x \d+\.\d x \d+\.\d", " ".join(lines(text, "suspicion")[1]))
     assert not re.search("found|missed|alarm", text)  # nobody knows
+
+
+def test_no_proposal_is_cut_in_a_narrow_table_of_wide_letters(tokenizer, capsys):
+    words = ["주겠다고", "가져가지", "약속하였다", "나누어", "고맙다고"]
+    fill = Fill(1, ("국민에게", 0.003), 55, ("고맙다고", 0.008), [(word, 0.013) for word in words])
+    tokens = [ScoredToken(name, name, False, 0.5) for name in ("[CLS]", "국민에게", "[SEP]")]
+    for width in range(60, 120):
+        _print_masked(tokens, [fill], tokenizer, Console(width=width))
+        assert capsys.readouterr().out.count("1.3%") == len(words)
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, capsys, mon
     with pytest.raises(SystemExit) as exit:
         runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
     assert not exit.value.code
-    (command,) = re.findall(r"hf-electra-rtd pretrain --size small (.*)", capsys.readouterr().out)
+    printed = capsys.readouterr().out.replace("\\\n", " ")
+    (command,) = re.findall(r"hf-electra-rtd pretrain --size small (.*)", printed)
     arguments = shlex.split(command)
     assert arguments[:4] == ["--output_dir", "runs/small", "--train_files", "runs/corpus/train.blocks"]
     from hf_electra_rtd.training import pretrain

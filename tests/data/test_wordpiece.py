@@ -1,3 +1,4 @@
+import gzip
 import re
 import unicodedata
 from pathlib import Path
@@ -14,10 +15,13 @@ from hf_electra_rtd.data.words import LineEncoder
 from tests.conftest import make_text
 
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "languages.txt"
-LANGUAGES = {
-    part.splitlines()[0]: part.splitlines()[1:] for part in FIXTURE.read_text(encoding="utf-8").split("# ")[1:]
-}
+def read_fixture(name):
+    text = (Path(__file__).parents[1] / "fixtures" / name).read_text(encoding="utf-8")
+    return {part.splitlines()[0]: part.splitlines()[1:] for part in text.split("# ")[1:]}
+
+
+LANGUAGES = read_fixture("languages.txt")
+HELD_OUT = read_fixture("languages_held_out.txt")  # where there are few letters, of those in the sentences above
 PROTEIN = ["".join("MKVLAADTGE"[(row * place * place + place) % 10] for place in range(240)) for row in range(1, 40)]
 
 
@@ -45,6 +49,34 @@ def test_a_vocabulary_gives_the_text_back_and_stock_transformers_gives_the_same_
         assert small == small.lower()
     types = stock(lines[0], lines[1])["token_type_ids"]
     assert types == [0] * len(stock(lines[0])["input_ids"]) + [1] * (len(stock(lines[1])["input_ids"]) - 1)
+
+
+# The most unknown tokens, where 15 sentences cannot have most of the characters.
+MOST_UNKNOWN = {"Korean": 0.16, "Japanese": 0.06, "Chinese": 0.17}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_held_out_sentences_come_back_but_for_words_with_characters_never_seen(language):
+    trained = train_wordpiece(lambda: LANGUAGES[language])
+    num_unknown = 0
+    num_tokens = 0
+    for line in HELD_OUT[language]:
+        assert line not in LANGUAGES[language]
+        ids = trained(line, add_special_tokens=False)["input_ids"]
+        num_unknown += ids.count(trained.unk_token_id)
+        num_tokens += len(ids)
+        decoded = re.escape(squeezed(trained.decode(ids))).replace(re.escape("[UNK]"), ".+")
+        assert re.fullmatch(decoded, squeezed(line))
+    assert num_unknown <= MOST_UNKNOWN.get(language, 0) * num_tokens
+
+
+def test_after_a_megabyte_of_chinese_about_one_token_in_a_hundred_of_other_articles_is_unknown():
+    path = Path(__file__).parents[2] / "examples" / "data" / "zhwiki_excerpts.txt.gz"
+    lines = gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()
+    cut = len(lines) * 9 // 10
+    trained = train_wordpiece(lambda: lines[:cut])
+    tokens = [token for line in lines[cut:] for token in trained.tokenize(line)]
+    assert tokens.count("[UNK]") < 0.011 * len(tokens)
 
 
 @pytest.mark.parametrize(

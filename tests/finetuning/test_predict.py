@@ -10,6 +10,7 @@ import shutil
 from dataclasses import replace
 from datetime import datetime
 
+import datasets
 import numpy as np
 import pandas as pd
 import pytest
@@ -121,6 +122,16 @@ def test_python_does_what_the_commands_do(finished, encoder, tmp_path, predicted
         assert again.predict(texts) == wanted
     assert again.predict(TEXTS[0]) == wanted[:1]
     assert len(again.predict(["", TEXTS[0]])) == 2
+
+
+def test_python_shows_no_progress_bars_of_the_libraries_and_keeps_their_settings(finished, capfd):
+    datasets.enable_progress_bars()
+    try:
+        Classifier(str(finished[0] / "run"), use_cpu=True).predict(["a river", "an old mill"])
+        assert not datasets.are_progress_bars_disabled()
+    finally:
+        datasets.disable_progress_bars()
+    assert "%|" not in "".join(capfd.readouterr())
 
 
 def test_what_is_neither_texts_nor_examples_nor_an_argument_is_an_exception_in_python(finished, encoder, tmp_path):

@@ -367,8 +367,13 @@ def _title(dataclass_type: type, name: str) -> str:
     return str(dataclass_type.__doc__).strip().splitlines()[0].rstrip(".")
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, where there are some, and the description as it is written."""
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows defaults, where there are some, and fills the paragraphs of the description; indented lines stay."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(each if each.startswith(" ") else fill(each, width, indent) for each in paragraphs)
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         has_none = action.default in (None, "", []) or action.const is False  # of `--no_flag`, the default is --flag's

@@ -1,15 +1,15 @@
-"""What words may be confused with, by a user's file: for correction, and to make pairs of wrong and right sentences
-from text.
+"""Makes pairs of wrong and right sentences from text. Files of the user say what words may be confused with.
 
-    hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 --output_file pairs.tsv
+    hf-electra-rtd misspell --files news.txt --confusion_files sound.txt --shares 0.9 \\
+        --output_file pairs.tsv
 
-Each sentence gets one error: of a kind drawn by --shares (one for each confusion file; the rest is a word drawn at
-random among the right ones of all rows). Its place is drawn among the words that are a right word in a row of that
-file (upper case does not matter). Words that a row `x x` protects stay, and --clean_share of the sentences: a model
-that saw no right sentences would find errors everywhere. Sentences of fewer than 6 or more than 128 characters are
-left out. The table has the columns `text` and `right`, as `finetune --task_kind correction` reads them. The recipe is
-LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the same sound, 30 % a similar one, 20 % were alike
-in strokes, 10 % were random.
+Each sentence gets one error. --shares has the share of each confusion file; for the rest, the wrong word is drawn from
+the right words of all rows. The place of the error is drawn among the words that are a right word in a row of that
+file (upper case does not matter). Words that a row `x x` protects stay as they are, and so do --clean_share of the
+sentences: a model that saw no right sentences would find errors everywhere. Sentences of fewer than 6 or more than 128
+characters are left out. The table has the columns `text` and `right`, as `finetune --task_kind correction` reads them.
+The recipe is LEMON's (Wu et al. 2023, arXiv 2305.17721): of its errors, 40 % had the same sound, 30 % a similar one,
+20 % were alike in strokes, 10 % were random.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Turns text into block files that pre-training reads, once for many runs.
 
-    hf-electra-rtd prepare --train_files 'news/*.jsonl.gz,text_column=body' books/ --tokenizer vocab.txt \\
-        --max_seq_length 512 --num_proc 8 --drop_duplicates exact --output_dir corpora/mine
+    hf-electra-rtd prepare --train_files 'news/*.jsonl.gz,text_column=body' books/ \\
+        --tokenizer vocab.txt --max_seq_length 512 --num_proc 8 --drop_duplicates exact \\
+        --output_dir corpora/mine
 
 leaves `train.blocks`, `held_out.blocks` and `tokenizer/` in the output directory, and ends with statistics and the
 command that trains on them. The same command again finds the blocks done. Flags can stand in a YAML file (`--config`).
@@ -50,8 +51,9 @@ def main(argv: list[str], default_text: Sequence[str] = ()) -> None:
     flags = ["--train_files", places[0], "--max_seq_length", str(arguments.max_seq_length)]
     flags += ["--held_out_files", places[1]] if places[1:] else ["--held_out_share", "0"]
     flags += ["--tokenizer", str(directory / TOKENIZER_DIRECTORY)]
-    command = "hf-electra-rtd pretrain --size small --output_dir runs/small"
-    print(f"\n{done} on it with (choose --size and --output_dir)\n\n    {command} {shlex.join(flags)}\n")
+    command = ["hf-electra-rtd pretrain --size small --output_dir runs/small", shlex.join(flags[:4])]
+    shown = " \\\n        ".join([*command, shlex.join(flags[4:])])
+    print(f"\n{done} on it with (choose --size and --output_dir)\n\n    {shown}\n")
 
 
 if __name__ == "__main__":

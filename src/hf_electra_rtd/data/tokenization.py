@@ -138,8 +138,8 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
 
 def _describe_unknown(share: float) -> str:
     return (
-        f"{share:.1%} of the tokens are unknown: words with a character that the vocabulary does not have, or, in "
-        "BERT's tokenizers, of more than 100 characters. Choose a tokenizer for this text, or train one on it."
+        f"{share:.1%} of the tokens are unknown: words with a character that is not in the\n  vocabulary, or, in "
+        "BERT's tokenizers, of more than 100 characters. Take a tokenizer or a model\n  that was trained on such text."
     )
 
 

@@ -81,7 +81,7 @@ def train_wordpiece(
     strip_accents = is_english and lowercase if strip_accents is None else strip_accents
     rows = (size for most, size in _SIZES if text.num_characters <= most and text.num_covering <= size // 2)
     size = vocab_size or next(rows, _LARGEST)
-    logger.info(f"Training a vocabulary of {size:,} tokens on {text.num_characters:,} characters (vocab_size).")
+    logger.info(f"Training a vocabulary of up to {size:,} tokens on {text.num_characters:,} characters (vocab_size).")
     case = "lowered" if lowercase else "kept"
     marks = "stripped" if strip_accents else "kept"
     logger.info(f"Case is {case} (lowercase), accents and marks are {marks} (strip_accents):")

@@ -1,7 +1,9 @@
 """Fine-tunes and evaluates an encoder on GLUE, CLUE, SQuAD or your own task.
 
-    hf-electra-rtd finetune --model_name_or_path runs/small --task_name mrpc rte --seeds 5 --output_dir runs/glue
-    hf-electra-rtd finetune --model_name_or_path runs/small --train_file reviews.csv --output_dir runs/reviews
+    hf-electra-rtd finetune --model_name_or_path runs/small --task_name mrpc rte --seeds 5 \\
+        --output_dir runs/glue
+    hf-electra-rtd finetune --model_name_or_path runs/small --train_file reviews.csv \\
+        --output_dir runs/reviews
 
 The recipe is the paper's for the model's size; flags win. Each run leaves a record, its predictions, and the best
 seed's model; the last lines are a table beside published scores. After an interruption, repeat the command: it
@@ -15,7 +17,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +39,7 @@ from hf_electra_rtd.finetuning.arguments import (
     TaskArguments,
 )
 from hf_electra_rtd.finetuning.plan import Job, Plan
-from hf_electra_rtd.finetuning.predict import Classifier, Table
+from hf_electra_rtd.finetuning.predict import Classifier, Table, without_progress_bars
 from hf_electra_rtd.finetuning.reading import rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
@@ -106,7 +108,7 @@ def finetune(
         "disable_tqdm": True,
         **flags,
     }
-    with TemporaryDirectory() as directory, _progress_bars_kept():
+    with TemporaryDirectory() as directory, without_progress_bars():
         for split, examples in given.items():
             if examples is not None:
                 if f"{split}_file" in flags:
@@ -128,20 +130,6 @@ def _words(values: Mapping[str, Any]) -> Iterator[str]:
             yield f"--{name}"
             for word in value if isinstance(value, (list, tuple)) else [value]:
                 yield json.dumps(word) if isinstance(word, dict) else str(word)
-
-
-@contextmanager
-def _progress_bars_kept() -> Iterator[None]:
-    """Puts the libraries' progress bars back as they were."""
-    of_transformers = transformers_logging.is_progress_bar_enabled()
-    of_datasets = datasets.are_progress_bars_disabled()
-    try:
-        yield
-    finally:
-        if of_transformers:
-            transformers_logging.enable_progress_bar()
-        if not of_datasets:
-            datasets.enable_progress_bars()
 
 
 def _file(examples: Examples, path: Path) -> str:

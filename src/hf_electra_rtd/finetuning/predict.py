@@ -1,7 +1,9 @@
 """Applies a fine-tuned model to texts, and writes a JSON line for each.
 
-    hf-electra-rtd predict --model_name_or_path runs/reviews --file new.csv --text_column_name review
-    echo "A river runs through it." | hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
+    hf-electra-rtd predict --model_name_or_path runs/reviews --file new.csv \\
+        --text_column_name review
+    echo "A river runs through it." | \\
+        hf-electra-rtd predict --model_name_or_path ORG/electra-small-sst2
 
 A line holds the columns of the input and `label`, `score` and `probabilities`; `labels` and `probabilities`; `number`;
 `tags` and `probabilities`; `answer` and `nbest` (the input has `question` and `context`); `choice` and `probabilities`
@@ -17,7 +19,8 @@ import logging
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -58,10 +61,27 @@ Table: TypeAlias = pd.DataFrame | datasets.Dataset | Sequence[Mapping[str, Any]]
 Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Shows no progress bars of the libraries, which print them into files, too; afterwards they are as they were."""
+    of_transformers = transformers_logging.is_progress_bar_enabled()
+    of_datasets = datasets.are_progress_bars_disabled()
+    transformers_logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if of_transformers:
+            transformers_logging.enable_progress_bar()
+        if not of_datasets:
+            datasets.enable_progress_bars()
+
+
 class Classifier:
     """A model that `finetune` wrote, of any kind of task, with its tokenizer; with another `runtime` than torch (see
     `RUNTIMES`) its graph, from the directory of an export. Another model is a `ValueError`."""
 
+    @without_progress_bars()
     def __init__(self, name_or_path: str, batch_size: int = 64, use_cpu: bool = False, runtime: str = TORCH) -> None:
         place = identify(name_or_path)
         facts = place.fine_tuned_for
@@ -112,6 +132,7 @@ class Classifier:
             rows.append((place, row))
         return self.answer(rows, _TEXT_COLUMNS[: self.number]) if rows else []
 
+    @without_progress_bars()
     def answer(
         self, rows: Sequence[tuple[str, Any]], columns: Sequence[str], file: str | None = None
     ) -> list[dict[str, Any]]:

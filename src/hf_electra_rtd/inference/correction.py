@@ -1,11 +1,11 @@
-"""Corrects wrong words of texts by a model that was fine-tuned for it: words in place of others, such as their and
-there, or characters of Chinese that sound or look alike.
+"""Corrects wrong words of texts with a model that was fine-tuned for it: words in place of others, such as their and
+there, or Chinese characters that sound or look alike.
 
     hf-electra-rtd correct --model runs/corrector "The river was old and the mill was young."
     hf-electra-rtd correct --model runs/corrector --file letters.txt --output_file corrected.jsonl
 
-A JSON line holds `source`, `target`, `errors` as [wrong, right, first character of wrong in `source`], and for a text
-of which not all can be judged `skipped`, why. Without texts and --file, lines of the standard input are read.
+A JSON line holds `source`, `target` and `errors`, as [wrong, right, first character of wrong in `source`]. If a part
+of a text cannot be judged, `skipped` says why. Without texts and --file, lines of the standard input are read.
 `--model` is what `finetune --task_kind correction` wrote: the directory of its run, or a directory or Hub id of the
 model. `misspell` makes the pairs of sentences that it learns from.
 

@@ -1,17 +1,17 @@
 """Shows which tokens of a sentence look replaced, and which words of texts look wrong.
 
-    hf-electra-rtd detect --model runs/pretrain "The quick brown fox jumps over the lazy dog." --mask fox lazy
+    hf-electra-rtd detect --model runs/pretrain "A fox jumps over the lazy dog." --mask fox lazy
 
-masks the named words (without --mask: some tokens at random), prints the generator's proposals with their
-probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token: its
-probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
+masks the named words, or parts of words (without --mask: some tokens at random), prints the generator's proposals with
+their probabilities, puts a sampled token in place of each, and prints how much the discriminator suspects each token:
+its probability of "replaced", divided by the average of the sentence. `*` stands after a sample that is the original.
 
-    hf-electra-rtd detect --model runs/pretrain --as_is "The quick brown cat jumps over the lazy dog."
+    hf-electra-rtd detect --model runs/pretrain --as_is "A cat jumps over the lazy dog."
     hf-electra-rtd detect --model runs/pretrain --as_is --file letters.txt > letters.jsonl
 
 score texts as they are: those given, or the lines of a file or of the standard input. A JSON line holds `source`;
-`errors`, the words above --threshold as [word, its first character, probability of being wrong]; `tokens`, all words
-likewise; and for a text of which not all can be judged `skipped`, why.
+`errors`, the words above --threshold as [word, its first character, probability of being wrong]; and `tokens`, all
+words in the same form. If a part of a text cannot be judged, `skipped` says why.
 
 `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model. Native towers are
 named one by one (`--generator`, `--discriminator`); `--as_is` needs only the discriminator.
@@ -67,7 +67,7 @@ class DetectArguments(TextArguments):
     discriminator: str | None = flag(None, "Directory or Hub id, in place of --model.")
     as_is: bool = flag(False, "Score the texts as they are; mask nothing.")
     error_rate: float = flag(_ERROR_RATE, "Share of wrong words that is expected in the texts.", "(0, 1)")
-    mask: list[str] | None = flag(None, "Words to mask, at every occurrence.")
+    mask: list[str] | None = flag(None, "Words, or parts of words, to mask, at every occurrence.")
     mask_probability: float = flag(0.15, "Share masked at random.", "(0, 1)")
     temperature: float = flag(1.0, "Of the samples; 0 is greedy.", "[0, inf)")
     top_k: int = flag(5, "Proposals shown for a masked token.", "[1, inf)")
@@ -261,7 +261,8 @@ def detect(
     the discriminator. Every masked token becomes [MASK]; in training, some stay visible.
 
     Args:
-        words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. None masks at random.
+        words: to mask, at every occurrence, in upper or lower case, with all their wordpieces. What is no word of the
+            sentence but a part of one masks the wordpieces that hold it. None masks at random.
         mask_probability: share of the tokens to mask at random, [CLS] and [SEP] counted; at least one is masked.
         temperature: of sampling; 0.0 takes the most likely token. Returned probabilities have temperature 1.
         random: of masks and samples, on the CPU; by default torch's own.
@@ -304,7 +305,8 @@ def detect(
 
 
 def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) -> list[int]:
-    """The positions of the tokens of some words, ascending; a word may be several in a row."""
+    """The positions of the tokens of some words, ascending; a word may be several in a row. Of what stands only inside
+    longer words, such as a stem before its ending, the tokens that hold it."""
     tokens = [
         (place, stop - len(sentence[start:stop].lstrip()), stop)  # without the space that BPE counts to a word
         for place, (start, stop) in enumerate(encoding[0].offsets)
@@ -314,9 +316,12 @@ def _find_words(encoding: BatchEncoding, sentence: str, words: Sequence[str]) ->
     for word in words:
         matches = [match.span() for match in re.finditer(re.escape(word), sentence, re.IGNORECASE) if match[0]]
         whole = [span for span in matches if not any(is_inside(sentence, edge) for edge in span)]
-        places = {place for first, last in whole for place, start, stop in tokens if start < last and first < stop}
+        found = whole or matches
+        places = {place for first, last in found for place, start, stop in tokens if start < last and first < stop}
         if not places:
-            raise ValueError(f"There is no word {word!r} in the sentence. Name whole words, as they stand there.")
+            raise ValueError(
+                f"There is no {word!r} in the sentence. Name words, or parts of words, as they stand there."
+            )
         positions |= places
     return sorted(positions)
 
@@ -338,7 +343,9 @@ def fill_rows(fills: list[Fill], tokenizer: PreTrainedTokenizerBase) -> Iterator
 
 def _print_masked(tokens: list[console.ScoredToken], fills: list[Fill], tokenizer: Any, screen: Console) -> None:
     """What `detect` returns: the proposals, what was found, and each token with its score and verdict."""
-    table = Table(*FILL_COLUMNS, box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for name in FILL_COLUMNS:
+        table.add_column(name, overflow="fold")  # by default, rich cuts the last sign of a line of wide letters
     for row in fill_rows(fills, tokenizer):
         table.add_row(*map(Text, row))  # tokens in brackets are no markup
     screen.print(table)
@@ -372,7 +379,7 @@ def _print_result(result: Mapping[str, Any], threshold: float, screen: Console) 
         columns.append([Text(word), Text(f"x {share / average:.1f}", style), Text(verdict, style)])
     console.print_columns(["sentence", "suspicion", ""], columns, screen)
     screen.print(
-        f"x 2: twice the average probability of being wrong ({average:.2f}). Above {threshold:.2g}, a word counts as "
+        f"x 2: twice the average probability of being wrong ({average:.2g}). Above {threshold:.2g}, a word counts as "
         "wrong."
     )
 

@@ -2,8 +2,8 @@
 sentence-transformers.
 
     hf-electra-rtd export --model runs/small --output_dir exports/small --file sentences.txt
-    hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv --text_column_name review \\
-        --label_column_name stars
+    hf-electra-rtd export --model runs/reviews --output_dir exports/reviews --file dev.csv \\
+        --text_column_name review --label_column_name stars
 
 The first writes the two networks of a run, `detector/` and `generator/`; the second a fine-tuned model with its head
 (adapters are merged). A directory has the layout of transformers.js: `onnx/model.onnx`, the same with weights in int8
@@ -13,7 +13,8 @@ Nothing is written unless the graph gives what torch gives: the same outputs at 
 for a task of a benchmark, --data_dir) the same prediction for every row. The command prints what int8
 costs.
 
-    hf-electra-rtd export --model runs/small --format sentence-transformers --output_dir exports/embeddings
+    hf-electra-rtd export --model runs/small --format sentence-transformers \\
+        --output_dir exports/embeddings
 
 writes a directory that `SentenceTransformer(...)` loads: the encoder of a run, of a network or of a fine-tuned model,
 with the mean of its outputs at the tokens of a text as the embedding. Before contrastive training (`finetune
@@ -145,6 +146,7 @@ def main(argv: list[str]) -> int:
     datasets.disable_progress_bars()
     logging.getLogger("transformers.modeling_utils").setLevel(logging.ERROR)  # `load_with_head` checks the tensors
     logging.getLogger("transformers.distributed").setLevel(logging.ERROR)  # by that level it tells how to shard layers
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it tells of operators of packages that are not there
     if args.format == "sentence-transformers":
         from hf_electra_rtd.finetuning.embeddings import load_embeddings, save_embeddings
 

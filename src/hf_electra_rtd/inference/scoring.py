@@ -1,10 +1,10 @@
 """Scores how likely a model considers each text: its pseudo-log-likelihood, as a JSON line.
 
-    hf-electra-rtd score --model runs/electric "The chef cooked the meal." "The chef cooked the river."
+    hf-electra-rtd score --model runs/electric "The chef ate the meal." "The chef ate the river."
     hf-electra-rtd score --model runs/electric < sentences.txt > scores.jsonl
 
 A line holds `text`, `pseudo_log_likelihood`, the sum of log p(token | the others) over the tokens without [CLS] and
-[SEP], in nats, and `num_tokens`; or `skipped`, why the text has no score. Without texts, each line of the standard
+[SEP], in nats, and `num_tokens`. If a text has no score, `skipped` says why. Without texts, each line of the standard
 input is one. `--model` is the directory of a run, a checkpoint, or a directory or Hub id of a saved joint model, of
 the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
 

@@ -1,6 +1,6 @@
 """Compares runs: pre-trainings by what was measured on held-out text, fine-tunings by their scores.
 
-    hf-electra-rtd compare runs/rtd_1 runs/rtd_2 runs/electric_1 runs/electric_2 --picture curves.png
+    hf-electra-rtd compare runs/rtd_1 runs/rtd_2 runs/electric_1 --picture curves.png
     hf-electra-rtd compare runs/glue_discriminator runs/glue_random
 
 Runs that are equal but for their seed are one row: pre-trainings with means and 95 % intervals, fine-tunings with

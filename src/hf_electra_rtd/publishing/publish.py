@@ -1,7 +1,7 @@
 """`hf-electra-rtd publish`: publishes what a run left on the Hub, private at first.
 
-    hf-electra-rtd publish --run runs/small --hub_model_id ORG/electra-small --license apache-2.0 --languages en \\
-        --evaluations runs/glue --dry_run
+    hf-electra-rtd publish --run runs/small --hub_model_id ORG/electra-small --license apache-2.0 \\
+        --languages en --evaluations runs/glue --dry_run
 
 lists every file with its size and writes the model cards into runs/small/publish_preview. Without --dry_run it creates
 ORG/electra-small-discriminator and -generator, with a branch step-N for each fraction of the run. A fine-tuning gets a

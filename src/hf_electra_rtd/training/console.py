@@ -314,16 +314,13 @@ def print_summary(
     print_rows(f"The run ({config.objective})", rows.items(), console)
     towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
     run = shlex.quote(output_dir)
-    console.print(
-        f"{output_dir} contains {towers} (for stock transformers) and the joint model (to train on). Next:",
-        markup=False,
-        soft_wrap=True,
-    )
+    contents = f"{output_dir} contains {towers} (for stock transformers) and the joint model (to train on). Next:"
+    print_folded(Text(contents), console, "")
     shows = "score --model" if config.traits.needs_noise else "detect --model"
     as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
     commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []
-    tuned = f"--output_dir {run}-tuned --train_file YOUR.csv  # columns text, label"
-    commands.append(f"finetune --model_name_or_path {run} {tuned}")
+    tuned = f"--output_dir {run}-tuned  # columns text, label"
+    commands.append(f"finetune --model_name_or_path {run} --train_file YOUR.csv \\\n      {tuned}")
     if not record.arguments["training"].get("push_to_hub"):
         commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
     console.print(*(f"  hf-electra-rtd {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)

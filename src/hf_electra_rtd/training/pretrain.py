@@ -5,7 +5,8 @@ transformers loads.
 
 On several GPUs, launch it with accelerate; the flags are the same:
 
-    accelerate launch -m hf_electra_rtd.training.pretrain --train_files 'corpus/*.txt' --output_dir runs/small
+    accelerate launch -m hf_electra_rtd.training.pretrain --train_files 'corpus/*.txt' \\
+        --output_dir runs/small
 
 The defaults below are those of --size tiny; add --size small to see its own. Every flag can stand in a YAML file
 instead (--config FILE). --dry_run shows what the run would do and how long it would take. Ctrl-C saves a checkpoint
@@ -265,9 +266,8 @@ def start(
             text = _get_text(run_args, data_args, args, tokenizer, before)
         held_out = None if text.held_out is None else held_out_stream(text.held_out)
         if not Path(text.train.path).is_relative_to(str(args.output_dir)):
-            logger.info(
-                f"Do not overwrite {text.train.path} during the run. To replace it, move another file to its name."
-            )
+            logger.info(f"Do not overwrite {text.train.path} during the run.")
+            logger.info("  To replace it, move another file to its name.")
         args.eval_on_start = args.eval_on_start and checkpoint is None and held_out is not None
         settle_products(args, model.config.discriminator_config.hidden_size, before)
         stream = fit_stream(text.train, args)

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -41,7 +41,7 @@ from hf_electra_rtd.finetuning.predict import Classifier, Table
 from hf_electra_rtd.finetuning.reading import rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
-from hf_electra_rtd.publishing.card import CardArguments
+from hf_electra_rtd.publishing.card import CardArguments, flag_words
 from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
 from hf_electra_rtd.publishing.pictures import SCORES_FILE, plot_scores
 from hf_electra_rtd.publishing.publish import (
@@ -63,6 +63,7 @@ _ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublicati
 # ---- From Python ----
 
 Examples: TypeAlias = str | os.PathLike[str] | Table
+_EXAMPLE_FLAGS = {"train_file", "validation_file", "test_file"}  # which arguments of `finetune` stand for
 
 
 def finetune(
@@ -79,25 +80,17 @@ def finetune(
     `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
     the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag, and
     ValueError for what the command refuses."""
-    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)}
+    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)} - _EXAMPLE_FLAGS
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"model must be a directory or Hub id, but is a {type(model).__name__}. Save it first.")
-    for split in ("train", "validation", "test"):
-        name = f"{split}_file"
-        if not isinstance(flags.get(name), (str, os.PathLike, type(None))):
-            raise TypeError(f"{name} must be a file, but is a {type(flags[name]).__name__}. Give it as {split}.")
     if flags.get("keep_models") == "none":
         raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
     given: dict[str, Any] = {"train": train, "validation": validation, "test": test}
     if isinstance(train, datasets.DatasetDict):
         if validation is not None or test is not None:
             raise ValueError("train is a DatasetDict, which brings its own splits. Leave validation and test out.")
-        for split in train.keys() - given.keys():
-            raise ValueError(f"train has the split {split!r}. A DatasetDict has train, validation and test.")
-        if "train" not in train:
-            raise ValueError(f"The DatasetDict has no split train, but {', '.join(train)}.")
+        if "train" not in train or train.keys() - given.keys():
+            raise ValueError(f"A DatasetDict has train, validation and test, but this one has {', '.join(train)}.")
         given = dict(train)
     values = {
         "model_name_or_path": os.fspath(model),
@@ -109,25 +102,14 @@ def finetune(
     with TemporaryDirectory() as directory, _progress_bars_kept():
         for split, examples in given.items():
             if examples is not None:
-                if f"{split}_file" in flags:
-                    raise ValueError(f"{split} and {split}_file both name examples. Leave one out.")
                 values[f"{split}_file"] = _file(examples, Path(directory, f"{split}.jsonl"))
-        call = _Call(list(_words(values)), "hf-electra-rtd finetune")
+        call = _Call(list(flag_words(values)), "hf-electra-rtd finetune")
         if any(Path(directory).iterdir()):
             call.plan.command = ""  # no command repeats a run whose files are gone
         if call.run():
             raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
-
-
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    """The command line for values of flags."""
-    for name, value in values.items():
-        if value is not None:
-            yield f"--{name}"
-            for word in value if isinstance(value, (list, tuple)) else [value]:
-                yield json.dumps(word) if isinstance(word, dict) else str(word)
 
 
 @contextmanager
@@ -180,7 +162,7 @@ def _run_fractions(argv: list[str], plan: Plan) -> int:
             "model_name_or_path": export / "discriminator",
             "output_dir": plan.directory / export.name,
         }
-        call = _Call([*argv, *_words(flags)], sys.argv[0])
+        call = _Call([*argv, *flag_words(flags)], sys.argv[0])
         status = call.run()
         records += call.records
         if status:

@@ -337,12 +337,8 @@ def _warn_of_unused(args: PublishArguments, kind: str, *names: str) -> None:
 def publish_command(**flags: Any) -> str:
     """The command that publishes a run with these flags; those with their default are left out."""
     defaults = {each.name: each.default for each in (*fields(PublishArguments), *fields(CardArguments))}
-    words = ["hf-electra-rtd", "publish"]
-    for name, value in flags.items():
-        if value != defaults[name]:
-            words.append(f"--{name}")
-            words.extend(map(str, value if isinstance(value, list) else [value]))
-    return shlex.join(words)
+    given = {name: value for name, value in flags.items() if value != defaults[name]}
+    return shlex.join(["hf-electra-rtd", "publish", *cards.flag_words(given)])
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

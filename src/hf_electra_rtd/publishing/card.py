@@ -16,7 +16,6 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.cli import flag
-from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.base.records import (
     EvaluationRecord,
@@ -427,10 +426,7 @@ def _table_of_values(rows: Sequence[Sequence[Any]], *header: str) -> str:
 
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
-    record = values.get("record") or values.get("run")
-    # Records hold dicts whose values are not checked when they are read.
-    with reading(f"{record.FILE if record else 'The configuration'} of {values['repo_id']}", "Restore the file."):
-        body = _environment().get_template(template).render(**values)
+    body = _environment().get_template(template).render(**values)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 

@@ -241,9 +241,8 @@ def _held_out_texts(directory: Path, record: EvaluationRecord) -> list[str]:
     path = directory / record.predictions.get(split, "")
     if not record.dataset.get("id") or len(record.dataset.get("text_columns") or ()) != 1 or not path.is_file():
         return []
-    with reading(path):
-        examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
-        return [text for example in examples for text in example["texts"] if public(text) == text]
+    examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
+    return [text for example in examples for text in example["texts"] if public(text) == text]
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
@@ -274,9 +273,8 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
         path = content if isinstance(content, Path) else directory / name
         if path.suffix not in (".json", ".txt", ".md"):
             continue
-        with reading(path):
-            text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-            values = json.loads(text) if path.suffix == ".json" else text
+        text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else text
         # Pieces of a vocabulary may look like paths and passwords.
         is_public = HUB_TOKEN.search(text) is None if name in hub.VOCABULARIES else public(values) == values
         if not is_public:

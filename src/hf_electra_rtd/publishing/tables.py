@@ -90,17 +90,12 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     """The results of each model on each task. Tasks of one name with other data, kinds or metrics are other tasks, and
-    runs of other weights, settings or training data are other models: what differs is part of their names. Own tasks
-    of the same data, kind and metric are one task, which has the first of their names. A ValueError for two runs of a
-    model on a task with the same seed."""
+    runs of other weights, settings or training data are other models: what differs is part of their names. A
+    ValueError for two runs of a model on a task with the same seed."""
     columns: dict[Column, list[EvaluationRecord]] = {}
-    names: dict[tuple[str, ...], str] = {}  # of own tasks
     for record in records:
-        data = _examples_hash(record)
-        task = record.task
-        if record.benchmark == "own":
-            task = names.setdefault((record.kind, record.main_metric, data), task)
-        column = Column(record.benchmark, task, record.kind, record.main_metric, data)
+        examples = _examples_hash(record)
+        column = Column(record.benchmark, record.task, record.kind, record.main_metric, examples)
         columns.setdefault(column, []).append(record)
     # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
     settings: dict[str, set[str]] = defaultdict(set)

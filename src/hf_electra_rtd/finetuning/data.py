@@ -241,7 +241,7 @@ def own_task(name: str, args: Any) -> Task:
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
     if Path(name).name != name or name in ("..", "submission"):  # in which the files for servers lie
-        raise ValueError(f"--task_name is {name!r}, but it must be a plain word, and not 'submission'.")
+        raise ValueError(f"--task_name is {name!r}, but it must be a plain word other than 'submission'.")
     if not splits and not args.dataset:
         raise ValueError("Give either files (--train_file, ...) or a --dataset of the Hub.")
     if labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from hf_electra_rtd.base.records import (
 )
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.finetuning.data import Split
 from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
 from hf_electra_rtd.finetuning.results import save_result
 from hf_electra_rtd.finetuning.trainer import FineTuner
@@ -175,10 +175,11 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         unit=job.unit,
         **options,
     )
+    words = chain(*job.splits["train"].examples["texts"]) if task.kind == "tagging" else ["a text"]
     model.config.problem_type = job.kind.problem_type
     model.config.fine_tuned_for = {  # for `predict`
         "task": {name: getattr(task, name) for name in _OF_TASK},
-        "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
+        "characters": all(len(word) == 1 for word in words),
         "lengths": {name: job.settings[name] for name in LENGTHS},
     }
     if task.kind == "embedding":
@@ -190,11 +191,6 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         return model
     numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}
     return heads.add_adapters(model, plan.model.encoder, **numbers)
-
-
-def _has_characters(train: Split) -> bool:
-    """Whether the words to tag are single characters."""
-    return all(len(word) == 1 for words in train.examples["texts"] for word in words)
 
 
 def _describe_model(model: Any) -> dict[str, Any]:

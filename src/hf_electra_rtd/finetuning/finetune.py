@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -42,14 +42,13 @@ from hf_electra_rtd.finetuning.reading import rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
 from hf_electra_rtd.publishing.card import CardArguments, flag_words
-from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.hub import Repository, check
 from hf_electra_rtd.publishing.pictures import SCORES_FILE, plot_scores
 from hf_electra_rtd.publishing.publish import (
     FineTunedPublication,
     fine_tuned_repositories,
     first_start,
-    publish_command,
-    report,
+    publish_run,
 )
 from hf_electra_rtd.publishing.tables import print_table, results_table
 from hf_electra_rtd.training.arguments import HUB_RULES, check_publishing
@@ -229,7 +228,16 @@ class _Call:
         for message in self._failed:  # again, where it is seen
             logger.error(message)
         if publishes and self.records and status == 0:
-            status = self._publish()
+            published = publish_run(
+                fine_tuned_repositories,
+                plan.directory,
+                str(self.args.hub_model_id),
+                self.card,
+                self._is_private,
+                self.publication.force,
+                base_model=self.publication.base_model,
+            )
+            status = int(any(each.error is not None for each in published))
         return status or int(bool(self._failed))
 
     def _succeeds(self, action: Callable[[Job], None], job: Job) -> bool:
@@ -256,25 +264,6 @@ class _Call:
                 known = first_start(EvaluationRecord, self.plan.directory / job.task.name, 1)
             repositories.append(Repository(f"{self.args.hub_model_id}-{job.task.name}", {}, known))
         check(repositories, self._is_private, self.publication.force)
-
-    def _publish(self) -> int:
-        directory = self.plan.directory
-        name = str(self.args.hub_model_id)
-        base_model = self.publication.base_model
-        command = publish_command(
-            run=str(directory),
-            hub_model_id=name,
-            private=self._is_private,
-            force=self.publication.force,
-            base_model=base_model,
-            **asdict(self.card),
-        )
-        try:
-            repositories = fine_tuned_repositories(directory, name, self.card, base_model)
-            published = publish(repositories, self._is_private, self.publication.force, collection=name)
-        except (OSError, ValueError) as error:
-            published = [Published(name, error=str(error))]
-        return report(published, command)
 
 
 def _set_up_logging(args: FineTuningArguments) -> None:

@@ -175,11 +175,11 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         unit=job.unit,
         **options,
     )
-    words = chain(*job.splits["train"].examples["texts"]) if task.kind == "tagging" else ["a text"]
+    tagged = job.splits["train"].examples["texts"] if task.kind == "tagging" else None
     model.config.problem_type = job.kind.problem_type
     model.config.fine_tuned_for = {  # for `predict`
         "task": {name: getattr(task, name) for name in _OF_TASK},
-        "characters": all(len(word) == 1 for word in words),
+        "characters": tagged is not None and all(len(word) == 1 for word in chain(*tagged)),
         "lengths": {name: job.settings[name] for name in LENGTHS},
     }
     if task.kind == "embedding":

@@ -15,8 +15,8 @@ import logging
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -332,11 +332,27 @@ def _warn_of_unused(args: PublishArguments, kind: str, *names: str) -> None:
             logger.warning(f"--{name} changes nothing: {args.run} holds {kind}.")
 
 
-def publish_command(**flags: Any) -> str:
-    """The command that publishes a run with these flags; those with their default are left out."""
+def publish_run(
+    make: Callable[..., list[Repository]],
+    directory: str | Path,
+    hub_model_id: str,
+    card: CardArguments,
+    private: bool,
+    force: bool,
+    **more: Any,
+) -> list[Published]:
+    """Publishes what a run has left, and prints what became of it and, after a failure, the command that tries again.
+    No failure is raised. `make` is `pretraining_repositories` or `fine_tuned_repositories`, `more` its arguments."""
+    try:
+        repositories = make(directory, hub_model_id, card, **more)
+        published = hub.publish(repositories, private, force, collection=hub_model_id)
+    except (OSError, ValueError) as error:
+        published = [Published(hub_model_id, error=str(error))]
+    flags = {"run": str(directory), "hub_model_id": hub_model_id, "private": private, "force": force, **more}
     defaults = {each.name: each.default for each in (*fields(PublishArguments), *fields(CardArguments))}
-    given = {name: value for name, value in flags.items() if value != defaults[name]}
-    return shlex.join(["hf-electra-rtd", "publish", *cards.flag_words(given)])
+    given = {name: value for name, value in {**flags, **asdict(card)}.items() if value != defaults[name]}
+    report(published, shlex.join(["hf-electra-rtd", "publish", *cards.flag_words(given)]))
+    return published
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

@@ -306,7 +306,7 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
     counts: Counter[str] = Counter()
     unlabeled = 0
     for label, texts in zip(examples["label"], examples["texts"], strict=True):
-        unlabeled += label is None and any(map(bool, texts))
+        unlabeled += label is None and any(texts)
         counts.update([label] if isinstance(label, str) else label or ())
     unlabeled += sum(count for label, count in counts.items() if label.lower() in _ABSENT)
     numbers = sorted(filter(_NUMBER.fullmatch, counts))

@@ -156,14 +156,7 @@ def _as_list(texts: Any) -> Sequence[Any]:
         return [texts]
     if is_array(texts):
         return texts.tolist()
-    if is_list(texts):
-        return texts
-    try:
-        return rows_of(texts)
-    except TypeError as error:
-        raise TypeError(
-            f"predict takes a text, a list or array of texts or pairs (tuples), or examples. {error}"
-        ) from None
+    return texts if is_list(texts) else rows_of(texts)
 
 
 def _in_characters(row: Any, column: str) -> Any:

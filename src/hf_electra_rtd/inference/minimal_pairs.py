@@ -52,6 +52,7 @@ _SEED = 0  # of the resampled paradigms: one for all models, so that their diffe
 _COPIES = 512  # masked copies in a batch
 _COLUMNS = ("sentence_good", "sentence_bad")  # of BLiMP's files, and those of a .tsv in order
 _SPLIT = "test"  # as records call what is judged
+SETTINGS = ("model", "pairs", "max_pairs", "within_words", "counted_on")  # which decide a result
 
 Scorer = Callable[[Sequence[str]], list[float]]
 
@@ -305,8 +306,7 @@ def write_result(
     directory: str | Path, result: PairResult, judge: Judge, command: str, settings: Mapping[str, Any], started: str
 ) -> EvaluationRecord:
     """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and what `compare`
-    takes differences of. `settings`: `model`, `pairs`, `max_pairs`, `within_words` and `counted_on`, as they were
-    given; `started`: when, in UTC."""
+    takes differences of. `settings`: those of `SETTINGS`, as they were given; `started`: when, in UTC."""
     path = Path(settings["pairs"])
     model = Path(settings["model"])
     network = judge.network

@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "detect": ("inference.detection", "show which tokens of a sentence look replaced"),
     "correct": ("inference.correction", "correct wrong words of texts"),
     "misspell": ("data.confusion", "make pairs of wrong and right sentences from text"),
-    "score": ("inference.scoring", "score how likely a model considers each text"),
+    "score": ("inference.likelihood", "score how likely a model considers each text"),
     "convert": ("pair.original_checkpoints", "convert a TensorFlow checkpoint of google-research/electra"),
     "compare": ("publishing.compare", "compare pre-trainings or fine-tunings in one table"),
     "publish": ("publishing.publish", "publish a run on the Hub"),

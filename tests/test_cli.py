@@ -28,7 +28,7 @@ from hf_electra_rtd.base.cli import (
 from hf_electra_rtd.data import arguments as data_arguments
 from hf_electra_rtd.finetuning import arguments as fine_tuning
 from hf_electra_rtd.finetuning import finetune
-from hf_electra_rtd.inference import correction, detection, export, scoring
+from hf_electra_rtd.inference import correction, detection, export, likelihood
 from hf_electra_rtd.pair import configuration_electra_rtd
 from hf_electra_rtd.pair import original_checkpoints as checkpoints
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
@@ -214,7 +214,7 @@ TABLES = {
     "prepared text": (data_arguments.PREPARED_RULES, (data_arguments.DataArguments,)),
     "detect": (detection.RULES, (detection.DetectArguments,)),
     "correct": (correction.RULES, (correction.CorrectArguments,)),
-    "score": (scoring.RULES, (scoring.ScoreArguments,)),
+    "score": (likelihood.RULES, (likelihood.ScoreArguments,)),
     "export": (export.RULES, (export.ExportArguments,)),
     "publish": (publish.RULES, (publish.PublishArguments,)),
     "convert": (checkpoints.RULES, (checkpoints.ConvertArguments,)),

@@ -242,24 +242,6 @@ def test_corrections_of_a_table_are_scored(corrector_directory, tmp_path, capsys
         assert f"3 sentences, 1 of them wrong; {flagged} flagged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["a", "--file", "b"], "--file"),
-        (["--score", "a", "--file", "a"], "--score"),
-        (["--file", "a", "--output_file", "m/a"], "m/a"),
-        (["--score", "a", "--output_file", "b"], "--output_file"),
-        (["a", "--threshold", "2"], "--threshold"),
-        (["a", "--margin", "nan"], "--margin"),
-    ],
-)
-def test_flags_that_make_no_sense_are_refused(flags, message):
-    with pytest.raises(ValueError, match=message):
-        correction.main(["--model", "m", *flags])
-    with pytest.raises(ValueError, match="--model"):
-        correction.main(["a"])
-
-
 # ---- Other families ----
 
 

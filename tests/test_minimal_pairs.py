@@ -9,7 +9,7 @@ from transformers import AutoModelForMaskedLM, GPT2Config, GPT2LMHeadModel
 
 from hf_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.base.records import EvaluationRecord
-from hf_electra_rtd.inference import scoring
+from hf_electra_rtd.inference import likelihood
 from hf_electra_rtd.inference.minimal_pairs import (
     SentencePair,
     bigram_scorer,
@@ -183,8 +183,8 @@ def test_the_command_judges_a_run_and_its_bigrams_and_leaves_records_to_compare(
     finished_run, blocks, pairs_file, tmp_path, capsys
 ):
     flags = ["--model", str(finished_run), "--pairs", str(pairs_file), "--max_pairs", "2"]
-    scoring.main([*flags, "--output_dir", str(tmp_path / "network")])
-    scoring.main([*flags, "--counted_on", str(blocks[0].path), "--output_dir", str(tmp_path / "bigrams")])
+    likelihood.main([*flags, "--output_dir", str(tmp_path / "network")])
+    likelihood.main([*flags, "--counted_on", str(blocks[0].path), "--output_dir", str(tmp_path / "bigrams")])
     assert "agreement" in capsys.readouterr().out
     records = [EvaluationRecord.load(tmp_path / name) for name in ("network", "bigrams")]
     assert [record.data["test"]["examples"] for record in records] == [2, 2]

@@ -14,7 +14,7 @@ from hf_electra_rtd import Classifier, ElectraForRTDPretraining, ElectraRTDConfi
 from hf_electra_rtd.base.files import load_pretrained
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.finetuning.heads import open_encoder
-from hf_electra_rtd.inference import scoring
+from hf_electra_rtd.inference import likelihood
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.inference.export import open_sources
 from hf_electra_rtd.pair.places import identify, read_stock_config
@@ -61,7 +61,7 @@ def detect(name):
 
 
 def score(name):
-    return scoring.main(["--model", name, "the river"])
+    return likelihood.main(["--model", name, "the river"])
 
 
 def fine_tune(name):

@@ -44,7 +44,7 @@ from hf_electra_rtd.finetuning.heads import add_adapters, load_with_head
 from hf_electra_rtd.finetuning.kinds import KINDS, make_kind
 from hf_electra_rtd.finetuning.reading import example_features
 from hf_electra_rtd.finetuning.trainer import FineTuner
-from hf_electra_rtd.inference import correction, detection, scoring
+from hf_electra_rtd.inference import correction, detection, likelihood
 from hf_electra_rtd.ops import masking
 from hf_electra_rtd.pair import modeling_electra_rtd
 from hf_electra_rtd.pair.generators import GENERATORS
@@ -399,7 +399,7 @@ def compare_with_float64(device: FakeAccelerator) -> None:
 
 TEXTS = ("the old river .", "the young mill was great .")
 COMMANDS: dict[str, Callable[[FakeAccelerator], Any]] = {
-    "score": lambda device: command(scoring.main, device, *TEXTS),
+    "score": lambda device: command(likelihood.main, device, *TEXTS),
     "detect": lambda device: command(detection.main, device, *TEXTS),
     "detect --as_is": lambda device: command(detection.main, device, *TEXTS, "--as_is"),
     "correct": correct,

@@ -451,22 +451,6 @@ def test_a_task_that_fails_leaves_the_others_their_results_and_submissions(
     assert record_of(tmp_path / "broken", task="mnli").steps == 2
 
 
-def test_a_run_that_is_killed_while_it_writes_its_report_is_made_anew(copied, monkeypatch):
-    directory, flags = copied
-    flags |= {"seeds": 1, "max_steps": 2}
-
-    def is_killed(*arguments):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(results, "write_report", is_killed)
-        assert run_finetune(**flags, overwrite_output_dir=True) == 130
-    assert (directory / "reviews/seed_42/model").is_dir()
-    assert not (directory / "reviews/seed_42/evaluation_record.json").exists()
-    assert run_finetune(**flags) == 0
-    assert (directory / "reviews/seed_42/report_dev.json").is_file()
-
-
 def test_the_settings_of_all_tasks_are_checked_before_any_data_are_read(encoder, tmp_path):
     flags = {"model_name_or_path": encoder, "benchmark": "more", "data_dir": tmp_path / "absent"}
     flags |= {"output_dir": tmp_path / "run", "task_name": ["chnsenticorp", "squad2"], "doc_stride": 60}

@@ -41,11 +41,6 @@ def test_weights_and_card_are_one_private_commit_and_a_repeated_push_makes_no_ot
     assert len(titles(hub)) == 3
 
 
-def test_a_branch_holds_its_export_alone(weights, hub):
-    publish([model(weights), Repository(DISCRIMINATOR, {"README.md": CARD}, RUN, "step-2")])
-    assert hub.files(DISCRIMINATOR, "step-2") == {"README.md": CARD}
-
-
 def test_files_of_a_model_that_are_gone_are_deleted_and_those_of_others_stay(weights, hub):
     adapter = {"README.md": CARD, "adapter_model.safetensors": WEIGHTS, "adapter_config.json": b"{}"}
     publish([Repository(DISCRIMINATOR, adapter, RUN)])

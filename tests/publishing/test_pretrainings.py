@@ -49,11 +49,6 @@ def test_runs_are_pooled_if_they_are_equal_but_for_their_seed_and_named_by_what_
     assert ("novels.txt" in caption) == ("(data" in names[0])
 
 
-def test_two_runs_with_one_seed_are_refused():
-    with pytest.raises(ValueError, match="seed 1"):
-        pool([seeded(1), seeded(1)])
-
-
 def test_a_row_is_the_mean_with_its_interval_by_students_t():
     first, second = pool([seeded(1, 0.6), seeded(2, 0.8), seeded(1, 0.9, objective="electric")])
     assert mean_and_interval([0.6, 0.8]) == pytest.approx((0.7, 12.7062047362 * 0.1))  # the quantile of a table

@@ -219,7 +219,6 @@ def note(text):
         (GENERATION, b'{"https://ada:abc@example.org/a": 1}'),
         ("run/generator/tokenizer_config.json", b'{"tokenizer_file": "/Users/ada/t.json"}'),
         ("run/generator/config.json", br'{"a": "https:\/\/ada:abc@b.c"}'),
-        ("run/generator/tokenizer.json", b'"\xff"'),
     ],
 )  # fmt: skip
 def test_a_file_that_must_not_or_cannot_be_published_stops_everything(name, content, runs, hub):

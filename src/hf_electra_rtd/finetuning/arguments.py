@@ -180,7 +180,7 @@ class FineTuningArguments(TrainingArguments):
     ddp_find_unused_parameters: bool | None = flag(False, "Leave it off: all parameters are used.")
 
     def __post_init__(self) -> None:
-        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS)
+        check_arguments(self, rules=TRAINER_RULES, intervals=TRAINER_INTERVALS, dashes="")
         check_hub_options(self)
         settle_by_device(self)
         super().__post_init__()

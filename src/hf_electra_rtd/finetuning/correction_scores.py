@@ -24,7 +24,7 @@ from hf_electra_rtd.base.files import reading
 from hf_electra_rtd.base.tasks import Task
 from hf_electra_rtd.data.units import align
 from hf_electra_rtd.finetuning.reading import make_examples, read_rows
-from hf_electra_rtd.finetuning.scores import check_lengths, ratio
+from hf_electra_rtd.finetuning.scores import ratio
 
 
 FAMILIES = ("bakeoff", "sentence", "character")
@@ -57,10 +57,9 @@ def score_correction(
     """Scores of corrected sentences, by family and level, with the counts that they are made of, and the
     `false_positive_rate`: the share of right sentences that were flagged. What has nothing to divide by is 0.
 
-    Changes to `ignored` parts (`SIGHAN13`) are taken back before. Raises ValueError for no sentence, numbers of
-    sentences that differ, and texts of which one has more parts.
+    Changes to `ignored` parts (`SIGHAN13`) are taken back before. Raises ValueError for numbers of sentences that
+    differ, and for texts of which one has more parts.
     """
-    check_lengths(predictions, references)
     hits = {family: dict.fromkeys(LEVELS, 0) for family in ("sentence", "character")}
     wrong = flagged = false_positives = changed_parts = wrong_parts = 0
     for row, (source, prediction, reference) in enumerate(zip(sources, predictions, references, strict=True), 1):

@@ -240,10 +240,8 @@ def own_task(name: str, args: Any) -> Task:
             facts[fact] = tuple(value) if isinstance(value, list) else value
     paths = {"train": args.train_file, "dev": args.validation_file, "test": args.test_file}
     splits: dict[str, Any] = {split: (os.path.abspath(path),) for split, path in paths.items() if path}
-    if Path(name).name != name or name == "..":
-        raise ValueError(f"--task_name is {name!r}, but it must be a plain word.")
-    if name == "submission":
-        raise ValueError("--task_name submission is the directory of files for servers. Choose another name.")
+    if Path(name).name != name or name in ("..", "submission"):  # in which the files for servers lie
+        raise ValueError(f"--task_name is {name!r}, but it must be a plain word other than 'submission'.")
     if not splits and not args.dataset:
         raise ValueError("Give either files (--train_file, ...) or a --dataset of the Hub.")
     if labels is not None and (kind not in LABELED or not len(set(labels)) == len(labels) > 1):
@@ -274,8 +272,7 @@ def own_task(name: str, args: Any) -> Task:
     if kind in LABELED and not labels:
         task = dataclasses.replace(task, labels=_collect_labels(task))
     if kind == "tagging":
-        with files.reading(next(iter(task.files.values()), (name,))[0], "Tags are O, B-PER, I-PER, ..."):
-            find_chunks(task.labels)
+        find_chunks(task.labels)
     if kind == "classification" and "f1" in task.metrics and len(task.labels) != 2:
         raise ValueError(f"{name}: f1 needs two labels, but there are {len(task.labels)}. Ask for macro_f1.")
     return task
@@ -306,11 +303,10 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
         tags = {tag for tags in examples["label"] for tag in tags or ()}
         # Other splits may have a rare type inside of which no training sentence goes on (`I-LST` of CoNLL-2000).
         return tuple(sorted(tags | {position + tag[1:] for tag in tags if tag[1:2] == "-" for position in "BI"}))
-    unlabeled = 0
     counts: Counter[str] = Counter()
+    unlabeled = 0
     for label, texts in zip(examples["label"], examples["texts"], strict=True):
-        if label is None and any(texts):
-            unlabeled += 1
+        unlabeled += label is None and any(texts)
         counts.update([label] if isinstance(label, str) else label or ())
     unlabeled += sum(count for label, count in counts.items() if label.lower() in _ABSENT)
     numbers = sorted(filter(_NUMBER.fullmatch, counts))
@@ -329,5 +325,7 @@ def _collect_labels(task: Task) -> tuple[str, ...]:
     else:
         return tuple(words or sorted(numbers, key=float))
     place = "".join(task.files.get("train", ())) or task.dataset
-    other = "pass --task_kind regression to predict numbers" if numbers and not words else "correct the column"
-    raise ValueError(f"{place}: {doubt}. If the labels are classes, name them all (--labels A B ...), else {other}.")
+    raise ValueError(
+        f"{place}: {doubt}. If the labels are classes, name them all (--labels A B ...). If not, correct the column, "
+        "or pass --task_kind regression to predict numbers."
+    )

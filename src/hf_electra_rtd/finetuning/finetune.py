@@ -16,9 +16,9 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -43,15 +43,14 @@ from hf_electra_rtd.finetuning.predict import Classifier, Table, without_progres
 from hf_electra_rtd.finetuning.reading import rows_of
 from hf_electra_rtd.finetuning.results import best_seed, collect_submissions, seed_directory
 from hf_electra_rtd.finetuning.run import prepare_job, run_task
-from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.card import CardArguments, flag_words
+from hf_electra_rtd.publishing.hub import Repository, check
 from hf_electra_rtd.publishing.pictures import SCORES_FILE, plot_scores
 from hf_electra_rtd.publishing.publish import (
     FineTunedPublication,
     fine_tuned_repositories,
     first_start,
-    publish_command,
-    report,
+    publish_run,
 )
 from hf_electra_rtd.publishing.tables import print_table, results_table
 from hf_electra_rtd.training.arguments import HUB_RULES, check_publishing
@@ -65,6 +64,7 @@ _ARGUMENTS = (TaskArguments, OwnTaskArguments, CardArguments, FineTunedPublicati
 # ---- From Python ----
 
 Examples: TypeAlias = str | os.PathLike[str] | Table
+_EXAMPLE_FLAGS = {"train_file", "validation_file", "test_file"}  # which arguments of `finetune` stand for
 
 
 def finetune(
@@ -81,25 +81,17 @@ def finetune(
     `datasets.Dataset`, rows (`[{"text": ...}]`) or columns (`{"text": [...], "label": [...]}`); a `DatasetDict` has
     the splits `train`, `validation` and `test`. Raises TypeError for other examples and for an unknown flag, and
     ValueError for what the command refuses."""
-    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)}
+    known = {entry.name for arguments in _ARGUMENTS for entry in fields(arguments)} - _EXAMPLE_FLAGS
     for name in flags.keys() - known:
         raise TypeError(f"finetune() has no argument {name!r}. {known_names(name, known, 'arguments')}")
-    if not isinstance(model, (str, os.PathLike)):
-        raise TypeError(f"model must be a directory or Hub id, but is a {type(model).__name__}. Save it first.")
-    for split in ("train", "validation", "test"):
-        name = f"{split}_file"
-        if not isinstance(flags.get(name), (str, os.PathLike, type(None))):
-            raise TypeError(f"{name} must be a file, but is a {type(flags[name]).__name__}. Give it as {split}.")
     if flags.get("keep_models") == "none":
         raise ValueError("keep_models='none' leaves no model to return. Take 'best' or 'all'.")
     given: dict[str, Any] = {"train": train, "validation": validation, "test": test}
     if isinstance(train, datasets.DatasetDict):
         if validation is not None or test is not None:
             raise ValueError("train is a DatasetDict, which brings its own splits. Leave validation and test out.")
-        for split in train.keys() - given.keys():
-            raise ValueError(f"train has the split {split!r}. A DatasetDict has train, validation and test.")
-        if "train" not in train:
-            raise ValueError(f"The DatasetDict has no split train, but {', '.join(train)}.")
+        if "train" not in train or train.keys() - given.keys():
+            raise ValueError(f"A DatasetDict has train, validation and test, but this one has {', '.join(train)}.")
         given = dict(train)
     values = {
         "model_name_or_path": os.fspath(model),
@@ -111,25 +103,14 @@ def finetune(
     with TemporaryDirectory() as directory, without_progress_bars():
         for split, examples in given.items():
             if examples is not None:
-                if f"{split}_file" in flags:
-                    raise ValueError(f"{split} and {split}_file both name examples. Leave one out.")
                 values[f"{split}_file"] = _file(examples, Path(directory, f"{split}.jsonl"))
-        call = _Call(list(_words(values)), "hf-electra-rtd finetune")
+        call = _Call(list(flag_words(values)), "hf-electra-rtd finetune")
         if any(Path(directory).iterdir()):
             call.plan.command = ""  # no command repeats a run whose files are gone
         if call.run():
             raise RuntimeError(f"Fine-tuning {model} did not end well: see the log.")
     best = seed_directory(call.plan.directory, call.plan.jobs[0].task, best_seed(call.records))
     return Classifier(str(best), use_cpu=bool(flags.get("use_cpu")))
-
-
-def _words(values: Mapping[str, Any]) -> Iterator[str]:
-    """The command line for values of flags."""
-    for name, value in values.items():
-        if value is not None:
-            yield f"--{name}"
-            for word in value if isinstance(value, (list, tuple)) else [value]:
-                yield json.dumps(word) if isinstance(word, dict) else str(word)
 
 
 def _file(examples: Examples, path: Path) -> str:
@@ -168,7 +149,7 @@ def _run_fractions(argv: list[str], plan: Plan) -> int:
             "model_name_or_path": export / "discriminator",
             "output_dir": plan.directory / export.name,
         }
-        call = _Call([*argv, *_words(flags)], sys.argv[0])
+        call = _Call([*argv, *flag_words(flags)], sys.argv[0])
         status = call.run()
         records += call.records
         if status:
@@ -235,7 +216,16 @@ class _Call:
         for message in self._failed:  # again, where it is seen
             logger.error(message)
         if publishes and self.records and status == 0:
-            status = self._publish()
+            published = publish_run(
+                fine_tuned_repositories,
+                plan.directory,
+                str(self.args.hub_model_id),
+                self.card,
+                self._is_private,
+                self.publication.force,
+                base_model=self.publication.base_model,
+            )
+            status = int(any(each.error is not None for each in published))
         return status or int(bool(self._failed))
 
     def _succeeds(self, action: Callable[[Job], None], job: Job) -> bool:
@@ -262,25 +252,6 @@ class _Call:
                 known = first_start(EvaluationRecord, self.plan.directory / job.task.name, 1)
             repositories.append(Repository(f"{self.args.hub_model_id}-{job.task.name}", {}, known))
         check(repositories, self._is_private, self.publication.force)
-
-    def _publish(self) -> int:
-        directory = self.plan.directory
-        name = str(self.args.hub_model_id)
-        base_model = self.publication.base_model
-        command = publish_command(
-            run=str(directory),
-            hub_model_id=name,
-            private=self._is_private,
-            force=self.publication.force,
-            base_model=base_model,
-            **asdict(self.card),
-        )
-        try:
-            repositories = fine_tuned_repositories(directory, name, self.card, base_model)
-            published = publish(repositories, self._is_private, self.publication.force, collection=name)
-        except (OSError, ValueError) as error:
-            published = [Published(name, error=str(error))]
-        return report(published, command)
 
 
 def _set_up_logging(args: FineTuningArguments) -> None:

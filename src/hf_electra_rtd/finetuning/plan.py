@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from hf_electra_rtd.base.files import hash_files, hash_model
 from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
 from hf_electra_rtd.base.records import public
@@ -64,45 +62,35 @@ _FLAGS = (
 _FEW_STEPS = 100  # of a run with --few_shot: few examples make few steps in the epochs of a whole task
 
 
-@dataclass
 class StartingModel:
     """The model that every run begins with. A name that is no encoder, and a tokenizer of other tokens, are a
     ValueError."""
 
-    flags: TaskArguments
-    name: str = field(init=False)  # as it was given
-    encoder: str = field(init=False)  # directory or Hub id of its encoder
-    config: Any = field(init=False)
-    tokenizer: PreTrainedTokenizerBase = field(init=False)
-    identity: dict[str, Any] = field(init=False)  # what decides a run's result of all this
-
-    def __post_init__(self) -> None:
-        self.name = self.flags.model_name_or_path
+    def __init__(self, flags: TaskArguments) -> None:
+        self.name = flags.model_name_or_path  # as it was given
         if identify(self.name).adapter_base:
             raise ValueError(f"{self.name} holds adapters: train on from the model that --merge_adapter writes.")
         self.encoder, self.config, _ = heads.open_encoder(self.name, weights=False)
-        if self.flags.label_words:
+        if flags.label_words:
             identify(self.encoder).refuse_energies()
-        self.tokenizer = load_tokenizer(self.flags.tokenizer or self.encoder)
-        if self.flags.tokenizer and self.flags.from_scratch:
+        self.tokenizer = load_tokenizer(flags.tokenizer or self.encoder)
+        if flags.tokenizer and flags.from_scratch:
             fit_vocabulary(self.config, self.tokenizer)
-        elif self.flags.tokenizer:
+        elif flags.tokenizer:
             refuse_other_tokens(self.encoder, self.tokenizer, f"The model {self.name}")
         fit_tokenizer(self.tokenizer, self.config)
-        self.identity = {
+        path = Path(self.encoder)
+        sha256 = None
+        if path.is_dir():
+            sha256 = hash_files([path / "config.json"]) if flags.from_scratch else hash_model(path)
+        self.identity = {  # what decides a run's result of all this
             "name_or_path": public(self.name, "model_name_or_path"),
-            "sha256": self._sha256(),
+            "sha256": sha256,
             "revision": getattr(self.config, "_commit_hash", None),
             "tokenizer": tokenizer_hash(self.tokenizer),
-            "from_scratch": self.flags.from_scratch,
-            "head": self.flags.head,
+            "from_scratch": flags.from_scratch,
+            "head": flags.head,
         }
-
-    def _sha256(self) -> str | None:
-        path = Path(self.encoder)
-        if not path.is_dir():
-            return None
-        return hash_files([path / "config.json"]) if self.flags.from_scratch else hash_model(path)
 
     @property
     def has_token_types(self) -> bool:

@@ -177,14 +177,7 @@ def _as_list(texts: Any) -> Sequence[Any]:
         return [texts]
     if is_array(texts):
         return texts.tolist()
-    if is_list(texts):
-        return texts
-    try:
-        return rows_of(texts)
-    except TypeError as error:
-        raise TypeError(
-            f"predict takes a text, a list or array of texts or pairs (tuples), or examples. {error}"
-        ) from None
+    return texts if is_list(texts) else rows_of(texts)
 
 
 def _in_characters(row: Any, column: str) -> Any:
@@ -253,10 +246,6 @@ def main(argv: list[str]) -> int:
     columns = [args.text_column_name]
     if args.second_text_column_name:
         columns.append(args.second_text_column_name)
-    for place, row in rows:
-        for name in _NAMES[classifier.task.kind] if isinstance(row, Mapping) else ():
-            if row.keys() >= {name, f"input_{name}"}:
-                raise ValueError(f"{place}: {name!r} would become 'input_{name}', a column that is there. Rename one.")
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
     for (_, row), answer in zip(rows, answers, strict=True):

@@ -79,9 +79,6 @@ def make_examples(task: Task, split: str, rows: Rows) -> Iterator[Example]:
     number = 0
     for place, row in rows:
         try:
-            texts = [cell for cell in (row or {}).values() if isinstance(cell, str)]
-            if task.benchmark == "own" and any("\0" in text for text in texts):
-                raise ValueError("there is a NUL character, so the file is damaged, or not in UTF-8.")
             examples = None if row is None else _convert(task, split, row, number)
         except KeyError as error:
             names = known_names(str(error.args[0]), row or (), "columns")
@@ -124,9 +121,8 @@ def rows_of(examples: Any) -> list[Row]:
             raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
         return [dict(zip(examples, cells, strict=True)) for cells in zip(*columns, strict=True)]
     raise TypeError(
-        "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists, "
-        f"but this is a {type(examples).__name__}"
-        f"{' with other elements' if isinstance(examples, (list, tuple, dict)) else ''}."
+        "Give a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists (or, to predict, texts), and "
+        f"not this {type(examples).__name__}."
     )
 
 

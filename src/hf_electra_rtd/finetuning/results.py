@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ from hf_electra_rtd.base.records import EvaluationRecord
 from hf_electra_rtd.base.tasks import Task, guests
 from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.finetuning import heads
+from hf_electra_rtd.finetuning.data import Split
+from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.report import write_report
-from hf_electra_rtd.finetuning.seed import SeedResult
 from hf_electra_rtd.finetuning.submission import write_predictions, write_submission, zip_submission
 from hf_electra_rtd.pair.places import ADAPTER_CONFIG, CONFIG_FILE, CONFIGS, EMBEDDING_FILES, VOCABULARIES, WEIGHTS
 from hf_electra_rtd.training.checkpoints import (
@@ -103,7 +103,7 @@ def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
     that was broken off, has other settings, data or another model, or it lacks a split that is wanted now."""
     path = seed_directory(plan.directory, job.task, seed)
     record = None
-    if os.path.lexists(path / EvaluationRecord.FILE):  # a broken link, too
+    if (path / EvaluationRecord.FILE).exists():
         record = EvaluationRecord.load(path)
         settings = {**record.arguments, **record.model}
         data = record.data
@@ -138,27 +138,33 @@ def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
     return record
 
 
-def save_result(plan: Plan, job: Job, result: SeedResult, directory: Path) -> None:
-    """Writes all of a run. The record comes when all else is there, or when a report fails: that is no reason to train
-    again."""
+def save_result(
+    plan: Plan,
+    job: Job,
+    model: Any,
+    record: EvaluationRecord,
+    splits: Mapping[str, Split],
+    answers: Mapping[str, tuple[list[Prediction], dict[str, float]]],
+    directory: Path,
+) -> None:
+    """Writes all of a run; `answers` are of each split but `train` the predictions with their scores. The record comes
+    when all else is there, or when a report fails: that is no reason to train again."""
     remove_partial(directory)
     owners = {guest.name: (guest, guest.test_splits[0]) for guest in guests(job.task)}
-    for name, (predictions, _) in result.answers.items():
-        split = result.splits[name]
-        write_predictions(directory / result.record.predictions[name], predictions, split, job.task.labels)
+    for name, (predictions, _) in answers.items():
+        write_predictions(directory / record.predictions[name], predictions, splits[name], job.task.labels)
         owner, of_server = owners.get(name, (job.task, name))
-        write_submission(owner, of_server, predictions, split, directory / SUBMISSION_DIRECTORY)
+        write_submission(owner, of_server, predictions, splits[name], directory / SUBMISSION_DIRECTORY)
     if plan.flags.keep_models != "none":
         with naming(directory):
-            save_model(plan, job.task, result.model, directory)
+            save_model(plan, job.task, model, directory)
     failure = None
     try:
-        for name, (predictions, scores) in result.answers.items():
-            report = write_report(directory, name, job.kind, predictions, scores, result.splits[name])
-            result.record.reports.update(report)
+        for name, (predictions, scores) in answers.items():
+            record.reports |= write_report(directory, name, job.kind, predictions, scores, splits[name])
     except Exception as error:
         failure = error
-    result.record.save(directory)
+    record.save(directory)
     remove_leftovers(directory)  # until now they were all that was kept of the training
     if failure is not None:
         raise failure

@@ -6,7 +6,6 @@ import logging
 import random
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 from accelerate import PartialState
@@ -23,7 +22,6 @@ from hf_electra_rtd.finetuning.results import (
     kept_seeds,
     remove_leftovers,
     remove_models,
-    save_result,
     seed_directories,
     seed_directory,
 )
@@ -120,7 +118,7 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
                 remove_leftovers(directory)  # it was killed after the record
         else:
             is_trained = True
-            record = _run_and_save(plan, job, seed, directory)
+            record = run_seed(plan, job, seed, directory)
             logger.info(f"{title}, seed {seed}: {describe_score(record)}; {record.train_seconds:,.0f} s.")
         records.append(record)
         if is_trained and plan.is_main:
@@ -132,12 +130,3 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
             if not (directory / MODEL_DIRECTORY).exists():
                 logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")
     return records
-
-
-def _run_and_save(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationRecord:
-    """A function of its own, so that one model is gone before the next seed's is made."""
-    result = run_seed(plan, job, seed, directory)
-    if plan.is_main:
-        save_result(plan, job, result, directory)
-    PartialState().wait_for_everyone()
-    return result.record

@@ -1,11 +1,10 @@
-"""One seed of a task: trains, predicts and scores."""
+"""One seed of a task: trains, predicts, scores and saves."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from hf_electra_rtd.base.records import (
 )
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import heads
-from hf_electra_rtd.finetuning.data import Split
-from hf_electra_rtd.finetuning.kinds.base import Prediction
 from hf_electra_rtd.finetuning.plan import LENGTHS, LORA, Job, Plan
+from hf_electra_rtd.finetuning.results import save_result
 from hf_electra_rtd.finetuning.trainer import FineTuner
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.training.arguments import keep_freed_memory
@@ -37,29 +35,9 @@ logger = logging.getLogger(__name__)
 _OF_TASK = ("kind", "columns", "language", "unanswerable", "label_words", "template")  # what `predict` has to know
 
 
-@dataclass
-class SeedResult:
-    """What a seed gave: its model, its record, and of each split but `train` the predictions with their scores."""
-
-    model: Any
-    record: EvaluationRecord
-    splits: Mapping[str, Split]
-    answers: dict[str, tuple[list[Prediction], dict[str, float]]]
-
-
-@dataclass
-class _Training:
-    """How a model was trained."""
-
-    selection: str
-    epochs: float = 0.0
-    seconds: float = 0.0
-    examples: float = 0.0  # in these seconds
-
-
-def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
-    """Runs a task with one seed. It goes on from the newest whole checkpoint in `directory`; without one that training
-    can go on from, what lies there is deleted."""
+def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationRecord:
+    """Runs a task with one seed, saves what it gave, and returns its record. It goes on from the newest whole
+    checkpoint in `directory`; without one that training can go on from, what lies there is deleted."""
     started = utc_now()
     checkpoint = _checkpoint(plan, job, seed, directory)
     args = copy.copy(job.args)
@@ -87,7 +65,14 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
             dev=splits.get(job.dev or ""),
             settings=described,  # kept in checkpoints
         )
-    training = _train(trainer, job, checkpoint) if "train" in splits else _Training("as it was given")
+    trained: dict[str, Any] = {
+        "selection": "as it was given",
+        "epochs": 0.0,
+        "train_seconds": 0.0,
+        "examples_per_second": 0.0,
+    }
+    if "train" in splits:
+        trained = _train(trainer, job, checkpoint)
     answers = {name: trainer.answer(split) for name, split in splits.items() if name != "train"}
     task = job.task
     record = EvaluationRecord(
@@ -110,17 +95,17 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> SeedResult:
         seed=seed,
         data={name: split.describe() for name, split in splits.items()},
         metrics={name: dict(scores) for name, (_, scores) in answers.items() if scores},
-        selection=training.selection,
         steps=trainer.state.global_step,
-        epochs=training.epochs,
-        train_seconds=training.seconds,
-        examples_per_second=training.examples / training.seconds if training.seconds else 0.0,
         hardware=collect_hardware(products.chosen_library()),
         versions=collect_versions(),
         predictions={name: f"predictions_{name}.jsonl" for name in answers},
         curves=trainer.state.log_history,
+        **trained,
     )
-    return SeedResult(model, record, splits, answers)
+    if plan.is_main:
+        save_result(plan, job, model, record, splits, answers, directory)
+    PartialState().wait_for_everyone()
+    return record
 
 
 def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None:
@@ -142,7 +127,8 @@ def _checkpoint(plan: Plan, job: Job, seed: int, directory: Path) -> Path | None
     return checkpoint
 
 
-def _train(trainer: Any, job: Job, checkpoint: Path | None) -> _Training:
+def _train(trainer: Any, job: Job, checkpoint: Path | None) -> dict[str, Any]:
+    """Trains, and returns what the record holds of that."""
     result = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state: Any = trainer.state
     epochs = float(state.epoch or 0.0)
@@ -158,12 +144,14 @@ def _train(trainer: Any, job: Job, checkpoint: Path | None) -> _Training:
         heads.rescale(model, deviation, mean)
         job.kind.unit = (0.0, 1.0)
     dataset: Any = trainer.train_dataset
-    return _Training(
-        selection,
-        epochs,
-        seconds=result.metrics["train_runtime"] - trainer.evaluation_seconds,
-        examples=epochs * len(dataset) * (1 - before / max(state.global_step, 1)),
-    )
+    examples = epochs * len(dataset) * (1 - before / max(state.global_step, 1))
+    seconds = result.metrics["train_runtime"] - trainer.evaluation_seconds
+    return {
+        "selection": selection,
+        "epochs": epochs,
+        "train_seconds": seconds,
+        "examples_per_second": examples / seconds if seconds else 0.0,
+    }
 
 
 def make_model(plan: Plan, job: Job, seed: int) -> Any:
@@ -187,10 +175,11 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         unit=job.unit,
         **options,
     )
+    tagged = job.splits["train"].examples["texts"] if task.kind == "tagging" else None
     model.config.problem_type = job.kind.problem_type
     model.config.fine_tuned_for = {  # for `predict`
         "task": {name: getattr(task, name) for name in _OF_TASK},
-        "characters": task.kind == "tagging" and _has_characters(job.splits["train"]),
+        "characters": tagged is not None and all(len(word) == 1 for word in chain(*tagged)),
         "lengths": {name: job.settings[name] for name in LENGTHS},
     }
     if task.kind == "embedding":
@@ -202,11 +191,6 @@ def make_model(plan: Plan, job: Job, seed: int) -> Any:
         return model
     numbers = {name.replace("lora_r", "r"): job.settings["lora"][name] for name in LORA}
     return heads.add_adapters(model, plan.model.encoder, **numbers)
-
-
-def _has_characters(train: Split) -> bool:
-    """Whether the words to tag are single characters."""
-    return all(len(word) == 1 for words in train.examples["texts"] for word in words)
 
 
 def _describe_model(model: Any) -> dict[str, Any]:

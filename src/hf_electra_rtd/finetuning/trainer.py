@@ -44,11 +44,7 @@ class _LengthGroupedSampler(LengthGroupedSampler):
 
 
 class _FineTuningCallback(TrainerCallback):
-    """Tells the sampler the epoch: in several processes accelerate does not, where it skips batches. Lets intervals of
-    a run that goes on be as given now, not as in the checkpoint."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)
+    """Tells the sampler the epoch: in several processes accelerate does not, where it skips batches."""
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         train_dataloader.set_epoch(int(state.epoch))

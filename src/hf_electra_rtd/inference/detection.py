@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -75,8 +74,6 @@ class DetectArguments(TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
-        if self.model is None and self.discriminator is None:
-            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
         if self.output_file is not None:
             check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
         if not self.as_is and not self.texts:
@@ -131,29 +128,26 @@ def load_for_detection(
     if (model is None) == (discriminator is None) or (model is not None and generator is not None):
         raise ValueError("Give either model, or discriminator (and generator).")
     place = identify(str(model or discriminator))
-    is_graph = runtime != TORCH
     if model is not None and place.kind not in (RUN, PAIR, NETWORKS):
         raise place.error("a run, a checkpoint or a saved pair (a single network is a generator or discriminator)")
-    if is_graph and model is not None and place.detector is None:
-        raise ValueError(f"runtime={runtime!r} needs exports: give what `hf-electra-rtd export` made of a run.")
     place.refuse_energies()
+    is_graph = runtime != TORCH
+    source = place.detector or str(discriminator or place.pair)
     fills: Any = None
-    if place.detector is not None or discriminator is not None:
-        source = place.detector or str(discriminator)
+    detector: Any
+    if discriminator is not None or place.detector is not None:
+        detector = load_onnx(source, runtime, kind=DETECTOR) if is_graph else load_detector(source)
         generator = generator or place.generator
-        graph: Any = partial(load_onnx, runtime=runtime)
-        detector = graph(source, kind=DETECTOR) if is_graph else load_detector(source)
         if generator is not None and not as_is:
-            fills = graph(generator, kind=GENERATOR) if is_graph else load_masked_lm(generator)
-    elif place.pair is None:
-        raise place.error("a run, or its discriminator")
+            fills = load_onnx(generator, runtime, kind=GENERATOR) if is_graph else load_masked_lm(generator)
+    elif place.pair is None or is_graph:
+        raise place.error("a run, or its discriminator (of a run what `hf-electra-rtd export` made, for onnx)")
     else:
-        source = place.pair
         joint = ElectraForRTDPretraining.from_pretrained(source, dtype="float32")
         if joint.config.traits.predicts != "replaced":
             raise ValueError(f"{source} was trained with objective={joint.config.objective!r}: it detects nothing.")
-        fills = None if as_is or not joint.config.exports_generator else joint.generator
         detector = joint.native_discriminator()
+        fills = joint.generator if joint.config.exports_generator and not as_is else None
     if fills is None and not as_is:
         raise ValueError(f"{place.name} has no generator. Name one (generator), or take texts as they are (as_is).")
     tokenizer = load_tokenizer(source)

@@ -15,12 +15,13 @@ of log-probabilities in nats, without those of special tokens:
 
 from __future__ import annotations
 
-import csv
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,10 +32,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from hf_electra_rtd.base.files import hash_files, hash_model, write_text
+from hf_electra_rtd.base.files import hash_files, hash_model, reading, write_text
 from hf_electra_rtd.base.records import EvaluationRecord, collect_hardware, collect_versions, public, utc_now
 from hf_electra_rtd.data.blocks import BlockFile
-from hf_electra_rtd.data.reader import read_lines
+from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.tokenization import load_tokenizer, tokenizer_hash
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.ops.masking import MaskedSlots
@@ -49,8 +50,9 @@ RESAMPLES = 1000
 INTERVAL = (0.025, 0.975)
 _SEED = 0  # of the resampled paradigms: one for all models, so that their differences are paired
 _COPIES = 512  # masked copies in a batch
-_PER_PAIR = 2  # sentences
+_COLUMNS = ("sentence_good", "sentence_bad")  # of BLiMP's files, and those of a .tsv in order
 _SPLIT = "test"  # as records call what is judged
+SETTINGS = ("model", "pairs", "max_pairs", "within_words", "counted_on")  # which decide a result
 
 Scorer = Callable[[Sequence[str]], list[float]]
 
@@ -97,56 +99,24 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
     the file) and `linguistics_term` (the phenomenon; by default the paradigm). A line of `.tsv` holds the acceptable
     sentence, a tab, and the other one. Raises ValueError, with file and line, for anything else, and for no pairs."""
     pairs: list[SentencePair] = []
+    counts: Counter[str] = Counter()
     for file in _files_of(Path(path)):
-        if file.suffix not in _READERS:
-            raise ValueError(f"{file} is neither .jsonl nor .tsv.")
-        pairs += _READERS[file.suffix](file)
-    if max_pairs is not None:
-        pairs = list(_first_of_each_paradigm(pairs, max_pairs))
+        for place, row in records_of(str(file), file.suffix[1:], columns=_COLUMNS):
+            with reading(place, "A row has the texts sentence_good and sentence_bad."):
+                paradigm = str(row.get("UID", file.stem))
+                phenomenon = str(row.get("linguistics_term", paradigm))
+                pair = SentencePair(paradigm, phenomenon, *(row[name] for name in _COLUMNS))
+            counts[paradigm] += 1
+            if max_pairs is None or counts[paradigm] <= max_pairs:
+                pairs.append(pair)
     if not pairs:
         raise ValueError(f"{path} holds no pairs of sentences. Give .jsonl or .tsv files, or their directory.")
     return pairs
 
 
 def _files_of(path: Path) -> list[Path]:
-    if path.is_dir():
-        return sorted(file for file in path.rglob("*") if file.suffix in _READERS)
-    return [path]
-
-
-def _read_jsonl(file: Path) -> Iterator[SentencePair]:
-    for number, line in enumerate(read_lines(file), start=1):
-        try:
-            row = json.loads(line)
-            good = row["sentence_good"]
-            bad = row["sentence_bad"]
-            if not (isinstance(good, str) and isinstance(bad, str)):
-                raise TypeError
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(
-                f"{file}, line {number}: no JSON object with the texts sentence_good and sentence_bad."
-            ) from None
-        paradigm = str(row.get("UID", file.stem))
-        yield SentencePair(paradigm, str(row.get("linguistics_term", paradigm)), good, bad)
-
-
-def _read_tsv(file: Path) -> Iterator[SentencePair]:
-    rows = csv.reader(read_lines(file), delimiter="\t", quoting=csv.QUOTE_NONE)
-    for number, row in enumerate(rows, start=1):
-        if len(row) != _PER_PAIR:
-            raise ValueError(f"{file}, line {number}: {len(row)} columns, not two sentences with a tab between them.")
-        yield SentencePair(file.stem, file.stem, *row)
-
-
-_READERS: dict[str, Callable[[Path], Iterator[SentencePair]]] = {".jsonl": _read_jsonl, ".tsv": _read_tsv}
-
-
-def _first_of_each_paradigm(pairs: Sequence[SentencePair], max_pairs: int) -> Iterator[SentencePair]:
-    counts: dict[str, int] = {}
-    for pair in pairs:
-        counts[pair.paradigm] = counts.get(pair.paradigm, 0) + 1
-        if counts[pair.paradigm] <= max_pairs:
-            yield pair
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return [file for file in files if file.suffix in (".jsonl", ".tsv")]
 
 
 # ---- Accuracies ----
@@ -155,17 +125,15 @@ def _first_of_each_paradigm(pairs: Sequence[SentencePair], max_pairs: int) -> It
 def judge_pairs(pairs: Sequence[SentencePair], scorer: Scorer) -> PairResult:
     """The accuracies of a `scorer` of sentences."""
     scores = scorer([sentence for pair in pairs for sentence in (pair.good, pair.bad)])
-    points: dict[str, list[float]] = {}
-    for pair, good, bad in zip(pairs, scores[::_PER_PAIR], scores[1::_PER_PAIR], strict=True):
-        points.setdefault(pair.paradigm, []).append(0.5 if good == bad else float(good > bad))
+    points: dict[str, list[float]] = defaultdict(list)
+    groups: dict[str, set[str]] = defaultdict(set)  # the paradigms of each phenomenon
+    for pair, good, bad in zip(pairs, scores[::2], scores[1::2], strict=True):
+        points[pair.paradigm].append(0.5 if good == bad else float(good > bad))
+        groups[pair.phenomenon].add(pair.paradigm)
     paradigms = {paradigm: fmean(of_paradigm) for paradigm, of_paradigm in points.items()}
-    phenomenon_of = {pair.paradigm: pair.phenomenon for pair in pairs}
-    by_phenomenon: dict[str, list[float]] = {}
-    for paradigm, accuracy in paradigms.items():
-        by_phenomenon.setdefault(phenomenon_of[paradigm], []).append(accuracy)
+    phenomena = {phenomenon: fmean(paradigms[name] for name in sorted(names)) for phenomenon, names in groups.items()}
     values = np.array(list(paradigms.values()))
     rows = np.random.default_rng(_SEED).integers(len(values), size=(RESAMPLES, len(values)))
-    phenomena = {phenomenon: fmean(accuracies) for phenomenon, accuracies in by_phenomenon.items()}
     return PairResult(paradigms, phenomena, len(pairs), values[rows].mean(axis=1))
 
 
@@ -175,12 +143,10 @@ def judge_pairs(pairs: Sequence[SentencePair], scorer: Scorer) -> PairResult:
 def pair_scorer(model: ElectraForRTDPretraining, tokenizer: Any, batch_size: int = 64) -> Scorer:
     """Scores by a pair of networks: the pseudo-log-likelihood. Errors are those of `token_log_likelihoods`."""
 
-    def score(texts: Sequence[str]) -> list[float]:
-        return _by_length(
-            texts, tokenizer, batch_size, lambda some: model.pseudo_log_likelihood(some, tokenizer, batch_size)
-        )
+    def of_batch(texts: Sequence[str]) -> list[float]:
+        return model.pseudo_log_likelihood(texts, tokenizer, batch_size)
 
-    return score
+    return partial(_by_length, of_batch, tokenizer, batch_size)
 
 
 def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False) -> Scorer:
@@ -188,12 +154,14 @@ def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False) -> S
 
     @torch.inference_mode()
     def of_batch(texts: Sequence[str]) -> list[float]:
-        encoded = [_encode(text, tokenizer) for text in texts]
         copies: list[list[int]] = []
         places: list[int] = []
         hidden_ids: list[int] = []
         owners: list[int] = []
-        for owner, (ids, words) in enumerate(encoded):
+        for owner, text in enumerate(texts):
+            encoded = tokenizer(text, split_special_tokens=True)
+            ids = encoded["input_ids"]
+            words = encoded.word_ids()
             for place, word in enumerate(words):
                 if word is None:  # a special token
                     continue
@@ -215,10 +183,7 @@ def masked_scorer(network: Any, tokenizer: Any, within_words: bool = False) -> S
             sums.index_add_(0, torch.tensor(owners[rows]), log_p.double().cpu())
         return sums.tolist()
 
-    def score(texts: Sequence[str]) -> list[float]:
-        return _by_length(texts, tokenizer, 32, of_batch)
-
-    return score
+    return partial(_by_length, of_batch, tokenizer, 32)
 
 
 def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
@@ -236,10 +201,7 @@ def causal_scorer(network: Any, tokenizer: Any, batch_size: int = 64) -> Scorer:
         following = log_p.gather(-1, input_ids[:, 1:, None]).squeeze(-1)
         return (following.double() * mask[:, 1:]).sum(dim=1).tolist()
 
-    def score(texts: Sequence[str]) -> list[float]:
-        return _by_length(texts, tokenizer, batch_size, of_batch)
-
-    return score
+    return partial(_by_length, of_batch, tokenizer, batch_size)
 
 
 def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
@@ -255,9 +217,7 @@ def bigram_scorer(counted: CountedBigram, tokenizer: Any) -> Scorer:
     return score
 
 
-def _by_length(
-    texts: Sequence[str], tokenizer: Any, batch_size: int, of_batch: Callable[[Sequence[str]], list[float]]
-) -> list[float]:
+def _by_length(of_batch: Scorer, tokenizer: Any, batch_size: int, texts: Sequence[str]) -> list[float]:
     """The scores of all texts, in batches of texts of about the same length, each text once."""
     distinct = list(dict.fromkeys(texts))
     lengths = [len(ids) for ids in tokenizer(distinct, add_special_tokens=False)["input_ids"]]
@@ -269,12 +229,6 @@ def _by_length(
             scores |= zip(some, of_batch(some), strict=True)
             progress.update(len(some))
     return [scores[text] for text in texts]
-
-
-def _encode(text: str, tokenizer: Any) -> tuple[list[int], list[int | None]]:
-    """The ids of a text, and the word that each belongs to: None for special tokens."""
-    encoded = tokenizer(text, split_special_tokens=True)
-    return encoded["input_ids"], encoded.word_ids()
 
 
 def _padded(rows: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
@@ -352,8 +306,7 @@ def write_result(
     directory: str | Path, result: PairResult, judge: Judge, command: str, settings: Mapping[str, Any], started: str
 ) -> EvaluationRecord:
     """Writes `evaluation_record.json`, and `report_test.json` with the accuracy of each paradigm and what `compare`
-    takes differences of. `settings`: `model`, `pairs`, `max_pairs`, `within_words` and `counted_on`, as they were
-    given; `started`: when, in UTC."""
+    takes differences of. `settings`: those of `SETTINGS`, as they were given; `started`: when, in UTC."""
     path = Path(settings["pairs"])
     model = Path(settings["model"])
     network = judge.network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from statistics import median
@@ -16,8 +16,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from hf_electra_rtd.base.accounting import format_duration
 from hf_electra_rtd.base.cli import flag
-from hf_electra_rtd.base.files import reading
-from hf_electra_rtd.base.recipes import FINETUNING, LORA_LEARNING_RATE, SIZES
+from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.base.records import (
     EvaluationRecord,
     ExportRecord,
@@ -25,7 +24,7 @@ from hf_electra_rtd.base.records import (
     PretrainingRecord,
     describe_hardware,
 )
-from hf_electra_rtd.base.tasks import BENCHMARKS, SPANS, Task
+from hf_electra_rtd.base.tasks import BENCHMARKS
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.publishing.pictures import CURVES_FILE
@@ -117,26 +116,6 @@ _PAPER = {
     "bias_correction": False,
     "vocab_size": 30522,
 }
-# What fine-tuning has by default, beside what the size, the task and `FINETUNING` say.
-_FINE_TUNING = {
-    "batch_size": FINETUNING["per_device_train_batch_size"],
-    "max_steps": None,
-    "lr_scheduler_type": "linear",
-    "bias_correction": False,
-    "max_grad_norm": 1.0,
-    "layerwise_lr_decay_off_by_one": False,
-    "select": "last",
-    "early_stopping_patience": None,
-    "eval_strategy": None,
-    "class_weights": "none",
-    "neftune_noise_alpha": None,
-    "max_train_samples": None,
-    "max_eval_samples": None,
-    "few_shot": None,
-    "lora_r": None,
-    "lora_alpha": None,
-    "lora_dropout": None,
-}
 # Flags that name networks that were trained before; and those whose network a part of the run began as.
 _SOURCES = ("continue_from", "generator", "discriminator", "two_stage_from")
 _STARTS = {"generator": ("generator_backbone", "generator"), "pair": ()}
@@ -151,6 +130,7 @@ _FLAGS = (
     "data_seed",
     "shuffle_window",
 )
+_NO_SETTINGS = ("labels", "label_words", "metrics", "lora")  # of a fine-tuning
 _NO_FLAGS = ("overwrite_output_dir", "num_proc", "loaded_backbones")
 # Where the bundled corpus lies in a clone and whom it is from, by the SHA-256 of its text (`data.text.scan`).
 _BUNDLED = {
@@ -446,10 +426,7 @@ def _table_of_values(rows: Sequence[Sequence[Any]], *header: str) -> str:
 
 
 def _render(template: str, data: ModelCardData, **values: Any) -> str:
-    record = values.get("record") or values.get("run")
-    # Records hold dicts whose values are not checked when they are read.
-    with reading(f"{record.FILE if record else 'The configuration'} of {values['repo_id']}", "Restore the file."):
-        body = _environment().get_template(template).render(**values)
+    body = _environment().get_template(template).render(**values)
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}"))
 
 
@@ -510,12 +487,12 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
     """The result on each task whose dataset belongs to a benchmark and is on the Hub, trained and evaluated on whole
     splits. A ValueError for a task whose runs differ in more than their seed: which figure is published must not be
     left open."""
+    known = [
+        run for run in records if not limits(run) and run.benchmark != "own" and run.dataset.get("id") is not None
+    ]
     results: dict[str, TaskResult] = {}
-    whole = [run for run in records if not limits(run)]
-    for result in summarize(_named(run, "the model") for run in whole):
+    for result in summarize(_named(run, "the model") for run in known):
         task = result.runs[0].task
-        if result.benchmark == "own" or not result.runs[0].dataset.get("id"):
-            continue
         if task in results:
             raise ValueError(
                 f"{task}: the runs are of several settings: {results[task].model} on {results[task].task}, "
@@ -594,33 +571,10 @@ def planned_steps(record: PretrainingRecord) -> int:
 
 
 def _fine_tuning_settings(run: EvaluationRecord) -> list[tuple[str, Any, Any]]:
-    """Name, value, and the recipe's where it is another one."""
-    lora = run.arguments.get("lora")
-    size = SIZES.get(run.model.get("size") or "small", SIZES["small"])
-    defaults: dict[str, Any] = {"epochs": Task.epochs, "max_seq_length": Task.max_seq_length}
-    if run.kind == "question_answering":
-        defaults |= SPANS
-    for task in BENCHMARKS.get(run.benchmark, ()):
-        if task.name == run.task:
-            defaults |= vars(task)
-    recipe = {
-        **FINETUNING,
-        **_FINE_TUNING,
-        "learning_rate": LORA_LEARNING_RATE if lora else size.learning_rate,
-        "layerwise_lr_decay": 1.0 if lora else size.layerwise_lr_decay,
-        "num_train_epochs": defaults["epochs"],
-        "max_seq_length": defaults["max_seq_length"],
-    }
-    rows = []
-    for name, value in {**run.arguments, **(lora or {})}.items():
-        is_set = value not in (None, "", -1)  # `max_steps` -1: as many as the epochs have
-        if not is_set or name in ("labels", "label_words", "metrics", "lora"):
-            continue
-        usual = recipe.get(name, value)
-        if usual == value:
-            usual = ""
-        rows.append((f"`{name}`", value, "none" if usual is None else usual))
-    return rows
+    """Name and value, in the form of `_settings`."""
+    arguments = {**run.arguments, **(run.arguments.get("lora") or {})}
+    shown = {name: value for name, value in arguments.items() if value not in (None, "", -1)}  # `max_steps` -1: unset
+    return [(f"`{name}`", value, "") for name, value in shown.items() if name not in _NO_SETTINGS]
 
 
 def _hidden_size(config: Mapping[str, Any]) -> int:
@@ -648,13 +602,17 @@ def _command(record: PretrainingRecord) -> str:
         del flags["size"]  # it follows from the networks
     sources = record.data.get("train", {}).get("sources", [])
     places = {source["name"]: _BUNDLED[source["sha256"]][0] for source in sources if source.get("sha256") in _BUNDLED}
-    words = [PACKAGE, "pretrain"]
-    for name, value in flags.items():
-        if value not in (None, "", []) and name not in _NO_FLAGS:
-            values = value if isinstance(value, list) else [value]
-            words.append(f"--{name}")
-            words.extend(str(places.get(item, item)) for item in values)
-    return shlex.join(words)
+    shown = {name: value for name, value in flags.items() if value not in ("", []) and name not in _NO_FLAGS}
+    return shlex.join([PACKAGE, "pretrain", *(places.get(word, word) for word in flag_words(shown))])
+
+
+def flag_words(values: Mapping[str, Any]) -> Iterator[str]:
+    """The command line for values of flags. None leaves a flag out."""
+    for name, value in values.items():
+        if value is not None:
+            yield f"--{name}"
+            for word in value if isinstance(value, (list, tuple)) else [value]:
+                yield json.dumps(word) if isinstance(word, dict) else str(word)
 
 
 def _named(run: EvaluationRecord, name: str) -> EvaluationRecord:
@@ -671,21 +629,15 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
         task = result.task
         first = result.runs[0]
         key = (result.benchmark, first.task)
-        metric = first.main_metric
         score = result.figures.get("median", float("nan"))
-        reports = [next(iter(run.reports.values()), {}) for run in result.runs]
-        constants = [report["constant_prediction"] for report in reports if "constant_prediction" in report]
-        if constants:
-            models = f"{len(constants)} of {len(reports)} models predict" if len(reports) > 1 else "the model predicts"
-            values = dict.fromkeys(_code(_prediction(constant)) for constant in constants)
-            cautions.append(f"{task}: {models} nothing but {', '.join(values)}.")
-        elif metric == "matthews" and score == 0:
-            cautions.append(f"{task}: a Matthews correlation of 0 is that of giving every example the same label.")
+        constant = sum(any(_is_constant(run, split) for split in run.metrics) for run in result.runs)
+        if constant:
+            cautions.append(f"{task}: {constant} of {len(result.runs)} models predict the same for every example.")
         elif random.get(key) and score <= median(random[key]):
             cautions.append(f"{task}: not better than the same architecture from random weights.")
-        is_whole = not first.arguments.get("max_eval_samples")
-        majority = majorities.get(key, 0.0) if metric == "accuracy" and is_whole else 0.0
-        majority = reports[0].get("baseline", {}).get("score", majority)
+        is_whole = first.main_metric == "accuracy" and not first.arguments.get("max_eval_samples")
+        report = next(iter(first.reports.values()), {})
+        majority = report.get("baseline", {}).get("score", majorities.get(key) if is_whole else None)
         if majority and score - majority < 0.05:
             cautions.append(
                 f"{task}: the median is {100 * score:.1f}; always giving the most frequent label scores "
@@ -693,4 +645,4 @@ def _cautions(own: Sequence[EvaluationRecord], others: Sequence[EvaluationRecord
             )
         if len(result.runs) == 1:
             cautions.append(f"{task}: one run. Seeds often differ by a point or more: small differences mean nothing.")
-    return list(dict.fromkeys(cautions))
+    return cautions

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hf_electra_rtd.base.accounting import format_duration
@@ -46,66 +47,61 @@ _PANELS = (
 )
 
 
-def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None:
-    """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
+@contextmanager
+def _panels(path: str | os.PathLike[str], number: int, below: float = 0.0) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure with so many panels, and `below` inches for a legend, which is written as PNG."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
+
+    columns = min(_COLUMNS, number)
+    rows = math.ceil(number / columns)
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(max(6, 4 * columns), 3.4 * rows + below), dpi=110, layout="constrained")
+        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
+        for axis in axes[number:]:
+            axis.set_axis_off()
+        yield figure, axes[:number]
+        figure.savefig(path, format="png", metadata={"Software": None})
+
+
+def plot_curves(record: PretrainingRecord, path: str | os.PathLike[str]) -> None:
+    """Draws what was measured in training and on held-out sequences, and the learning rate, as PNG."""
     from matplotlib.ticker import MaxNLocator
 
     logged = {key.removeprefix("eval_") for entry in record.curves for key in entry}
     panels = [panel for panel in _PANELS if logged.intersection(panel[1:])]
-    columns = max(1, min(_COLUMNS, len(panels)))
-    rows = max(1, math.ceil(len(panels) / columns))
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(max(6, 4 * columns), 3.4 * rows), dpi=110, layout="constrained")
+    with _panels(path, max(1, len(panels))) as (figure, axes):
         figure.suptitle(_describe(record))
-        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
         for axis, (title, *keys) in zip(axes, panels, strict=False):
             _draw_panel(axis, record.curves, title, keys)
             axis.set_xlim(0, 1.02 * max(1, record.steps))
             axis.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=True))
-        for axis in axes[len(panels) :]:
-            axis.set_axis_off()
-        for axis in axes[-_COLUMNS:]:
             axis.set_xlabel("step")
-        figure.savefig(path, metadata={"Software": None})
 
 
 def plot_comparison(runs: Mapping[str, Sequence[PretrainingRecord]], path: str | os.PathLike[str]) -> None:
     """Draws what was measured on held-out sequences over the tokens of training, as PNG: of the runs of each name the
     mean, and from two runs on its 95 % interval."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     measured = {key for records in runs.values() for record in records for entry in record.curves for key in entry}
     panels = [(title, f"eval_{key}") for title, key, *more in _PANELS if f"eval_{key}" in measured and not more]
     if not panels:
         raise ValueError("These runs were never evaluated, so there are no curves. Train with --eval_strategy steps.")
-    columns = min(_COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(4 * columns, 3.4 * rows + 0.2 * len(runs)), dpi=110, layout="constrained")
-        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-        for axis, (title, key) in zip(axes, panels, strict=False):
+    with _panels(path, len(panels), below=0.2 * len(runs)) as (figure, axes):
+        for axis, (title, key) in zip(axes, panels, strict=True):
             axis.set_title(title)
             axis.set_xlabel("million tokens")
             for number, records in enumerate(runs.values()):
                 _draw_mean(axis, records, key, f"C{number}")
-        for axis in axes[len(panels) :]:
-            axis.set_axis_off()
-        names = [textwrap.fill(name, _LEGEND * columns) for name in runs]
+        names = [textwrap.fill(name, _LEGEND * min(_COLUMNS, len(panels))) for name in runs]
         handles = [Line2D([], [], color=f"C{number}", label=name) for number, name in enumerate(names)]
         figure.legend(handles=handles, loc="outside lower left")
-        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str]) -> None:
     """Draws the score of each task over the tokens that its model was pre-trained on, as PNG: for each run the mean
     of its seeds, and from two seeds on the 95 % interval. A ValueError where no record has its model's tokens."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     # By task with its metric, by run, by tokens.
     scores: dict[str, dict[str, dict[int, list[float]]]] = {}
     names = {}  # of runs
@@ -117,12 +113,8 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
             of_task.setdefault(run["started"], {}).setdefault(run["tokens"], []).append(record.score)
     if not scores:
         raise ValueError("These models are not in the directory of a pre-training run, so their tokens are not known.")
-    columns = min(_COLUMNS, len(scores))
-    rows = math.ceil(len(scores) / columns)
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(4 * columns, 3.2 * rows), dpi=110, layout="constrained")
-        axes = list(figure.subplots(rows, columns, squeeze=False).ravel())
-        for axis, (title, of_task) in zip(axes, scores.items(), strict=False):
+    with _panels(path, len(scores)) as (_, axes):
+        for axis, (title, of_task) in zip(axes, scores.items(), strict=True):
             axis.set_title(title)
             axis.set_xscale("log")
             axis.set_xlabel("tokens of pre-training")
@@ -131,9 +123,6 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
                 figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
                 _draw_interval(axis, figures, color=f"C{number}", label=name)
             axis.legend()
-        for axis in axes[len(scores) :]:
-            axis.set_axis_off()
-        figure.savefig(path, format="png", metadata={"Software": None})
 
 
 def _draw_interval(axis: Any, figures: Mapping[Any, tuple[float, float]], color: str, label: str = "") -> None:

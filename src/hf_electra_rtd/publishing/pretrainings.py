@@ -12,7 +12,16 @@ import numpy as np
 
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.publishing.card import pretraining_settings
-from hf_electra_rtd.publishing.tables import HASH_DIGITS, different, markdown_table, mean_and_interval, typed
+from hf_electra_rtd.publishing.tables import (
+    HASH_DIGITS,
+    apart,
+    check_seeds,
+    different,
+    markdown_table,
+    mean_and_interval,
+    typed,
+    with_details,
+)
 
 
 # Columns of the table: title, and the held-out metric.
@@ -62,12 +71,9 @@ def pool(records: Iterable[PretrainingRecord]) -> list[Pretraining]:
     names = different(settings)
     pooled = []
     for of_group, runs in zip(settings, groups.values(), strict=True):
-        apart = [f"{name} {value}" for name, value in of_group.items() if name in names - {"objective"} and value]
-        name = f"{of_group['objective']} ({', '.join(apart)})" if apart else of_group["objective"]
+        name = with_details(of_group["objective"], apart(of_group, names - {"objective"}))
         pooled.append(Pretraining(name, sorted(runs, key=_seed)))
-        for seed in pooled[-1].seeds:
-            if pooled[-1].seeds.count(seed) > 1:
-                raise ValueError(f"{name}: there are several runs with seed {seed}. Pass one of them.")
+        check_seeds(name, pooled[-1].seeds)
     return pooled
 
 

@@ -15,8 +15,8 @@ import logging
 import shlex
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -241,9 +241,8 @@ def _held_out_texts(directory: Path, record: EvaluationRecord) -> list[str]:
     path = directory / record.predictions.get(split, "")
     if not record.dataset.get("id") or len(record.dataset.get("text_columns") or ()) != 1 or not path.is_file():
         return []
-    with reading(path):
-        examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
-        return [text for example in examples for text in example["texts"] if public(text) == text]
+    examples = [json.loads(line) for line in islice(read_lines(path), _SAMPLES)]
+    return [text for example in examples for text in example["texts"] if public(text) == text]
 
 
 def exported_repositories(directory: Path, hub_model_id: str, card: CardArguments) -> list[Repository]:
@@ -274,9 +273,8 @@ def _repository(repository: Repository, directory: Path, card: str, more: Files)
         path = content if isinstance(content, Path) else directory / name
         if path.suffix not in (".json", ".txt", ".md"):
             continue
-        with reading(path):
-            text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
-            values = json.loads(text) if path.suffix == ".json" else text
+        text = content.decode() if isinstance(content, bytes) else content.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else text
         # Pieces of a vocabulary may look like paths and passwords.
         is_public = HUB_TOKEN.search(text) is None if name in hub.VOCABULARIES else public(values) == values
         if not is_public:
@@ -334,15 +332,27 @@ def _warn_of_unused(args: PublishArguments, kind: str, *names: str) -> None:
             logger.warning(f"--{name} changes nothing: {args.run} holds {kind}.")
 
 
-def publish_command(**flags: Any) -> str:
-    """The command that publishes a run with these flags; those with their default are left out."""
+def publish_run(
+    make: Callable[..., list[Repository]],
+    directory: str | Path,
+    hub_model_id: str,
+    card: CardArguments,
+    private: bool,
+    force: bool,
+    **more: Any,
+) -> list[Published]:
+    """Publishes what a run has left, and prints what became of it and, after a failure, the command that tries again.
+    No failure is raised. `make` is `pretraining_repositories` or `fine_tuned_repositories`, `more` its arguments."""
+    try:
+        repositories = make(directory, hub_model_id, card, **more)
+        published = hub.publish(repositories, private, force, collection=hub_model_id)
+    except (OSError, ValueError) as error:
+        published = [Published(hub_model_id, error=str(error))]
+    flags = {"run": str(directory), "hub_model_id": hub_model_id, "private": private, "force": force, **more}
     defaults = {each.name: each.default for each in (*fields(PublishArguments), *fields(CardArguments))}
-    words = ["hf-electra-rtd", "publish"]
-    for name, value in flags.items():
-        if value != defaults[name]:
-            words.append(f"--{name}")
-            words.extend(map(str, value if isinstance(value, list) else [value]))
-    return shlex.join(words)
+    given = {name: value for name, value in {**flags, **asdict(card)}.items() if value != defaults[name]}
+    report(published, shlex.join(["hf-electra-rtd", "publish", *cards.flag_words(given)]))
+    return published
 
 
 def show(repositories: Sequence[Repository], directory: str | Path) -> None:

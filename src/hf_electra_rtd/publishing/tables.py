@@ -9,10 +9,9 @@ import shlex
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,13 @@ def read_evaluations(directories: Iterable[str | os.PathLike[str]]) -> dict[Path
 
 def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
     """The results of each model on each task. Tasks of one name with other data, kinds or metrics are other tasks, and
-    runs of other weights, settings or training data are other models: what differs is part of their names. Own tasks
-    of the same data, kind and metric are one task, which has the first of their names. A ValueError for two runs of a
-    model on a task with the same seed."""
-    columns = _columns(list(records))
+    runs of other weights, settings or training data are other models: what differs is part of their names. A
+    ValueError for two runs of a model on a task with the same seed."""
+    columns: dict[Column, list[EvaluationRecord]] = {}
+    for record in records:
+        examples = _examples_hash(record)
+        column = Column(record.benchmark, record.task, record.kind, record.main_metric, examples)
+        columns.setdefault(column, []).append(record)
     # By benchmark, so that a row has one name for all tasks: settings in which the runs of a task differ.
     settings: dict[str, set[str]] = defaultdict(set)
     # By model: weights and tokenizers. Those of models with different names are different anyway.
@@ -103,60 +105,53 @@ def summarize(records: Iterable[EvaluationRecord]) -> list[TaskResult]:
         settings[column.benchmark] |= different([_settings(record) for record in runs])
         for record in runs:
             origins[_model_name(record)].append(_origin(record))
-    results: dict[tuple[Column, str], TaskResult] = {}
+    results = []
     for column, runs in columns.items():
-        task = _title(column, columns)
+        models: dict[str, list[EvaluationRecord]] = {}
         for record in runs:
             named = settings[column.benchmark] | different(origins[_model_name(record)])
             values = {**_settings(record), **_origin(record)}
-            apart = [f"{name} {value}" for name, value in values.items() if name in named and value]
-            model = _model_name(record, *apart)
-            result = TaskResult(column.benchmark, task, model, [])
-            results.setdefault((column, model), result).runs.append(record)
-    for result in results.values():
-        result.runs.sort(key=lambda record: record.seed)
-        for first, second in pairwise(result.runs):
-            if first.seed == second.seed:
-                raise ValueError(
-                    f"{result.task}: {result.model} has several runs with seed {first.seed}. Pass one of them."
-                )
-    return list(results.values())
+            models.setdefault(_model_name(record, *apart(values, named)), []).append(record)
+        task = _title(column, columns)
+        for model, of_model in models.items():
+            of_model.sort(key=lambda record: record.seed)
+            check_seeds(f"{task}: {model}", [record.seed for record in of_model])
+            results.append(TaskResult(column.benchmark, task, model, of_model))
+    return results
 
 
-def _columns(records: Sequence[EvaluationRecord]) -> dict[Column, list[EvaluationRecord]]:
-    """The records of each column."""
-    # Older records have no hash of their examples: all examples of such a task are known by where they came from.
-    older = {(record.benchmark, record.task) for record in records if not _examples_hash(record)}
-    names: dict[tuple[str, ...], str] = {}
-    columns: dict[Column, list[EvaluationRecord]] = {}
-    for record in records:
-        task = record.task
-        data = _examples_hash(record)
-        if (record.benchmark, task) in older:
-            data = _hash(record.data.get(_scored_split(record), {}))
-        elif record.benchmark == "own":
-            task = names.setdefault((record.kind, record.main_metric, data), task)
-        column = Column(record.benchmark, task, record.kind, record.main_metric, data)
-        columns.setdefault(column, []).append(record)
-    return columns
+def check_seeds(name: str, seeds: Sequence[int]) -> None:
+    """Raises ValueError for runs that are equal, their seed too."""
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ValueError(f"{name}: there are several runs with seed {twice[0]}. Pass one of them.")
 
 
 def _examples_hash(record: EvaluationRecord) -> str:
-    """Of the scored examples; empty where no report has it."""
-    return str(record.reports.get(_scored_split(record), {}).get("data", ""))
+    """Of the scored examples; of where they came from, where no report has it."""
+    split = _scored_split(record)
+    return str(record.reports.get(split, {}).get("data") or _hash(record.data.get(split, {})))
 
 
 def _title(column: Column, columns: Iterable[Column]) -> str:
     """The name of its task, and what tells it from others of this name."""
-    namesakes = [other for other in columns if (other.benchmark, other.task) == (column.benchmark, column.task)]
-    apart = []
-    if len({other.kind for other in namesakes}) > 1:
-        apart.append(column.kind)
-    if len({other.metric for other in namesakes}) > 1:
-        apart.append(column.metric)
-    if len({other.data for other in namesakes}) > 1:
-        apart.append(f"data {column.data[:HASH_DIGITS]}")
-    return f"{column.task} ({', '.join(apart)})" if apart else column.task
+    values = [
+        {"kind": other.kind, "metric": other.metric, "data": f"data {other.data[:HASH_DIGITS]}"}
+        for other in (column, *columns)
+        if (other.benchmark, other.task) == (column.benchmark, column.task)
+    ]
+    names = different(values)
+    return with_details(column.task, [value for name, value in values[0].items() if name in names])
+
+
+def with_details(name: str, details: Sequence[str]) -> str:
+    """A name with details in brackets."""
+    return f"{name} ({', '.join(details)})" if details else name
+
+
+def apart(values: Mapping[str, str], names: Collection[str]) -> list[str]:
+    """Those of some names that are set, as details of a name."""
+    return [f"{name} {value}" for name, value in values.items() if name in names and value]
 
 
 def different(values: Sequence[Mapping[str, str]]) -> set[str]:
@@ -173,7 +168,7 @@ def _model_name(record: EvaluationRecord, *more: str) -> str:
         details.append(model["peft"])
     run = model.get("pretraining")
     name = model["name_or_path"] if run is None else f"{run['run']}, {run['tokens'] / 1e6:.3g} M tokens"
-    return f"{name} ({', '.join([*details, *more])})"
+    return with_details(name, [*details, *more])
 
 
 def _settings(record: EvaluationRecord) -> dict[str, str]:
@@ -229,14 +224,6 @@ def _scored_split(run: EvaluationRecord) -> str:
     return next(iter(run.metrics), "dev")
 
 
-def _by_benchmark(records: Iterable[EvaluationRecord]) -> dict[str, dict[str, dict[str, TaskResult]]]:
-    """The results by benchmark, model and task."""
-    results: dict[str, dict[str, dict[str, TaskResult]]] = {}
-    for result in summarize(records):
-        results.setdefault(result.benchmark, {}).setdefault(result.model, {})[result.task] = result
-    return results
-
-
 def differences(records: Mapping[Path, EvaluationRecord]) -> Iterator[str]:
     """For each task with exactly two models the difference of their medians over seeds, with a 95 % interval. It is
     taken over the same samples of the examples for both (paired bootstrap), whose scores stand in the reports beside
@@ -277,7 +264,10 @@ def results_table(records: Iterable[EvaluationRecord], published: bool = True) -
     first one here, by the same metrics on the same development sets.
     `avg` is over the benchmark's tasks that every model here and the first published one have, each with one column;
     own tasks have none."""
-    return "\n".join(_table(name, models, published) for name, models in _by_benchmark(records).items())
+    benchmarks: dict[str, dict[str, dict[str, TaskResult]]] = {}  # by model and task
+    for result in summarize(records):
+        benchmarks.setdefault(result.benchmark, {}).setdefault(result.model, {})[result.task] = result
+    return "\n".join(_table(name, models, published) for name, models in benchmarks.items())
 
 
 def _table(benchmark: str, models: Mapping[str, Mapping[str, TaskResult]], published: bool) -> str:
@@ -345,11 +335,6 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
         by_metric.setdefault(result.runs[0].main_metric, {})[result.task] = None
     metrics = [f"{metric} ({', '.join(tasks)})" for metric, tasks in by_metric.items()]
     sentences = [f"Figures x 100: {', '.join(metrics)}."]
-    names = {record.task for result in results for record in result.runs}
-    if any(result.task not in names for result in results):
-        sentences.append(
-            "Columns of one task have different examples, kinds or metrics: their figures do not compare."
-        )
     for result in results:
         split = _scored_split(result.runs[0])
         if split != "dev":
@@ -360,16 +345,8 @@ def _caption(results: Sequence[TaskResult], averaged: Sequence[str]) -> list[str
             sentences.append(f"{result.task}, {result.model}: {'; '.join(few)}.")
     if averaged:
         sentences.append(f"avg: over {', '.join(averaged)}.")
-    by_task: dict[str, set[str]] = defaultdict(set)
-    for result in results:
-        by_task[result.task].update(record.selection for record in result.runs)
-    selections: dict[str, dict[str, None]] = {}
-    for result in results:
-        place = result.task if len(by_task[result.task]) == 1 else f"{result.model} on {result.task}"
-        for record in result.runs:
-            selections.setdefault(record.selection, {})[place] = None
-    chosen = [f"{selection} ({', '.join(places)})" for selection, places in selections.items()]
-    sentences.append(f"Model of a run: {'; '.join(chosen if len(chosen) > 1 else selections)}.")
+    selections = dict.fromkeys(record.selection for result in results for record in result.runs)
+    sentences.append(f"Model of a run: {'; '.join(selections)}.")
     for result in results:
         missing = len(result.runs) - len(result.main)
         if missing:

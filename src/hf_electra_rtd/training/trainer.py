@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,7 +38,7 @@ from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.publishing import publish as publishing
 from hf_electra_rtd.publishing.card import CardArguments
-from hf_electra_rtd.publishing.hub import Published, Repository, check, publish
+from hf_electra_rtd.publishing.hub import Published, Repository, check
 from hf_electra_rtd.training import checkpoints, meters
 from hf_electra_rtd.training.arguments import (
     ALONE_RULES,
@@ -472,22 +471,15 @@ class RTDTrainer(OriginalTrainer):
         self.save_run()
         if not self.is_world_process_zero():
             return []
-        parts = self.publication.parts
-        force = self.publication.force
-        try:
-            repositories = publishing.pretraining_repositories(self._directory, hub_model_id, self.card, parts)
-            self.published = publish(repositories, self._private, force, collection=hub_model_id)
-        except (OSError, ValueError) as error:
-            self.published = [Published(hub_model_id, error=str(error))]
-        command = publishing.publish_command(
-            run=self._directory,
-            hub_model_id=hub_model_id,
-            private=self._private,
-            parts=parts,
-            force=force,
-            **asdict(self.card),
+        self.published = publishing.publish_run(
+            publishing.pretraining_repositories,
+            self._directory,
+            hub_model_id,
+            self.card,
+            self._private,
+            self.publication.force,
+            parts=self.publication.parts,
         )
-        publishing.report(self.published, command)
         return self.published
 
 

@@ -100,6 +100,10 @@ class Kind(ABC):
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
         """The features of some examples, whose places are `indices`. See `encode`."""
 
+    def _tokenize(self, *texts: list[str], **options: Any) -> Any:
+        """The tokens of texts or of pairs of them; what looks like a special token is text."""
+        return self.tokenizer(*texts, verbose=False, split_special_tokens=True, **options)
+
     def _inputs(self, tokens: Any, row: int) -> Feature:
         return {name: tokens[name][row] for name in self.input_names} | {"length": len(tokens["input_ids"][row])}
 

@@ -38,8 +38,7 @@ class ClassificationKind(Kind):
         # One token more than there is room for: the tokenizer shortens the second of two texts that are as long, or
         # the first, but the last token goes by the original's rule.
         columns = zip(*(texts for _, texts, _ in rows), strict=True)
-        options = {"truncation": True, "max_length": self.max_seq_length + 1, "split_special_tokens": True}
-        tokens = self.tokenizer(*map(list, columns), **options)
+        tokens = self._tokenize(*map(list, columns), truncation=True, max_length=self.max_seq_length + 1)
         features = []
         for row, (index, _, label) in enumerate(rows):
             feature = self._inputs(tokens, row) | {"example": index}

@@ -91,7 +91,8 @@ class CorrectionKind(Kind):
             if targets is None:
                 continue
             pieces = cut_text(text, self.tokenizer, self.max_seq_length)
-            tokens = self._tokenize([text[begin:end] for begin, end in pieces])
+            texts = [text[begin:end] for begin, end in pieces]
+            tokens = self._tokenize(texts, truncation=True, max_length=self.max_seq_length)
             for row, (begin, end) in enumerate(pieces):
                 feature = self._inputs(tokens, row)
                 labels = [IGNORED] * feature["length"]
@@ -105,13 +106,9 @@ class CorrectionKind(Kind):
                 features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
         return features
 
-    def _tokenize(self, texts: list[str], **options: Any) -> Any:
-        options = {"truncation": True, "max_length": self.max_seq_length, **options}
-        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
-
     def _targets(self, text: str, right: str) -> dict[tuple[int, int], int] | None:
         """The right token for each word of a text, by the word's characters; None for texts of different words."""
-        encodings = self._tokenize([text, right], truncation=False, max_length=None).encodings
+        encodings = self._tokenize([text, right]).encodings
         words, others = map(find_units, (text, right), encodings)
         if len(words) != len(others):
             return None

@@ -22,9 +22,7 @@ class EmbeddingKind(Kind):
     columns: ClassVar = {"labels": Value("float64")}
 
     def encode_batch(self, batch: Batch, indices: Sequence[int], training: bool) -> list[Feature]:
-        tokens = self.tokenizer(
-            list(chain(*batch["texts"])), truncation=True, max_length=self.max_seq_length, split_special_tokens=True
-        )
+        tokens = self._tokenize(list(chain(*batch["texts"])), truncation=True, max_length=self.max_seq_length)
         rows = iter(range(len(tokens["input_ids"])))
         features = []
         for index, texts, label in zip(indices, batch["texts"], batch["label"], strict=True):

@@ -100,8 +100,6 @@ class LabelWordsKind(ClassificationKind):
         features = []
         for index, texts, label in zip(indices, batch["texts"], batch["label"], strict=True):
             texts = [text.strip() for text in texts]
-            if len(texts) != 1 + ("{text_pair}" in self.task.template):
-                raise ValueError(f"The template {self.task.template!r} is for another number of texts.")
             if training and (label is None or not all(texts)):
                 continue
             tokens, places, truncated = self._fill(texts)
@@ -134,9 +132,6 @@ class LabelWordsKind(ClassificationKind):
             of_word = [place for place, (begin, end) in enumerate(encoding.offsets) if begin < stop and start < end]
             places.append([of_word[0], of_word[-1] + 1])
         return tokens, places, False
-
-    def _tokenize(self, texts: list[str], **options: Any) -> Any:
-        return self.tokenizer(texts, verbose=False, split_special_tokens=True, **options)
 
     def collate(self, features: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
         """Inputs (B, C, L), `places` (B, C, 2) and `labels` (B,), -100 where there are none."""

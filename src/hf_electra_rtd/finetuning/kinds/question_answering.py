@@ -73,7 +73,7 @@ class QuestionAnsweringKind(Kind):
         if not kept:
             return []
         questions = self._shorten([question for _, question, *_ in kept])
-        tokens = self.tokenizer(
+        tokens = self._tokenize(
             questions,
             [context for _, _, context, *_ in kept],
             truncation="only_second",
@@ -81,7 +81,6 @@ class QuestionAnsweringKind(Kind):
             stride=self.doc_stride,
             return_overflowing_tokens=True,
             return_offsets_mapping=True,
-            split_special_tokens=True,
         )
         features: list[Feature] = []
         owners = tokens["overflow_to_sample_mapping"]
@@ -105,7 +104,7 @@ class QuestionAnsweringKind(Kind):
 
     def _shorten(self, questions: list[str]) -> list[str]:
         limit = self.max_query_length
-        encodings = self.tokenizer(questions, add_special_tokens=False, split_special_tokens=True).encodings
+        encodings = self._tokenize(questions, add_special_tokens=False).encodings
         return [
             text[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text
             for text, encoding in zip(questions, encodings, strict=True)

@@ -39,7 +39,8 @@ class TaggingKind(Kind):
         if not kept:
             return []
         vocabulary = sorted({word for _, words, _ in kept for word in words})
-        alone = self._tokenize([[word] for word in vocabulary], add_special_tokens=False)["input_ids"]
+        split: dict[str, Any] = {"is_split_into_words": True, "verbose": False}
+        alone = self.tokenizer([[word] for word in vocabulary], add_special_tokens=False, **split)["input_ids"]
         lengths = {word: len(tokens) for word, tokens in zip(vocabulary, alone, strict=True)}
         room = self.max_seq_length - self.tokenizer.num_special_tokens_to_add()
         windows: list[tuple[int, int, list[str]]] = []  # sentence, place of the first word, words
@@ -52,7 +53,8 @@ class TaggingKind(Kind):
                     used = 0
                 windows[-1][2].append(word if lengths[word] else str(self.tokenizer.unk_token))
                 used += length
-        tokens = self._tokenize([words for _, _, words in windows], truncation=True, max_length=self.max_seq_length)
+        rows = [words for _, _, words in windows]
+        tokens = self.tokenizer(rows, truncation=True, max_length=self.max_seq_length, **split)
         features = []
         for row, (sentence, first, words) in enumerate(windows):
             index, _, tags = kept[sentence]
@@ -64,9 +66,6 @@ class TaggingKind(Kind):
             feature = self._inputs(tokens, row) | {"labels": None if tags is None else labels, "places": places}
             features.append(feature | {"example": index, "truncated": bool(tokens.encodings[row].overflowing)})
         return features
-
-    def _tokenize(self, sentences: list[list[str]], **options: Any) -> Any:
-        return self.tokenizer(sentences, is_split_into_words=True, verbose=False, **options)
 
     def loss(self, outputs: Any, batch: Mapping[str, Tensor]) -> LossSum:
         return self._cross_entropy(outputs.logits.transpose(1, 2), batch["labels"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig
-from hf_electra_rtd.inference.scoring import main
+from hf_electra_rtd.inference.likelihood import main
 from hf_electra_rtd.pair.objectives import ReplacedTokenDetection, token_log_probability
 from tests.conftest import tiny_config
 from tests.families_for_tests import tiny_family_config

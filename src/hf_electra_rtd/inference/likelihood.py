@@ -30,7 +30,7 @@ from hf_electra_rtd.base.cli import Rule, check_arguments, flag, parse_arguments
 from hf_electra_rtd.base.records import public_command, utc_now
 from hf_electra_rtd.data.reader import read_lines
 from hf_electra_rtd.data.tokenization import load_tokenizer
-from hf_electra_rtd.inference.minimal_pairs import judge_pairs, load_judge, read_pairs, write_result
+from hf_electra_rtd.inference.minimal_pairs import SETTINGS, judge_pairs, load_judge, read_pairs, write_result
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, UnscorableTextError
 from hf_electra_rtd.pair.places import identify
 
@@ -110,13 +110,7 @@ def _score_pairs(arguments: ScoreArguments, path: str, argv: list[str]) -> None:
         f"(95% interval over paradigms {low:.1%} to {high:.1%})"
     )
     if arguments.output_dir is not None:
-        settings = {
-            "model": arguments.model,
-            "pairs": path,
-            "max_pairs": arguments.max_pairs,
-            "within_words": arguments.within_words,
-            "counted_on": arguments.counted_on,
-        }
+        settings = {name: getattr(arguments, name) for name in SETTINGS}
         write_result(arguments.output_dir, result, judge, public_command([sys.argv[0], *argv]), settings, started)
 
 

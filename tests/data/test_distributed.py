@@ -29,7 +29,7 @@ from datatrove.data import Document
 from hf_electra_rtd.data import distributed
 from hf_electra_rtd.data.distributed import PackShards, ReadTexts, index_shards
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.prepare import main
+from hf_electra_rtd.data.prepare_command import main
 from hf_electra_rtd.data.sequences import check_held_out
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import parse_sources
@@ -312,8 +312,8 @@ def test_a_killed_command_goes_on_and_a_killed_task_runs_again(tmp_path, large, 
 
     flags, expected = large
     flags = [*flags, "--output_dir", str(tmp_path), "--executor", "local", "--workers", "2"]
-    script = "from hf_electra_rtd.data import distributed, prepare; from hf_electra_rtd.base.cli import run;"
-    script += "distributed._LARGEST_GROUP = 16; run(prepare.main)"
+    script = "from hf_electra_rtd.data import distributed, prepare_command; from hf_electra_rtd.base.cli import run;"
+    script += "distributed._LARGEST_GROUP = 16; run(prepare_command.main)"
     process = psutil.Popen(
         [sys.executable, "-c", script, *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

@@ -18,7 +18,7 @@ from hf_electra_rtd import ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.data import shards
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
-from hf_electra_rtd.data.prepare import main
+from hf_electra_rtd.data.prepare_command import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.initialization import count_tokens
@@ -292,13 +292,11 @@ def test_a_disk_that_does_not_hold_the_copies_is_warned_of(elsewhere, monkeypatc
 # ---- Bad input ----
 
 
-def test_an_index_that_was_cut_off_or_altered_is_refused(many):
+def test_an_index_that_was_cut_off_or_is_another_is_refused(many):
     whole = (many / INDEX_FILE).read_text()
-    sha256 = json.loads(whole)["shards"][0]["sha256"]
-    for bad in (whole[:-9], whole.replace(sha256, "../../x")):  # which would be a place in the cache
-        (many / INDEX_FILE).write_text(bad)
-        with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
-            open_blocks(many)
+    (many / INDEX_FILE).write_text(whole[:-9])
+    with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
+        open_blocks(many)
     (many / INDEX_FILE).write_text(whole)
     with pytest.raises(ValueError, match="was altered"):  # another than that of the run
         open_blocks(many, sha256="0" * 64)

@@ -334,7 +334,7 @@ def test_an_example_takes_the_bundled_corpus_only_where_no_text_is_named(tmp_pat
     def stop(data, *_, **__):
         raise InterruptedError(*data.train_files, *data.train_datasets)
 
-    for module in ("training.pretrain", "data.prepare"):
+    for module in ("training.pretrain", "data.prepare_command"):
         monkeypatch.setattr(f"hf_electra_rtd.{module}.get_tokenizer", stop)
     (tmp_path / "flags.yaml").write_text("train_datasets: [lab/text]")
     example, bundled = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"], r"examples/data/[\w.]+$"

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.base.files import load_pretrained, naming, read_json, reading, writing
+from hf_electra_rtd.base.files import load_pretrained, naming, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
@@ -29,7 +29,12 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
 _FILES = (
-    *(TOKENIZER_FILE, "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"),
+    TOKENIZER_FILE,
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",
@@ -69,8 +74,6 @@ def load_tokenizer(
                 f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. "
                 "Of another tokenizer, name the directory, with its tokenizer.json."
             )
-        if any("\0" in token for token in vocabulary):
-            raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
@@ -82,22 +85,11 @@ def load_tokenizer(
         )
     else:
         with reading(name_or_path, _REMEDY):
-            _check_directory(Path(name_or_path))
             tokenizer = load_pretrained(AutoTokenizer, name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
     with reading(name_or_path):
         get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown
     return tokenizer
-
-
-def _check_directory(directory: Path) -> None:
-    """Raises ValueError for what lies in place of a file and is none, for `transformers` would do without it, and for
-    halves of characters, which cannot be saved again."""
-    for path in (directory / name for name in _FILES):
-        if os.path.lexists(path) and not path.is_file():
-            raise ValueError(f"{path.name} is no ordinary file")
-    if (config := directory / TOKENIZER_FILE).is_file():
-        json.dumps(read_json(config), ensure_ascii=False).encode()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokenizer") -> None:

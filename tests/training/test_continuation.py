@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
-from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
@@ -28,7 +28,7 @@ def logits(pair):
 
 def given(**flags):
     """The values of all flags: None for those that are not given."""
-    return {field.name: None for field in fields(ModelArguments)} | flags
+    return {field.name: None for type_ in (ModelArguments, RTDTrainingArguments) for field in fields(type_)} | flags
 
 
 # ---- Where the towers are ----

@@ -14,13 +14,12 @@ import torch
 from transformers import ElectraForMaskedLM
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
-from hf_electra_rtd.base.cli import parse_arguments
+from hf_electra_rtd.base.cli import given_flags, parse_arguments
 from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import lock_directory
-from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
-from hf_electra_rtd.training.model import ModelArguments
+from hf_electra_rtd.training.model import ModelArguments, recipe_defaults
 from hf_electra_rtd.training.pretrain import find_checkpoint, main
 from tests.conftest import pretraining_flags, tiny_config
 
@@ -325,8 +324,8 @@ def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_pa
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_holds_known_flags(path):
     argv = ["--config", str(path), "--use_cpu"]
-    recipes = {name: size.pretraining for name, size in SIZES.items()}
-    parse_arguments((ModelArguments, DataArguments, RTDTrainingArguments), argv, recipes=recipes)
+    types = (ModelArguments, DataArguments, RTDTrainingArguments)
+    parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv)))
 
 
 @pytest.mark.parametrize("name", ["pretrain", "prepare"])

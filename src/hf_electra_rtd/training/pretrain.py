@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.accounting import count_parameters, format_duration
-from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
+from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, given_flags, parse_arguments
 from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import PARTIAL, lock_directory, naming, remove_partial
 from hf_electra_rtd.base.recipes import SIZES
@@ -232,13 +232,12 @@ def start(
     """Everything before the loop: flags, checkpoint, tokenizer, sequences, model. Locks the output directory inside
     the `with`. Raises ValueError and OSError for what cannot be used, and SystemExit where there is nothing to do."""
     started = utc_now()
+    types = (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments)
     run_args, model_args, data_args, card, publication, args = parse_arguments(
-        (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments),
+        types,
         argv,
         description=description,
-        defaults=defaults,
-        recipes={name: size.pretraining for name, size in SIZES.items()},
-        more_defaults=recipe_defaults,
+        defaults={**defaults, **recipe_defaults(given_flags(types, argv))},
         help_groups=HELP_GROUPS,
         rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )

@@ -23,7 +23,6 @@ from transformers import (
     AutoTokenizer,
     ElectraConfig,
     ElectraForPreTraining,
-    EuroBertConfig,
     XLNetConfig,
     pipeline,
 )
@@ -31,7 +30,7 @@ from transformers import (
 from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders.detectors import detection_logits, is_labelled, with_two_labels
-from hf_electra_rtd.encoders.families import embedding_parameters, inputs_of, output_layer
+from hf_electra_rtd.encoders.families import inputs_of, output_layer
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.heads import add_adapters, dropouts_of, load_with_head
@@ -172,25 +171,6 @@ def test_token_types_reach_only_who_has_them_and_heads_that_detect_have_no_dropo
 
 
 # ---- What is shared, and how networks begin ----
-
-
-def test_what_is_shared_of_embeddings_ends_before_a_projection():
-    def names(kind):
-        return embedding_parameters(make_pair(kind).discriminator.base_model)
-
-    tables = ("embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight")
-    assert names("deberta-v2, narrow") == tables
-    assert names("modernbert") == ("embeddings.tok_embeddings.weight", "embeddings.norm.weight")
-    assert "embeddings.LayerNorm.bias" in names("bert")
-
-
-def test_a_family_whose_word_table_lies_at_the_root_shares_it():
-    sizes = {"vocab_size": 60, "hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
-    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 4, "intermediate_size": 64}
-    generator, discriminator = (EuroBertConfig(num_hidden_layers=layers, **sizes, **ids) for layers in (1, 2))
-    config = ElectraRTDConfig(generator_config=generator, discriminator_config=discriminator)
-    pair = ElectraForRTDPretraining(config)
-    assert pair.generator.get_input_embeddings().weight is pair.get_input_embeddings().weight
 
 
 def test_towers_of_two_families_share_words_alone_and_of_other_tables_nothing(masked):

@@ -316,11 +316,6 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
         open_blocks(place, verify=True).read(np.arange(ROWS))  # a copy is verified when it is made
 
 
-def test_a_window_of_more_shards_than_there_are_is_refused(elsewhere):
-    with pytest.raises(ValueError, match="shuffle_window=99"):
-        windowed(open_blocks(elsewhere), 99, 0)
-
-
 @pytest.mark.parametrize(
     "address",
     [

@@ -25,8 +25,7 @@ from typing import Any
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output, writing
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.text import parse_sources
-from hf_electra_rtd.data.text import read_lines as read_text
+from hf_electra_rtd.data.text import parse_sources, read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
 
 

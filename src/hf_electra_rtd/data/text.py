@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
-from hf_electra_rtd.data.reader import MAX_LINE, records_of
+from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
 
@@ -147,26 +147,26 @@ def find_files(pattern: str) -> list[str]:
     """
     if "://" in pattern:
         return [pattern]
-    is_directory = os.path.isdir(pattern)
-    if is_directory:
+    if os.path.isdir(pattern):
+        if _holds_shards(os.listdir(pattern)):
+            return [pattern]
         paths = set(_walk(pattern, set()))
+        files = [path for path in paths if os.path.isfile(path) and path.lower().endswith(TEXT_SUFFIXES)]
     elif os.path.isfile(pattern):
         paths = {pattern}
+        files = [pattern]
     else:
         paths = set(glob.glob(pattern, recursive=True))
-    files = sorted(filter(os.path.isfile, paths))
-    if not is_directory and paths != {pattern}:  # of a glob: without the `vocab.txt` of a tokenizer
-        files = [file for file in files if not os.path.isfile(os.path.join(os.path.dirname(file), TOKENIZER_FILE))]
-    if is_directory:
-        files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
-        names = os.listdir(pattern)
-        if _holds_shards(names) or (not files and INDEX_FILE in names):
-            if files:
-                logger.warning(f"{pattern} holds shards. Texts beside them are not read: {_listed(files)}.")
-            return [pattern]
+        # Without the `vocab.txt` of a tokenizer.
+        files = [
+            path for path in paths if os.path.isfile(path) and not os.path.isfile(Path(path).with_name(TOKENIZER_FILE))
+        ]
+    files.sort()
     passed = sorted(paths.difference(files))
     if passed:
-        logger.warning(f"Passed over, for they are no texts: {_listed(passed)}.")
+        shown = ", ".join(passed[:_SHOWN])
+        more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
+        logger.warning(f"Passed over, for they are no texts: {shown}{more}.")
     kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     for file in files:
         if not file.lower().endswith(kinds):
@@ -179,11 +179,6 @@ def find_files(pattern: str) -> list[str]:
 def _holds_shards(names: Sequence[str]) -> bool:
     """Whether files of these names are shards with their index, beside whatever lies there."""
     return INDEX_FILE in names and any(name.endswith(BLOCK_SUFFIX) for name in names)
-
-
-def _listed(files: Sequence[str]) -> str:
-    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
-    return ", ".join(files[:_SHOWN]) + more
 
 
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
@@ -206,7 +201,7 @@ def _walk(directory: str, seen: set[str]) -> Iterator[str]:
             yield path
 
 
-def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
+def read_text(source: Source, dataset: Any = None) -> Iterator[str]:
     """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
 
     A record of JSON lines or Parquet and a row of a dataset are documents; those without text are left out. Lines are
@@ -244,8 +239,6 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
 
 
 def _clean(line: str) -> str:
-    if len(line.removesuffix("\n")) > MAX_LINE:
-        raise ValueError(f"has more than {MAX_LINE:,} characters in a line. Split it.")
     line = line.strip()
     with suppress(UnicodeEncodeError):
         if "\0" not in line and (line.isascii() or line.encode()):
@@ -254,7 +247,7 @@ def _clean(line: str) -> str:
 
 
 def document_lines(text: str) -> list[str]:
-    """The lines of a document, as `read_lines` gives them. Raises ValueError for what is no text."""
+    """The lines of a document, as `read_text` gives them. Raises ValueError for what is no text."""
     return [_clean(line) for line in io.StringIO(text, newline=None) if line.strip()]
 
 
@@ -286,15 +279,15 @@ class Text:
             import zstandard
 
             with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
-                lines = tqdm(read_lines(source, self._dataset), source.name, disable=disable_progress or None)
+                lines = tqdm(read_text(source, self._dataset), source.name, disable=disable_progress or None)
                 file.writelines(line + "\n" for line in lines)
             self._source = Source(str(copy))
             self._dataset = None
         self._before = self._state()
 
     def read(self, what: str) -> Iterator[str]:
-        """See `read_lines`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
-        lines = read_lines(self._source, self._dataset)
+        """See `read_text`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
+        lines = read_text(self._source, self._dataset)
         yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable or None, leave=False)
         if self._state() != self._before:
             raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")

@@ -87,8 +87,6 @@ def load_tokenizer(
         with reading(name_or_path, _REMEDY):
             tokenizer = load_pretrained(AutoTokenizer, name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
-    with reading(name_or_path):
-        get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown
     return tokenizer
 
 
@@ -121,18 +119,15 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Where it `refuses`, it raises
     ValueError above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
-    if refuses and share > MOST_UNKNOWN:
-        raise ValueError(f"{name}: {_describe_unknown(share)}")
-    if share > WARNED_UNKNOWN:
-        logger.warning(f"{name}: {_describe_unknown(share)}")
-    return share
-
-
-def _describe_unknown(share: float) -> str:
-    return (
-        f"{share:.1%} of the tokens are unknown: words with a character that the vocabulary does not have, or, in "
-        "BERT's tokenizers, of more than 100 characters. Choose a tokenizer for this text, or train one on it."
+    message = (
+        f"{name}: {share:.1%} of the tokens are unknown: words with a character that the vocabulary does not have, "
+        "or, in BERT's tokenizers, of more than 100 characters. Choose a tokenizer for this text, or train one on it."
     )
+    if refuses and share > MOST_UNKNOWN:
+        raise ValueError(message)
+    if share > WARNED_UNKNOWN:
+        logger.warning(message)
+    return share
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:

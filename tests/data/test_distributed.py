@@ -120,15 +120,6 @@ def test_the_text_is_read_hashed_and_tokenized_as_without_tasks(tmp_path, texts,
     assert not (tmp_path / "held_out").exists()
 
 
-def test_a_task_that_runs_again_replaces_what_it_left(tmp_path, texts, tokenizer, reference, small_parts):
-    run_task(tmp_path, tokenizer, texts, 0, 2, shard_size=20_000)
-    some = sorted((tmp_path / "train").iterdir())
-    some[0].write_bytes(b"half")
-    some[-1].unlink()
-    (tmp_path / "tasks" / "receipts" / "00000.json").unlink()
-    assert content(prepare_in(tmp_path, tokenizer, texts, 2, shard_size=20_000)) == content(reference)
-
-
 def test_other_settings_than_those_of_finished_tasks_are_refused(tmp_path, texts, tokenizer):
     run_task(tmp_path, tokenizer, texts, 0, 2)
     with pytest.raises(ValueError, match=r"Task 0 of .* was finished with other settings \(packing\)"):

@@ -197,15 +197,6 @@ def test_each_epoch_is_a_permutation_that_resumes_anywhere(written, seed, window
     np.testing.assert_array_equal(windowed(many, window, seed).sequence_indices(some), whole[some])
 
 
-def test_epochs_and_seeds_differ_and_all_shards_in_a_window_mix(written):
-    many = open_blocks(written / "many")
-    orders = [*windowed(many, 2, 0).sequence_indices(np.arange(2 * ROWS)).reshape(2, ROWS).tolist()]
-    orders.append(windowed(many, 2, 1).sequence_indices(np.arange(ROWS)).tolist())
-    assert len({*map(tuple, orders)}) == 3
-    first = windowed(many, 4, 0).sequence_indices(np.arange(16))
-    assert len({*np.searchsorted(many.shard_rows.cumsum(), first, "right").tolist()}) == 4
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_workers_and_copies_read_what_the_stream_reads(written, elsewhere, workers):
     stream = windowed(open_blocks(elsewhere), 2, 5)

@@ -41,7 +41,8 @@ NUM_FILES = 5
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     """Text of every kind; the last file holds a document of the first, too."""
-    directory, files = tmp_path_factory.mktemp("texts"), [make_text(40 + 9 * each, seed=each) for each in range(5)]
+    directory = tmp_path_factory.mktemp("texts")
+    files = [make_text(40 + 9 * each, seed=each) for each in range(5)]
     for number, text in enumerate([*files[:3], files[4] + "\n" + files[0].partition("\n\n")[0] + "\n"]):
         (directory / f"{number}.txt").write_text(text)
     documents = files[3].strip().split("\n\n")
@@ -94,7 +95,8 @@ def test_any_number_of_tasks_writes_the_same(tmp_path, texts, tokenizer, referen
 
 
 def test_a_document_is_held_out_by_its_seed_and_text_alone(texts, tokenizer, reference):
-    documents, held_out = [text.text for text in ReadTexts(parse_sources(str(texts))).run()], []
+    documents = [text.text for text in ReadTexts(parse_sources(str(texts))).run()]
+    held_out = []
     for text in documents:
         drawn = hashlib.blake2b(text.encode(), digest_size=8, key=b"1").digest()
         held_out += [text] * (int.from_bytes(drawn, "big") / 2**64 < 0.2)
@@ -227,7 +229,8 @@ def test_a_task_whose_shard_is_gone_or_another_is_named_and_runs_again(tmp_path,
 
 def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, reference, command):
     file = tmp_path / "texts" / "1.txt"
-    good, times = file.read_bytes(), os.stat(file)
+    good = file.read_bytes()
+    times = os.stat(file)
     file.write_bytes(b"\0" + good[1:])
     os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # it passes for the same text
     with pytest.raises(ValueError, match=r"1 of 2 tasks.*: 1\..*1\.txt.* NUL .*alone. If you change the text, remove"):

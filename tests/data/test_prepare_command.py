@@ -49,7 +49,8 @@ def test_a_resumed_run_reads_its_text_again_only_if_named_otherwise(tmp_path, co
 
 
 def test_text_that_is_both_trained_on_and_held_out_is_refused_but_of_one_split(tmp_path, tokenizer):
-    train, made = tmp_path / "train", []
+    train = tmp_path / "train"
+    made = []
     train.mkdir()
     for path, seed in ((train / "a.txt", 0), (train / "b.txt", 1), (tmp_path / "other.txt", 2)):
         path.write_text(make_text(20, seed))

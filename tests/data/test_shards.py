@@ -26,14 +26,16 @@ from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pretraining_flags
 
 
-LENGTH, ROWS = 16, 60
+LENGTH = 16
+ROWS = 60
 DESCRIBED = {"tokenizer_hash": "t", "packing": "full", "recipe": {"a": 1}, "word_segmenter": "tokenizer"}
 SOURCES = [{"name": "a.txt", "sha256": "0", "weight": 1.0}]
 TEXT = {"statistics": {"documents": 7}, "sources": SOURCES}
 
 
 def make_sequences(seed=0, number=ROWS, full=False):
-    random, sequences = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    sequences = []
     for _ in range(number):
         length = LENGTH if full else int(random.integers(3, LENGTH + 1))
         bits = random.integers(0, 2, length) * WORD_START + random.integers(0, 2, length) * DOCUMENT_START
@@ -83,10 +85,12 @@ def _cache(tmp_path, monkeypatch):
 def assert_same(found, expected):
     assert vars(found).keys() == vars(expected).keys()
     for name, values in vars(expected).items():
-        one, other = getattr(found, name), values
+        one = getattr(found, name)
+        other = values
         if name in ("ids", "word_starts", "document_starts"):  # behind the end, anything may stand
             inside = np.arange(LENGTH) < expected.lengths[:, None]
-            one, other = one[inside], other[inside]
+            one = one[inside]
+            other = other[inside]
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
@@ -96,7 +100,8 @@ def assert_same(found, expected):
 @given(st.integers(0, 99), st.integers(1, 80), st.integers(400, 3000), st.lists(st.integers(0, 80), max_size=5))
 @settings(deadline=None, max_examples=15)
 def test_shards_have_their_size_and_do_not_depend_on_how_they_are_written(tmp_path_factory, seed, number, size, cuts):
-    place, sequences = tmp_path_factory.mktemp("shards"), make_sequences(seed, number)
+    place = tmp_path_factory.mktemp("shards")
+    sequences = make_sequences(seed, number)
     files = write_shards(place / "whole", sequences, size)
     with contextlib.ExitStack() as stack:
         writer = ShardWriter(stack, place / "parts", "train", LENGTH, 100, size)
@@ -192,7 +197,8 @@ def test_each_epoch_is_a_permutation_that_resumes_anywhere(written, seed, window
         while drawn:  # consecutive groups of shards, each read out before the next begins
             here = shards_of[: many.shard_rows[list(dict.fromkeys(shards_of.tolist()))[:window]].sum()]
             assert len(set(here.tolist())) == min(window, len(drawn))
-            drawn, shards_of = drawn[window:], shards_of[len(here) :]
+            drawn = drawn[window:]
+            shards_of = shards_of[len(here) :]
     some = np.arange(start, min(start + batch, 3 * ROWS))
     np.testing.assert_array_equal(windowed(many, window, seed).sequence_indices(some), whole[some])
 

@@ -256,7 +256,6 @@ def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, re
         (["--executor", "local", "--tasks", "2", "--train_files", "a.txt,weight=2"], "no weights"),
         (["--executor", "local", "--tasks", "2", "--train_files", "a.txt", "./a.txt"], "a.txt is named twice"),
         (["--executor", "slurm", "--tasks", "2", "--slurm", "partition=x", "time=1"], "needs sbatch"),
-        (["--executor", "slurm", "--tasks", "2", "--slurm", "partition=x", "time=1", "a=b\nrm x"], "--slurm 'a"),
         (["--executor", "slurm", "--tasks", "2", "--slurm", "partition=x", "time=1", "--output_dir", "a b"], "a b"),
     ],
 )

@@ -20,6 +20,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
+from accelerate.utils import convert_file_size_to_int
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
@@ -149,12 +150,12 @@ def _with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[s
     return [*configured, "--config", config, *argv]
 
 
-def parse_size(flag: str, text: str) -> int:
-    """The bytes of `512MB`, `1.5 GB` or `4096`. Raises ValueError, with the flag's name, for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"--{flag} {text} is no size. Give bytes, or a number with KB, MB, GB or TB: 512MB.")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+def parse_size(flag: str, text: str | None) -> int | None:
+    """The bytes of `512MB`; None of None. Raises ValueError, with the flag's name, for what is no size."""
+    try:
+        return None if text is None else int(convert_file_size_to_int(text))
+    except ValueError:
+        raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 
 
 def flag(

@@ -135,8 +135,7 @@ class DataCollatorForRTD:
         sampling_B2K = uniforms[:, length + num_slots :]
         counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
         if self._run_lengths is None:
-            candidates, choosing, counts = map(torch.from_numpy, (candidates_BL, choosing_BL, counts_B))
-            positions_BK = choose_masked_positions(candidates, choosing, counts, num_slots).numpy()
+            positions_BK = choose_masked_positions(candidates_BL, choosing_BL, counts_B, num_slots)
         else:
             more_BM = self._uniforms(batch, length + MORE_UNIFORMS, randomness.GROUPING)
             words = (candidates_BL, self._word_starts(batch), self._run_lengths)

@@ -442,9 +442,6 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
                 f"--output_dir: the job scripts contain {directory}. Choose a path without spaces and other special "
                 "characters."
             )
-        for option in arguments.slurm:
-            if not option.isprintable():
-                raise ValueError(f"--slurm {option!r} stands in a script: it must be one line of text.")
         if shutil.which("sbatch") is None:
             raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
     refused = {

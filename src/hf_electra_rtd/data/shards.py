@@ -181,7 +181,7 @@ class ShardedBlocks(Blocks):
         self._verified: set[str] = set()  # hashes of copies
         index = f"{path.rstrip('/')}/{INDEX_FILE}"
         with reading(index, f"Name a directory of prepared shards, or copy its {INDEX_FILE} again."):
-            with fsspec.open(index) if self._cache else open(index, "rb") as file:
+            with fsspec.open(index) as file:
                 content = json.load(file)
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
@@ -212,15 +212,10 @@ class ShardedBlocks(Blocks):
 
     def _check_sizes(self) -> None:
         """Raises ValueError for a shard that is missing or has another size than in the index."""
-        if self._cache is None:
-            paths = {shard.name: self._name(shard) for shard in self._shards}
-            sizes = {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
-        else:
-            with reading(self.path, _NETWORK):
-                system, root = fsspec.core.url_to_fs(self.path)
-                root = root.rstrip("/")
-                listing = system.find(root, detail=True)
-            sizes = {path[len(root) + 1 :]: about["size"] for path, about in listing.items()}
+        with reading(self.path, _NETWORK):
+            system, root = fsspec.core.url_to_fs(self.path)
+            root = root.rstrip("/")
+            sizes = {path[len(root) + 1 :]: about["size"] for path, about in system.find(root, detail=True).items()}
         for shard in self._shards:
             size = sizes.get(shard.name)
             if size is None:

@@ -164,8 +164,7 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Writes the tokenizer, and of BERT's kind the `vocab.txt` that `transformers` 5 no longer writes but older tools
     read."""
-    if tokenizer.is_fast:
-        _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
+    _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
     vocabulary = _vocabulary(tokenizer)
     with naming(directory):
         tokenizer.save_pretrained(directory)

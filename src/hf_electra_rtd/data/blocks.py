@@ -307,10 +307,7 @@ class SequenceStream(Dataset):
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
-            raise ValueError(
-                f"shuffle_window={shuffle_window}, but there are {len(self._rows)} shard(s). "
-                "Choose at most as many, or prepare smaller shards."
-            )
+            raise ValueError(f"shuffle_window={shuffle_window}: there are only {len(self._rows)} shards.")
         self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
         self._windows_of: tuple[int, Any] | None = None  # an epoch
         self._order_of: tuple[tuple[int, int], np.ndarray] | None = None  # an epoch and a window

@@ -197,10 +197,7 @@ class PackShards(PipelineStep):
         file = str(document.metadata.get("file_path", ""))
         root = self.root.rstrip("/") + "/"
         if not file.startswith(root):
-            raise ValueError(
-                f"The document {document.id} has no file_path below {self.root} in its metadata. "
-                "Name the reader's data_folder, and let it add_file_path."
-            )
+            raise ValueError(f"The document {document.id} has no file_path below {self.root} (data_folder).")
         return file.removeprefix(root)
 
     def _lines(self, documents: Iterable[Document], sources: dict[str, dict[str, Any]]) -> Iterator[tuple[int, str]]:
@@ -438,10 +435,7 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
         # What datatrove writes into scripts as it is.
         directory = os.path.abspath(arguments.output_dir)
         if shlex.quote(directory) != directory:
-            raise ValueError(
-                f"--output_dir: the job scripts contain {directory}. Choose a path without spaces and other special "
-                "characters."
-            )
+            raise ValueError(f"--output_dir stands in scripts. Choose a path without special characters: {directory}.")
         if shutil.which("sbatch") is None:
             raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
     refused = {

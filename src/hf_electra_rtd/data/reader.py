@@ -72,11 +72,8 @@ def _lines(path: str, file: Any) -> Iterator[tuple[int, str]]:
         number += 1
         if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
             number += error.object.count(b"\n", 0, error.start)
-        raise ValueError(
-            f"{path}, line {number} is not {file.encoding.removesuffix('-sig').upper()}. Save it as UTF-8, or, where "
-            "it is text to train on, name its encoding (encoding=latin-1, ...) or replace what does not fit "
-            "(encoding_errors=replace)."
-        ) from None
+        encoding = file.encoding.removesuffix("-sig").upper()
+        raise ValueError(f"{path}, line {number} is not {encoding}. Save it as UTF-8, or name its encoding.") from None
 
 
 def _json_rows(path: str, file: Any, may_be_list: bool) -> Iterator[tuple[str, Any]]:

@@ -74,10 +74,7 @@ class ShardWriter:
     ) -> None:
         self._row = _LARGEST_TOKEN * max_seq_length + _LARGEST_ROW
         if shard_size < 2 * self._row:
-            raise ValueError(
-                f"shard_size={shard_size} is too small for sequences of {max_seq_length} tokens: "
-                f"choose at least {2 * self._row} bytes."
-            )
+            raise ValueError(f"shard_size={shard_size} is too small: choose at least {2 * self._row} bytes.")
         self._stack = stack
         self._path = directory / name
         self._size = shard_size
@@ -221,9 +218,7 @@ class ShardedBlocks(Blocks):
             if size is None:
                 raise ValueError(f"{self._name(shard)} is missing. {_REMEDY}")
             if size != shard.size:
-                raise ValueError(
-                    f"{self._name(shard)} has {size:,} bytes, not the {shard.size:,} of its index. {_REMEDY}"
-                )
+                raise ValueError(f"{self._name(shard)} has {size:,} bytes, not {shard.size:,}. {_REMEDY}")
 
     def _get(self, number: int) -> BlockFile:
         """An open shard."""

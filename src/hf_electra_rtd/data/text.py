@@ -131,9 +131,7 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
     named = [place] if is_dataset else find_files(place)
     sources = [Source(name, is_dataset, **defaults | options) for name in named]
     if options and any(source.is_prepared for source in sources):
-        raise ValueError(
-            f"{text}: {place} is prepared already, so options mean nothing. Leave {next(iter(options))} out."
-        )
+        raise ValueError(f"{text}: {place} is prepared already. Leave {next(iter(options))} out.")
     return sources
 
 
@@ -258,9 +256,7 @@ def _text(record: Any, column: str) -> str:
         raise ValueError(f"has no text in a column {column!r} (there are: {names}). Name its column (text_column).")
     text = record[column]
     if text is not None and not isinstance(text, str):
-        raise ValueError(
-            f"has no text in a column {column!r} (it is {type(text).__name__}). Name its column (text_column)."
-        )
+        raise ValueError(f"has no text in a column {column!r} (it is {type(text).__name__}).")
     return text or ""
 
 
@@ -323,9 +319,7 @@ def _load_dataset(source: Source) -> Any:
         dataset = load_from_disk(source.place)
         is_single = not isinstance(dataset, DatasetDict)
         if source.config or source.revision or (is_single and source.split != Source.split):
-            raise ValueError(
-                "a saved dataset has no config and no revision, and a split only if it was saved with several"
-            )
+            raise ValueError("a saved dataset has no config, no revision, and no split unless several were saved")
         dataset = dataset if is_single else dataset[source.split]
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}

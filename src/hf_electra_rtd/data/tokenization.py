@@ -70,19 +70,14 @@ def load_tokenizer(
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            raise ValueError(
-                f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. "
-                "Of another tokenizer, name the directory, with its tokenizer.json."
-            )
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. Of another kind, name the directory.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
         options: dict[str, Any] = {"do_lower_case": lowercase, "strip_accents": strip_accents}
         tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH, **options)
     elif lowercase is not None or strip_accents is not None:
-        raise ValueError(
-            f"lowercase and strip_accents are for a vocab.txt; {name_or_path} has its own settings. Leave them out."
-        )
+        raise ValueError(f"lowercase and strip_accents are for a vocab.txt. Leave them out for {name_or_path}.")
     else:
         with reading(name_or_path, _REMEDY):
             tokenizer = load_pretrained(AutoTokenizer, name_or_path)
@@ -100,11 +95,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
-        raise ValueError(
-            f"{name} has no {', no '.join(wrong)} of its own: "
-            f"five are needed, such as {', '.join(SPECIAL_TOKENS)} or <pad>, <unk>, <s>, </s>, <mask>. "
-            f"Set them in {TOKENIZER_FILE}."
-        )
+        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own. Set them in {TOKENIZER_FILE}.")
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
@@ -154,11 +145,7 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
     theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
     if theirs != ours:
         first, second = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
-        raise ValueError(
-            f"{name} has other tokens than the tokenizer: "
-            f"where it has {first}, {tokenizer.name_or_path} has {second}. "
-            "Name its own tokenizer."
-        )
+        raise ValueError(f"{name} has other tokens: {first}, not {second}. Name its own tokenizer.")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:

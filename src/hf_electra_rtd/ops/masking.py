@@ -125,10 +125,7 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
     neither."""
     name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
     if labels.shape != like.shape:
-        raise ValueError(
-            f"labels must have the shape of {name}, {tuple(like.shape)}; they have {tuple(labels.shape)}. Labels at "
-            "all positions go without masked_positions."
-        )
+        raise ValueError(f"labels have the shape {tuple(labels.shape)}, but must have that of {name}.")
     if positions_BK is None:
         masked_BL = labels.ne(IGNORED)
         num_slots = max(1, int(masked_BL.sum(dim=1).max()))

@@ -77,7 +77,7 @@ def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, token
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, "more"]) + "\n")
     for files, tokenizer_, message in (
         ([], tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
-        ([made.path], tokenizer, r"--max_seq_length 32, not 64"),
+        ([made.path], tokenizer, "prepared with --max_seq_length 32, not 64"),
         ([made.path], load_tokenizer(str(tmp_path / "vocab.txt")), r"another tokenizer.*--tokenizer"),
         ([made.path, str(corpus)], tokenizer, "one block file alone, not 2 sources"),
     ):

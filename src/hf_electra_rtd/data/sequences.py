@@ -116,9 +116,7 @@ def get_sequences(
             if data.word_segmenter and (by := file.header.word_segmenter) != get_segmenter(data.word_segmenter)[1]:
                 raise ValueError(f"The words of {file.path} were found by {by}. Leave --word_segmenter out.")
             if found != length:
-                raise ValueError(
-                    f"{file.path} has sequences of {found} tokens: --max_seq_length {found}, not {length}."
-                )
+                raise ValueError(f"{file.path} was prepared with --max_seq_length {found}, not {length}.")
             return file, None
         if is_main:
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}

@@ -101,11 +101,8 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
             rows = _with_column(source, text_column)
             found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:
-            has = f" with {', '.join(map(str, source))}" if isinstance(source, Mapping) else ""
-            raise TypeError(
-                f"A {type(source).__name__}{has} is no text. Pass paths, a datasets.Dataset with a column "
-                f"{text_column!r} (text_column), or a list of texts as {{{text_column!r}: texts}}."
-            )
+            kind = type(source).__name__
+            raise TypeError(f"{kind} is no text: pass paths, a datasets.Dataset or {{{text_column!r}: texts}}.")
     return found
 
 
@@ -119,8 +116,6 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
         key, value = match.groups()
         if key not in known:
             raise ValueError(f"{text}: there is no option {key!r}. {known_names(key, known, 'options')}")
-        if key in options:
-            raise ValueError(f"{text}: {key} is given twice.")
         try:
             options[key] = _CONVERT.get(key, str)(value)
         except (ValueError, KeyError):

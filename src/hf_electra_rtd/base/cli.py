@@ -20,7 +20,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
 
-from accelerate.utils import convert_file_size_to_int
 from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
@@ -152,6 +151,8 @@ def _with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[s
 
 def parse_size(flag: str, text: str | None) -> int | None:
     """The bytes of `512MB`; None of None. Raises ValueError, with the flag's name, for what is no size."""
+    from accelerate.utils import convert_file_size_to_int
+
     try:
         return None if text is None else int(convert_file_size_to_int(text))
     except ValueError:

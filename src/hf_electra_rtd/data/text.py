@@ -267,11 +267,12 @@ class Text:
             with reading(source, _REMEDIES[True]):
                 self._dataset = _load_dataset(source)
         if source.streaming:
-            import zstandard
+            import pyarrow as pa
 
-            with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
+            with naming(copy.parent.parent), pa.output_stream(copy, compression="zstd") as file:
                 lines = tqdm(read_text(source, self._dataset), source.name, disable=disable_progress or None)
-                file.writelines(line + "\n" for line in lines)
+                for line in lines:
+                    file.write(f"{line}\n".encode())
             self._source = Source(str(copy))
             self._dataset = None
         self._before = self._state()

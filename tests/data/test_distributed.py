@@ -195,7 +195,7 @@ def command(tmp_path, texts, monkeypatch, small_parts):
     ran = []
     monkeypatch.setattr(distributed.LocalExecutor, "run", run)
     shutil.copytree(texts, tmp_path / "texts")
-    options = {"shard_size": 20_000, "executor": "local", "tasks": 2, "output_dir": tmp_path / "out"}
+    options = {"shard_size": "20KB", "executor": "local", "tasks": 2, "output_dir": tmp_path / "out"}
     flags = flags_for(tmp_path, tmp_path / "texts", **options)
 
     def prepare():
@@ -375,7 +375,7 @@ def test_scripts_for_slurm_run_tasks_and_index(tmp_path, texts, reference, monke
         (tmp_path / "bin" / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "bin" / "lost").touch()
-    sizes = {"shard_size": 20_000, "executor": "slurm", "tasks": 2, "output_dir": tmp_path / "out"}
+    sizes = {"shard_size": "20KB", "executor": "slurm", "tasks": 2, "output_dir": tmp_path / "out"}
     flags = flags_for(tmp_path, texts, **sizes)
     options = ["partition=cpu", "time=01:00:00", "account=me", "mem_per_cpu_gb=3"]
     main([*flags, "--slurm", *options])

@@ -50,7 +50,7 @@ quality: $(VENV)/.installed-dev docs
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/python .ci/density src examples benchmarks
+	$(BIN)/python .ci/density src examples benchmarks tests
 
 docs: $(VENV)/.installed-dev
 	mkdir -p build/pages

@@ -25,7 +25,7 @@ from measuring import describe_run, finish
 
 from hf_electra_rtd import DataCollatorForRTD, SequenceStream
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.text import Source, find_files, read_lines
+from hf_electra_rtd.data.text import Source, find_files, read_text
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.data.wordpiece import train_wordpiece
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         directory = Path(scratch)
         text = gather_text(options.files, options.megabytes, directory / "text.txt")
         if options.tokenizer is None:
-            tokenizer = train_wordpiece(lambda: read_lines(Source(str(text))), 8192)
+            tokenizer = train_wordpiece(lambda: read_text(Source(str(text))), 8192)
         else:
             tokenizer = load_tokenizer(options.tokenizer)
         rows = measure_preparation(text, tokenizer, directory, options)
@@ -91,7 +91,7 @@ def gather_text(files: Iterable[str], megabytes: float, path: Path) -> Path:
     """The beginning of the files, repeated until there is enough, as plain text."""
     with open(path, "w", encoding="utf-8", newline="\n") as target:
         for file in cycle(files):
-            for line in read_lines(Source(file)):
+            for line in read_text(Source(file)):
                 target.write(line + "\n")
                 if target.tell() >= megabytes * 1e6:
                     return path
@@ -102,7 +102,7 @@ def measure_preparation(
     text: Path, tokenizer: Any, directory: Path, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """Preparation and the tokenizer alone, alternately."""
-    lines = [line for line in read_lines(Source(str(text))) if line]  # without blank ones, as both encode them
+    lines = [line for line in read_text(Source(str(text))) if line]  # without blank ones, as both encode them
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()

@@ -12,14 +12,14 @@ prepares 759,000 tokens of English novels in some seconds, and leaves `train.blo
 from pathlib import Path
 
 from hf_electra_rtd.base.cli import run
-from hf_electra_rtd.data import prepare
+from hf_electra_rtd.data import prepare_command
 
 
 BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 
 
 def main(argv: list[str]) -> None:
-    prepare.main(argv, default_text=[str(BUNDLED_CORPUS)])
+    prepare_command.main(argv, default_text=[str(BUNDLED_CORPUS)])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import NoReturn
 # Command: (module, what it does).
 COMMANDS: dict[str, tuple[str, str]] = {
     "pretrain": ("training.pretrain", "pre-train a generator and a discriminator on text"),
-    "prepare": ("data.prepare", "turn text into sequences once, to train on them often"),
+    "prepare": ("data.prepare_command", "turn text into sequences once, to train on them often"),
     "finetune": ("finetuning.finetune", "fine-tune and evaluate on GLUE, CLUE or your own task"),
     "predict": ("finetuning.predict", "apply a fine-tuned model to files or standard input"),
     "export": ("inference.export", "turn a model into an ONNX graph, checked against torch"),

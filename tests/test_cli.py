@@ -47,11 +47,8 @@ class Options:
     name: str | None = None
 
 
-RECIPES = {"tiny": {"learning_rate": 1.0, "max_steps": 10}, "small": {"learning_rate": 2.0, "max_steps": 20}}
-
-
-def parse(*argv, recipes=RECIPES, **options):
-    return parse_arguments([Options], argv, recipes=recipes, **options)[0]
+def parse(*argv, **options):
+    return parse_arguments([Options], argv, **options)[0]
 
 
 @pytest.fixture
@@ -66,15 +63,13 @@ def test_flags_may_be_written_with_dashes(config):
     assert parse("--name", "-- a well-known text").name == "-- a well-known text"
 
 
-def test_flags_win_over_the_file_the_file_over_the_size_the_size_over_defaults(config):
+def test_flags_win_over_the_file_and_the_file_over_defaults(config):
     path = config("size: small\nlearning_rate: 5e-4\nfiles: [a, b]\ncorrect: true\nname: null\n")
-    options = parse("--config", path, "--files", "c")
-    assert options == Options("small", ["c"], 5e-4, max_steps=20, correct=True)
+    assert parse("--config", path, "--files", "c") == Options("small", ["c"], 5e-4, correct=True)
     options = parse("--config", path, "--learning_rate", "3", "--size", "tiny", defaults={"name": "x", "max_steps": 7})
-    assert options == Options("tiny", ["a", "b"], 3.0, max_steps=10, correct=True, name="x")
-    assert parse("--num_train_epochs", "2").max_steps == -1  # a length in epochs replaces the recipe's steps
+    assert options == Options("tiny", ["a", "b"], 3.0, max_steps=7, correct=True, name="x")
     path = config("files: [no, 01, 1_0, ~]\nname: yes\ncorrect: yes\nmax_steps: 1_000\n")  # texts stay as written
-    assert parse("--config", path) == Options("tiny", ["no", "01", "1_0", "~"], 1.0, None, 1000, True, "yes")
+    assert parse("--config", path) == Options("tiny", ["no", "01", "1_0", "~"], 0.5, None, 1000, True, "yes")
     path = config("max_steps: 5")
     assert [parse("--config", path, *more).max_steps for more in ([], ["--num_train_epochs", "2"])] == [5, -1]
 
@@ -94,9 +89,7 @@ def test_a_file_that_holds_no_known_flags_is_refused(config, text, message):
         parse("--config", "nowhere.yaml" if text is None else config(text))
 
 
-@pytest.mark.parametrize(
-    "argv", [["--learning_rat", "1"], ["--learning", "1"], ["--learning_rate", "fast"], ["--size", "huge"]]
-)
+@pytest.mark.parametrize("argv", [["--learning_rat", "1"], ["--learning", "1"], ["--learning_rate", "fast"]])
 def test_flags_that_are_unknown_abbreviated_or_of_another_type_are_refused(argv):
     with pytest.raises(ValueError, match=argv[0].lstrip("-")):
         parse(*argv)
@@ -318,7 +311,6 @@ def test_a_command_exits_with_its_status_or_an_error_in_one_line(monkeypatch, ca
 @pytest.mark.parametrize(
     ("command", "argv", "status", "message"),
     [
-        (lambda: run(lambda argv: None), ["--file", "\udcff"], FAILED, "is not UTF-8"),
         (lambda: run(lambda argv: None), ["--quiet", ""], None, ""),  # an empty text is a text
         (hf_electra_rtd_command.main, [], FAILED, "COMMAND"),
         (hf_electra_rtd_command.main, ["--help"], 0, "pretrain"),

@@ -51,14 +51,6 @@ def test_what_is_not_ours_to_replace_is_refused_by_name_and_stays(tmp_path, repl
             files.check_output(path, *inputs)
 
 
-def test_a_failed_write_leaves_what_was_there_and_nothing_else(tmp_path):
-    write_text(tmp_path / "file.txt", "old")
-    with pytest.raises(RuntimeError), writing(tmp_path / "file.txt") as partial:  # noqa: PT012
-        partial.write_text("half")
-        raise RuntimeError
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file.txt", "old")]
-
-
 def write(path, kind, text):
     """A file, or a directory of two."""
     if kind == "file":
@@ -166,12 +158,3 @@ def test_the_standard_input_is_utf_8_whatever_the_locale_says():
     for given, shown in ((b"\xef\xbb\xbfna\xc3\xafve\r\n", b"na\\\\xefve\\\\r\\\\n"), (b"\xff\n", None)):
         ran = subprocess.run(command(script), input=given, env=environment, capture_output=True, check=False)
         assert shown in ran.stdout if shown else b"UnicodeDecodeError" in ran.stderr
-
-
-def test_a_directory_with_something_of_the_users_is_not_replaced(tmp_path):
-    for name in ("index.json", "a.blocks"):
-        (tmp_path / name).touch()
-    files.check_output(tmp_path, replaces="index.json", ours=("*.blocks",))
-    (tmp_path / "notes.md").touch()
-    with pytest.raises(ValueError, match=r"notes\.md would be deleted with its directory"):
-        files.check_output(tmp_path, replaces="index.json", ours=("*.blocks",))

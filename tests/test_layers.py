@@ -4,54 +4,16 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
     AutoModelForSequenceClassification,
-    ElectraConfig,
     ElectraForPreTraining,
     ElectraForSequenceClassification,
 )
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.encoders.layers import ATTENTION, Dropout, Linear, exchange_layers
+from hf_electra_rtd.encoders.layers import ATTENTION, Dropout, Linear
 from hf_electra_rtd.finetuning.heads import STOCK_HEAD, load_fine_tuned, load_with_head
 from hf_electra_rtd.inference.detection import load_for_detection
 from hf_electra_rtd.pair.generators import _is_plain
 from tests.conftest import tiny_config
-
-
-SIZES = {"vocab_size": 40, "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "embedding_size": 8}
-
-
-def _tower(**options):
-    torch.manual_seed(0)
-    return ElectraForPreTraining(ElectraConfig(**SIZES, intermediate_size=16, **options))
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_exchanged_layers_leave_what_a_tower_says(padded):
-    ids = torch.randint(0, 40, (3, 9))
-    mask = (torch.arange(9) < torch.tensor([[9], [4], [1]])).long() if padded else None
-    stock = _tower().eval()
-    ours = _tower().eval()
-    exchange_layers(ours)
-    assert ours.config._attn_implementation == ATTENTION
-    assert stock.state_dict().keys() == ours.state_dict().keys()
-    real = slice(None) if mask is None else mask.bool()
-    assert torch.equal(stock(ids, attention_mask=mask).logits[real], ours(ids, attention_mask=mask).logits[real])
-
-
-@pytest.mark.parametrize("padded", [False, True])
-def test_dropout_has_the_mean_and_the_spread_of_the_stock_towers(padded):
-    ids = torch.randint(0, 40, (1, 7), generator=torch.Generator().manual_seed(5)).expand(4000, -1)
-    mask = (torch.arange(7) < 5).long().expand(4000, -1) if padded else None
-    said = []
-    for exchange in (False, True):
-        tower = _tower(initializer_range=0.4, hidden_dropout_prob=0.2, attention_probs_dropout_prob=0.3).train()
-        if exchange:
-            exchange_layers(tower)
-        with torch.no_grad():
-            said.append(tower(ids, attention_mask=mask).logits[:, :5])
-    (stock_spread, spread) = (logits.std(dim=0) for logits in said)
-    assert ((said[0].mean(0) - said[1].mean(0)).abs() < 5 * stock_spread / 4000**0.5 * 2**0.5).all()
-    torch.testing.assert_close(spread, stock_spread, rtol=0.08, atol=0)
 
 
 def test_every_dropout_of_a_pair_is_exchanged_and_nothing_of_it_is_saved(tmp_path):
@@ -72,28 +34,6 @@ def test_under_compile_and_elsewhere_the_stock_functions_run(monkeypatch):
     ours = Dropout(0.5)(inputs)
     torch.manual_seed(0)
     assert torch.equal(ours, F.dropout(inputs, 0.5))
-
-
-def test_rows_and_tokens_that_see_nothing_do_no_harm():
-    tower = _tower(attention_probs_dropout_prob=0.3, hidden_dropout_prob=0.1).train()
-    exchange_layers(tower)
-    mask = torch.ones(3, 9, dtype=torch.long)
-    mask[1] = 0
-    logits = tower(torch.randint(0, 40, (3, 9)), attention_mask=mask).logits
-    logits.sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in tower.parameters() if parameter.grad is not None)
-
-
-def test_what_must_not_see_the_future_does_not():
-    tower = _tower(attention_probs_dropout_prob=1e-4, hidden_dropout_prob=0.0, is_decoder=True).train()
-    exchange_layers(tower)
-    ids = torch.randint(0, 40, (2, 9))
-    changed = ids.clone()
-    changed[:, -1] = (ids[:, -1] + 1) % 40
-    torch.manual_seed(0)
-    before = tower(ids).logits
-    torch.manual_seed(0)
-    torch.testing.assert_close(tower(changed).logits[:, :-1], before[:, :-1])
 
 
 def test_a_pair_gathered_from_another_leaves_that_ones_attention(tmp_path):

@@ -27,7 +27,7 @@ stock = set(sys.modules)
 import hf_electra_rtd
 new = {name.partition(".")[0] for name in set(sys.modules) - stock}
 heavy = {"accelerate", "datasets", "matplotlib", "pandas", "peft", "pyarrow", "rich", "scipy",
-    "sklearn", "tqdm", "yaml", "zstandard"}
+    "sklearn", "tqdm", "yaml"}
 assert not new & heavy, new & heavy
 assert "transformers.trainer" not in sys.modules
 assert "hf_electra_rtd.training.trainer" not in sys.modules

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertTokenizer
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.base.records import PretrainingRecord
 from hf_electra_rtd.base.tasks import Task
-from hf_electra_rtd.data import prepare
+from hf_electra_rtd.data import prepare_command
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.data.packing import PACKERS, WORD_START
 from hf_electra_rtd.data.tokenization import (
@@ -291,7 +291,7 @@ def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd"])
     save_tokenizer(tokenizer, tmp_path / "given")
     flags = ["--train_files", str(corpus), "--tokenizer", str(tmp_path / "given"), "--output_dir", str(blocks)]
-    prepare.main([*flags, "--max_seq_length", "32", "--disable_tqdm", "True"])
+    prepare_command.main([*flags, "--max_seq_length", "32", "--disable_tqdm", "True"])
     options = {"tokenizer": blocks / "tokenizer", "held_out_files": blocks / "held_out.blocks", "masking": "word"}
     options |= {"model_config": None, "size": "tiny", "initialization": "stock", "max_steps": 2}
     flags = pretraining_flags(tmp_path, blocks / "train.blocks", tmp_path / "run", **options)

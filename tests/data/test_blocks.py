@@ -69,11 +69,6 @@ def test_what_was_altered_or_cut_off_anywhere_or_is_no_block_file_is_refused(fil
             BlockFile(tmp_path / "bad.blocks", verify=True)
 
 
-def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"x\.blocks"):
-        BlockFile(write(tmp_path / "x.blocks", make_sequences(0), vocab_size=40).path, verify=True)
-
-
 def test_a_file_that_is_cut_off_while_it_is_read_is_named(file):
     whole = Path(file.path).read_bytes()
     Path(file.path).write_bytes(whole[:-1])

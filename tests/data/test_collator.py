@@ -64,13 +64,6 @@ def test_what_comes_out_is_the_sequence_with_the_right_number_of_masks(tokenizer
     assert ("sampling_uniforms" in batch) == (seed is not None)
 
 
-def test_a_sequence_without_token_types_takes_none_from_the_others(tokenizer):
-    first, second = features([12, 12])
-    del second["token_type_ids"]
-    types = DataCollatorForRTD(tokenizer, seed=3)([first, second])["token_type_ids"]
-    assert types.tolist() == [first["token_type_ids"].tolist(), [0] * 12]
-
-
 def test_85_percent_are_hidden_and_15_percent_kept(tokenizer):
     collator = DataCollatorForRTD(tokenizer, seed=1)
     batch = collator(features([128] * 400))

@@ -36,7 +36,8 @@ def test_confusion_files_with_wrong_columns_are_refused(tmp_path, text, message)
 
 def test_sentences_get_one_error_of_a_kind_drawn_by_its_share():
     sets = [Confusions({"心": ("新",), "田": ("天",), "天": ("天",)}), Confusions({"号": ("好",), "y": ("x",)})]
-    misspell, source = Misspeller(sets, [0.6, 0.3], seed=1), "今天新好"
+    misspell = Misspeller(sets, [0.6, 0.3], seed=1)
+    source = "今天新好"
     counts = {"sound": 0, "shape": 0, "random": 0}
     for _ in range(3000):
         (change,) = [(old, new) for old, new in zip(source, misspell(source), strict=True) if old != new]

@@ -148,11 +148,6 @@ def test_what_is_no_text_is_a_type_error_that_names_what_is(tmp_path, tokenizer)
             prepare(source, tokenizer, tmp_path)
 
 
-def test_a_dataset_without_the_column_is_named_with_those_it_has(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match=r"row 1 .*'text'.*body"):
-        prepare(Dataset.from_dict({"body": ["the mill"]}), tokenizer, tmp_path)
-
-
 # ---- How it is tokenized ----
 
 

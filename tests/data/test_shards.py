@@ -18,7 +18,7 @@ from hf_electra_rtd import ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.data import shards
 from hf_electra_rtd.data.blocks import BlockFile, writing_blocks
 from hf_electra_rtd.data.packing import DOCUMENT_START, WORD_START, PackedSequence
-from hf_electra_rtd.data.prepare import main
+from hf_electra_rtd.data.prepare_command import main
 from hf_electra_rtd.data.shards import INDEX_FILE, ShardWriter, open_blocks, write_index
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.initialization import count_tokens
@@ -26,14 +26,16 @@ from hf_electra_rtd.training import pretrain
 from tests.conftest import VOCABULARY, pretraining_flags
 
 
-LENGTH, ROWS = 16, 60
+LENGTH = 16
+ROWS = 60
 DESCRIBED = {"tokenizer_hash": "t", "packing": "full", "recipe": {"a": 1}, "word_segmenter": "tokenizer"}
 SOURCES = [{"name": "a.txt", "sha256": "0", "weight": 1.0}]
 TEXT = {"statistics": {"documents": 7}, "sources": SOURCES}
 
 
 def make_sequences(seed=0, number=ROWS, full=False):
-    random, sequences = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    sequences = []
     for _ in range(number):
         length = LENGTH if full else int(random.integers(3, LENGTH + 1))
         bits = random.integers(0, 2, length) * WORD_START + random.integers(0, 2, length) * DOCUMENT_START
@@ -83,10 +85,12 @@ def _cache(tmp_path, monkeypatch):
 def assert_same(found, expected):
     assert vars(found).keys() == vars(expected).keys()
     for name, values in vars(expected).items():
-        one, other = getattr(found, name), values
+        one = getattr(found, name)
+        other = values
         if name in ("ids", "word_starts", "document_starts"):  # behind the end, anything may stand
             inside = np.arange(LENGTH) < expected.lengths[:, None]
-            one, other = one[inside], other[inside]
+            one = one[inside]
+            other = other[inside]
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
@@ -96,7 +100,8 @@ def assert_same(found, expected):
 @given(st.integers(0, 99), st.integers(1, 80), st.integers(400, 3000), st.lists(st.integers(0, 80), max_size=5))
 @settings(deadline=None, max_examples=15)
 def test_shards_have_their_size_and_do_not_depend_on_how_they_are_written(tmp_path_factory, seed, number, size, cuts):
-    place, sequences = tmp_path_factory.mktemp("shards"), make_sequences(seed, number)
+    place = tmp_path_factory.mktemp("shards")
+    sequences = make_sequences(seed, number)
     files = write_shards(place / "whole", sequences, size)
     with contextlib.ExitStack() as stack:
         writer = ShardWriter(stack, place / "parts", "train", LENGTH, 100, size)
@@ -192,18 +197,10 @@ def test_each_epoch_is_a_permutation_that_resumes_anywhere(written, seed, window
         while drawn:  # consecutive groups of shards, each read out before the next begins
             here = shards_of[: many.shard_rows[list(dict.fromkeys(shards_of.tolist()))[:window]].sum()]
             assert len(set(here.tolist())) == min(window, len(drawn))
-            drawn, shards_of = drawn[window:], shards_of[len(here) :]
+            drawn = drawn[window:]
+            shards_of = shards_of[len(here) :]
     some = np.arange(start, min(start + batch, 3 * ROWS))
     np.testing.assert_array_equal(windowed(many, window, seed).sequence_indices(some), whole[some])
-
-
-def test_epochs_and_seeds_differ_and_all_shards_in_a_window_mix(written):
-    many = open_blocks(written / "many")
-    orders = [*windowed(many, 2, 0).sequence_indices(np.arange(2 * ROWS)).reshape(2, ROWS).tolist()]
-    orders.append(windowed(many, 2, 1).sequence_indices(np.arange(ROWS)).tolist())
-    assert len({*map(tuple, orders)}) == 3
-    first = windowed(many, 4, 0).sequence_indices(np.arange(16))
-    assert len({*np.searchsorted(many.shard_rows.cumsum(), first, "right").tolist()}) == 4
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -292,13 +289,11 @@ def test_a_disk_that_does_not_hold_the_copies_is_warned_of(elsewhere, monkeypatc
 # ---- Bad input ----
 
 
-def test_an_index_that_was_cut_off_or_altered_is_refused(many):
+def test_an_index_that_was_cut_off_or_is_another_is_refused(many):
     whole = (many / INDEX_FILE).read_text()
-    sha256 = json.loads(whole)["shards"][0]["sha256"]
-    for bad in (whole[:-9], whole.replace(sha256, "../../x")):  # which would be a place in the cache
-        (many / INDEX_FILE).write_text(bad)
-        with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
-            open_blocks(many)
+    (many / INDEX_FILE).write_text(whole[:-9])
+    with pytest.raises(ValueError, match=f"{INDEX_FILE} cannot be read"):
+        open_blocks(many)
     (many / INDEX_FILE).write_text(whole)
     with pytest.raises(ValueError, match="was altered"):  # another than that of the run
         open_blocks(many, sha256="0" * 64)
@@ -316,11 +311,6 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
     place = f"file://{many}" if far else str(many)
     with pytest.raises(ValueError, match=rf"^{place}/train-00001\.blocks .*\. Copy "):
         open_blocks(place, verify=True).read(np.arange(ROWS))  # a copy is verified when it is made
-
-
-def test_a_window_of_more_shards_than_there_are_is_refused(elsewhere):
-    with pytest.raises(ValueError, match="shuffle_window=99"):
-        windowed(open_blocks(elsewhere), 99, 0)
 
 
 @pytest.mark.parametrize(

@@ -19,16 +19,6 @@ def trained():
     return train_wordpiece(make_text(30).splitlines, vocab_size=120)
 
 
-def test_a_trained_vocabulary_has_the_special_tokens_first_and_knows_its_text(trained):
-    assert trained.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    assert 80 < len(trained) <= 120
-    for line in make_text(30).splitlines():
-        assert trained.unk_token_id not in trained(line)["input_ids"]
-    assert trained.decode(trained("The Old MILL.")["input_ids"]) == "[CLS] the old mill. [SEP]"
-    again = train_wordpiece(make_text(30).splitlines, vocab_size=120)
-    assert tokenizer_hash(again) == tokenizer_hash(trained)
-
-
 def test_unknown_tokens_are_counted_without_special_ones_warned_of_and_refused(trained, caplog):
     ids = trained("the old мельница .")["input_ids"]
     assert count_unknown(trained, ids) == (1, 4)

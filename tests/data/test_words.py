@@ -145,19 +145,6 @@ def test_masks_are_a_function_of_seed_and_position(tmp_path, tokenizers, kind):
                 collator(features)
 
 
-def test_items_and_batches_of_a_file_have_the_same_words(tmp_path):
-    tokenizer = chinese()
-    file = blocks_of_text(tmp_path, CHINESE * 9, tokenizer, 10, word_segmenter="jieba")
-    collator = DataCollatorForRTD(tokenizer, masking="word", max_seq_length=10)
-    batches = []
-    for features in ([file[0], file[1]], file.__getitems__([0, 1])):
-        torch.manual_seed(0)
-        batches.append(collator(features))
-    assert all(torch.equal(batches[0][name], batches[1][name]) for name in batches[0])
-    assert not file[0]["word_starts"].all()
-    assert "word_starts" not in file.__getitems__([0])[0]  # which collators of others would pass on
-
-
 def test_held_out_words_that_were_found_otherwise_are_refused(tmp_path):
     tokenizer = chinese()
     arguments = PreparationArguments(max_seq_length=10)

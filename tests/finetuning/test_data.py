@@ -469,7 +469,6 @@ def test_a_dataset_of_the_hub_has_the_splits_that_are_there(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_file": None, "labels": ["a", "b"]}, "--train_file"),
         ({}, "--task_name is 'submission'"),
         ({"validation_file": "{w}", "validation_share": 0.2}, "--validation_share"),
         ({"labels": ["a", "a"]}, "--labels"),

@@ -33,8 +33,10 @@ from hf_electra_rtd.finetuning.heads import (
 from tests.conftest import tiny_config
 
 
-CLASSES, TAGS = AutoModelForSequenceClassification, AutoModelForTokenClassification
-ANSWERS, CHOICE = AutoModelForQuestionAnswering, AutoModelForMultipleChoice
+CLASSES = AutoModelForSequenceClassification
+TAGS = AutoModelForTokenClassification
+ANSWERS = AutoModelForQuestionAnswering
+CHOICE = AutoModelForMultipleChoice
 LABELS = ("entailment", "neutral", "contradiction")
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 10, 11, 12, 3]])
 
@@ -60,7 +62,8 @@ def discriminator(tmp_path):
 
 
 def same_tensors(one, other):
-    one, other = one.state_dict(), other.state_dict()
+    one = one.state_dict()
+    other = other.state_dict()
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -168,7 +171,8 @@ def test_a_source_that_cannot_have_the_head_is_refused(tmp_path, source, auto_cl
         load_with_head(auto_class, saved(source, tmp_path), head, LABELS)
 
 
-ENCODER_TENSOR, HEAD_TENSOR = "electra.encoder.layer.1.output.dense.weight", "classifier.out_proj.weight"
+ENCODER_TENSOR = "electra.encoder.layer.1.output.dense.weight"
+HEAD_TENSOR = "classifier.out_proj.weight"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
     kind = make("classification", "accuracy", "macro_f1", labels=labels)
     split = split_of(right, probabilities=probabilities)
     report, text = written(tmp_path, kind, predicted, split)
-    known, given = right[:30], predicted[:30]
+    known = right[:30]
+    given = predicted[:30]
     expected = classification_report(*(list(map(labels.index, column)) for column in (known, given)), output_dict=True)
     assert report["classes"] == {label: expected[str(place)] for place, label in enumerate(labels)}
     assert report["confusion"] == confusion_matrix(known, given, labels=labels).tolist()
@@ -81,7 +82,8 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
     assert report["baseline"] == {"prediction": "no", "score": known.count("no") / 30}
     wrong = sorted((row for row in range(30) if known[row] != given[row]), key=lambda row: -max(probabilities[row]))
     assert [error["id"] for error in report["errors"]] == [f"id{row}" for row in wrong[:10]]
-    first, row = report["errors"][0], wrong[0]
+    first = report["errors"][0]
+    row = wrong[0]
     assert (first["text"], first["label"], first["prediction"]) == (f"text {row}", known[row], given[row])
     assert first["probability"] == pytest.approx(max(probabilities[row]))
     for shown in (f"95% interval {low:.1%} to {high:.1%}", "always 'no'", first["text"]):
@@ -90,7 +92,8 @@ def test_a_report_of_classes_has_the_figures_of_scikit_learn_and_the_surest_erro
 
 
 def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
-    predicted, right = [1.0, 2.0, 9.0], [1.0, 4.0, 8.0]
+    predicted = [1.0, 2.0, 9.0]
+    right = [1.0, 4.0, 8.0]
     report, text = written(tmp_path, make("regression", "pearson"), predicted, split_of(right))
     assert (report["mae"], report["rmse"]) == (1.0, pytest.approx((5 / 3) ** 0.5))
     assert report["baseline"]["prediction"] == pytest.approx(13 / 3)
@@ -101,7 +104,8 @@ def test_a_report_of_numbers_has_errors_in_their_unit(make, tmp_path):
 
 
 def test_a_model_that_predicts_one_class_or_number_is_said_to(make, tmp_path, caplog):
-    classes, numbers = make("classification", "accuracy", labels=LABELS[:2]), make("regression", "pearson")
+    classes = make("classification", "accuracy", labels=LABELS[:2])
+    numbers = make("regression", "pearson")
     for kind, predicted, right, said in (
         (classes, ["no"] * 4, ["no", "yes", "no", "no"], "nothing but 'no'"),
         (classes, ["no"] * 4, ["no"] * 4, ""),
@@ -136,7 +140,8 @@ def test_the_worst_errors_of_several_labels_are_those_that_were_surest(make, tmp
 def test_a_report_of_tags_is_of_chunks_and_of_words(make, tmp_path):
     kind = make("tagging", "f1", labels=TAGS)
     rows = [{"id": "a", "texts": ["It", "rains"], "label": ["O", "B-x"]}, {"id": "b", "texts": ["So"], "label": ["O"]}]
-    split, predicted = Split(Dataset.from_list(rows), 0, {}), [["B-y", "B-x"], ["O"]]
+    split = Split(Dataset.from_list(rows), 0, {})
+    predicted = [["B-y", "B-x"], ["O"]]
     report, text = written(tmp_path, kind, predicted, split)
     assert report["classes"]["x"] == {"precision": 1.0, "recall": 1.0, "f1": 1.0, "number": 1}
     assert (sum(map(sum, report["confusion"])), report["confusion"][0][3]) == (3, 1)

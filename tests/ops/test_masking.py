@@ -29,9 +29,9 @@ def masking_cases(draw):
     length = draw(st.integers(1, 40))
     slots = draw(st.integers(1, length))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
-    candidates = torch.from_numpy(random.random((rows, length)) < draw(st.sampled_from([0.0, 0.1, 0.7, 1.0])))
-    uniforms = torch.from_numpy(random.random((rows, length), dtype=np.float32))
-    counts = torch.from_numpy(random.integers(0, slots + 1, rows))  # none at all, too
+    candidates = random.random((rows, length)) < draw(st.sampled_from([0.0, 0.1, 0.7, 1.0]))
+    uniforms = random.random((rows, length), dtype=np.float32)
+    counts = random.integers(0, slots + 1, rows)  # none at all, too
     return candidates, uniforms, counts, slots
 
 
@@ -39,11 +39,11 @@ def masking_cases(draw):
 def test_positions_are_the_candidates_with_the_smallest_numbers_and_of_equal_ones_the_first(case, coarse):
     candidates, uniforms, counts, slots = case
     if coarse:
-        uniforms = (uniforms * 4).floor() / 4
+        uniforms = np.floor(uniforms * 4) / 4
     positions = choose_masked_positions(candidates, uniforms, counts, slots)
-    assert positions.dtype == torch.int64
+    assert positions.dtype == np.int64
     for row, numbers, count, chosen in zip(candidates, uniforms, counts.tolist(), positions.tolist(), strict=True):
-        best = sorted(row.nonzero()[:, 0].tolist(), key=lambda position: (numbers[position].item(), position))
+        best = sorted(np.flatnonzero(row).tolist(), key=lambda position: (numbers[position].item(), position))
         used = sorted(best[: min(count, slots)])
         assert chosen == used + [-1] * (slots - len(used))
 

@@ -80,17 +80,6 @@ def test_in_float64_it_is_the_obvious_code(rows, width, vocabulary, max_logits, 
             torch.testing.assert_close(ours, obvious, rtol=1e-11, atol=1e-12)
 
 
-def test_a_generator_that_is_sure_still_draws_other_tokens_by_their_logits():
-    hidden = torch.zeros(4000, 1)
-    weight = torch.zeros(5, 1)
-    bias = torch.tensor([0.0, 500.0, 1.0, 1.0, 1.0])
-    sampling = Sampling(torch.rand(4000, 2, generator=torch.Generator().manual_seed(0)), 1.0, True)
-    drawn = predict_masked(hidden, weight, bias, torch.ones(4000, dtype=torch.long), sampling).sampled
-    shares = torch.bincount(drawn, minlength=5) / 4000
-    exact = torch.tensor([1.0, 0.0, *[torch.e] * 3])
-    torch.testing.assert_close(shares, exact / exact.sum(), rtol=0, atol=0.03)
-
-
 def test_the_gradient_of_a_multiple_is_a_multiple_and_may_be_asked_for_twice():
     tensors, labels = _inputs(12, 8, 600)
     loss = predict_masked(*tensors, labels).loss.total

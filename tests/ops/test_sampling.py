@@ -51,17 +51,6 @@ def test_frequencies_match_the_softmax(temperature, vocabulary):
     assert stats.chisquare(observed[keep], expected[keep]).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
-def test_the_forbidden_token_is_never_drawn(temperature):
-    logits = _logits(2000, 30)
-    uniforms = _uniforms(2000, 2)
-    forbidden = logits.argmax(dim=-1)
-    assert not sample_tokens(logits, uniforms, temperature, forbidden).eq(forbidden).any()
-    nothing = torch.full((2000,), -100)
-    free = sample_tokens(logits, uniforms, temperature)
-    assert torch.equal(sample_tokens(logits, uniforms, temperature, nothing), free)
-
-
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2**-24])
 @pytest.mark.parametrize("vocabulary", [3, 513, 30522])
 def test_impossible_and_padded_tokens_are_never_drawn(uniform, vocabulary):

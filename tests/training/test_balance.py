@@ -32,10 +32,12 @@ def make(**options):
     ],
 )
 def test_the_generators_rate_is_that_of_what_it_alone_has_and_the_schedule_scales_both(tmp_path, options, own):
-    model, args = make(**options), arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=4e-3)
+    model = make(**options)
+    args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=4e-3)
     of_discriminator = set(map(id, model.discriminator.parameters()))
     optimizer = make_optimizer(model, args)
-    schedule, found = make_schedule(optimizer, args, 4), set()
+    schedule = make_schedule(optimizer, args, 4)
+    found = set()
     optimizer.step()
     schedule.step()
     assert schedule.get_last_lr() == pytest.approx([0.75e-3, 0.75e-3, 3e-3, 3e-3])
@@ -57,7 +59,8 @@ def test_the_generators_rate_is_that_of_what_it_alone_has_and_the_schedule_scale
 def test_gradients_are_clipped_apart_or_together(tmp_path, batch):
     norms = {}
     for apart, most in ((False, 0.0), (False, 1.0), (True, 1.0)):  # 0 clips nothing
-        model, args = make(), arguments(tmp_path, clip_separately=apart, max_grad_norm=most)
+        model = make()
+        args = arguments(tmp_path, clip_separately=apart, max_grad_norm=most)
         model(**batch).loss.backward()
         parts = split_parameters(model)
         before = {name: torch.stack([each.grad.norm() for each in part]).norm() for name, part in parts.items()}
@@ -80,9 +83,12 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
     # pass. With gdes, its tables are also those of this pass.
     args = arguments(tmp_path, learning_rate=1e-3, generator_learning_rate=5e-3, max_grad_norm=0.1)
     args.clip_separately = True
-    ours, theirs = make(sharing=sharing), make(sharing=sharing)
-    start, uniforms = ours.generator.get_input_embeddings().weight.detach().clone(), torch.rand(4, 8, 5, 2)
-    joint, of_both = make_optimizer(ours, args), {}
+    ours = make(sharing=sharing)
+    theirs = make(sharing=sharing)
+    start = ours.generator.get_input_embeddings().weight.detach().clone()
+    uniforms = torch.rand(4, 8, 5, 2)
+    joint = make_optimizer(ours, args)
+    of_both = {}
     for name, part in split_parameters(theirs).items():
         rate = {"generator": args.generator_learning_rate, "discriminator": args.learning_rate}[name]
         groups = get_parameter_groups(theirs, args.weight_decay)
@@ -98,7 +104,8 @@ def test_two_optimizers_one_after_the_other_are_one_with_two_rates_and_clippings
         optimizer.zero_grad()
 
     slots = masked_slots(batch["input_ids"], batch["masked_positions"], batch["labels"])
-    originals, inputs = original_ids(batch["input_ids"], slots), {"token_type_ids": batch["token_type_ids"]}
+    originals = original_ids(batch["input_ids"], slots)
+    inputs = {"token_type_ids": batch["token_type_ids"]}
     inputs["attention_mask"] = None
     batch.pop("sampling_uniforms")
     for drawn in uniforms:

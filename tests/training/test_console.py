@@ -28,7 +28,8 @@ def show(model, blocks, tokenizer, tmp_path):
     def show(pair=model, memory_of=None, **options):
         screen = Console(file=io.StringIO(), width=110)
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
-        stream, args = SequenceStream(blocks[0], 48, seed=1), arguments(tmp_path / "run", **RUN, **options)
+        stream = SequenceStream(blocks[0], 48, seed=1)
+        args = arguments(tmp_path / "run", **RUN, **options)
         facts = {"arguments": {"model": {"size": "tiny"}}}
         run = SimpleNamespace(
             model=pair,
@@ -73,9 +74,11 @@ def test_a_dry_run_advises_where_a_run_is_too_long_for_its_text_or_machine():
 
 
 def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):
-    stream, names = SequenceStream(blocks[0], 48, seed=1), tokenizer.convert_ids_to_tokens
+    stream = SequenceStream(blocks[0], 48, seed=1)
+    names = tokenizer.convert_ids_to_tokens
     batch = DataCollatorForRTD(tokenizer, seed=1)(stream.__getitems__([0, 1]))
-    output, shown = model.eval()(**batch), " ".join(show().split())
+    output = model.eval()(**batch)
+    shown = " ".join(show().split())
     assert "original/masked/sampled/label" in shown
     for row in range(2):
         words = names(stream[row]["input_ids"])
@@ -87,7 +90,8 @@ def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, to
 
 def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as_it_was(show, tmp_path):
     model = ElectraForRTDPretraining(tiny_config(objective="mlm", hidden_dropout_prob=0.1)).train()
-    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    state = torch.get_rng_state()
     text = show(model, push_to_hub=True, hub_model_id="lab/electra")
     assert not re.search("sampled|label|generator", text.partition("Nothing was trained")[0])
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -107,13 +111,12 @@ def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
 
 @pytest.mark.parametrize("objective", ["rtd", "rtd_masked_only"])
 def test_found_missed_and_false_alarms_are_those_of_the_metrics(blocks, tokenizer, objective):
-    model, collator = (
-        ElectraForRTDPretraining(tiny_config(objective=objective)).eval(),
-        DataCollatorForRTD(tokenizer, seed=1),
-    )
+    model = ElectraForRTDPretraining(tiny_config(objective=objective)).eval()
+    collator = DataCollatorForRTD(tokenizer, seed=1)
     sequences = SequenceStream(blocks[1], shuffle=False).__getitems__(range(6))
     tokens = [token for sequence in console.read_tokens(model, collator, sequences) for token in sequence]
-    meters, batch = TrainingMeters(model.measures), collator(sequences)
+    meters = TrainingMeters(model.measures)
+    batch = collator(sequences)
     meters.update(model(**batch), batch)
     measured = meters.drain()
     found, replaced, alarms = map(int, re.findall(r"\d+", console.describe_verdicts(tokens)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import ElectraConfig
 
-from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord
+from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
@@ -28,7 +28,7 @@ def logits(pair):
 
 def given(**flags):
     """The values of all flags: None for those that are not given."""
-    return {field.name: None for field in fields(ModelArguments)} | flags
+    return {field.name: None for type_ in (ModelArguments, RTDTrainingArguments) for field in fields(type_)} | flags
 
 
 # ---- Where the towers are ----
@@ -143,9 +143,11 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
     shape = {**SIZES[name].architecture, "num_hidden_layers": SIZES[name].architecture["num_hidden_layers"]}
     tiny = ElectraConfig(vocab_size=55, **shape)
     for tower, share in (("generator", SIZES[name].generator_hidden_size), ("discriminator", 1)):
-        tiny.hidden_size, tiny.num_attention_heads = round(share * shape["hidden_size"]), 1
+        tiny.hidden_size = round(share * shape["hidden_size"])
+        tiny.num_attention_heads = 1
         tiny.save_pretrained(tmp_path / tower)
-    defaults, recipe = recipe_defaults(given(continue_from=str(tmp_path))), SIZES[name].pretraining
+    defaults = recipe_defaults(given(continue_from=str(tmp_path)))
+    recipe = SIZES[name].pretraining
     assert defaults["size"] == name
     assert all(defaults[flag] == recipe[flag] / 10 for flag in ("learning_rate", "max_steps"))
     assert (defaults["warmup_steps"], defaults["bias_correction"], defaults["eval_on_start"]) == (0.06, True, True)
@@ -164,7 +166,8 @@ def test_new_rows_are_the_mean_of_their_pieces_and_everything_else_stays(tmp_pat
     with torch.no_grad():
         for parameter in pair.parameters():  # biases and deltas begin at zero
             parameter.add_(0.1 * torch.randn_like(parameter))
-    tied, before = {name: id(p) for name, p in pair.named_parameters(remove_duplicate=False)}, logits(pair)
+    tied = {name: id(p) for name, p in pair.named_parameters(remove_duplicate=False)}
+    before = logits(pair)
     old = {name: tower.state_dict() for name, tower in native_towers(pair).items()}
     old = {name: {key: value.clone() for key, value in tensors.items()} for name, tensors in old.items()}
     pair.append_tokens(PIECES)
@@ -223,7 +226,8 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     assert (run / "vocab.txt").read_text().split()[55:] == ["gardenings", "morningeds"]
     assert ElectraForRTDPretraining.from_pretrained(run).get_input_embeddings().num_embeddings == 57
 
-    record, shown = PretrainingRecord.load(run), capsys.readouterr().out
+    record = PretrainingRecord.load(run)
+    shown = capsys.readouterr().out
     training, model, data = (record.arguments[group] for group in ("training", "model", "data"))
     assert (training["bias_correction"], training["max_steps"]) == (True, 4)  # the recipe, and a flag
     assert (model["size"], model["extend_vocabulary"]) == ("tiny", 2)

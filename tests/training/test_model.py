@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from hf_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.training.model import ModelArguments, build_model
+from hf_electra_rtd.base.cli import given_flags
+from hf_electra_rtd.training.arguments import RTDTrainingArguments
+from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from tests.conftest import tiny_config
 
 
@@ -82,3 +84,23 @@ def test_the_attention_of_both_towers_is_the_one_that_is_named(tokenizer, name):
     for tower in pair.towers.values():
         layers = tower.electra.encoder.layer
         assert {layer.attention.self.config._attn_implementation for layer in layers} == {name}
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {"max_steps": 6000, "eval_steps": 400, "warmup_steps": 100}),
+        (["--size", "small"], {"max_steps": 1_000_000, "learning_rate": 5e-4}),
+        (["--max_steps", "50"], {"logging_steps": 5, "eval_steps": 10, "warmup_steps": 5}),
+    ],
+)
+def test_the_recipe_follows_from_size_and_length(argv, expected):
+    defaults = recipe_defaults(given_flags((ModelArguments, RTDTrainingArguments), argv))
+    assert defaults.items() >= expected.items()
+
+
+def test_a_length_in_epochs_replaces_that_in_steps_and_an_unknown_size_is_refused():
+    types = (ModelArguments, RTDTrainingArguments)
+    assert "max_steps" not in recipe_defaults(given_flags(types, ["--num_train_epochs", "2"]))
+    with pytest.raises(ValueError, match="huge"):
+        recipe_defaults(given_flags(types, ["--size", "huge"]))

@@ -14,13 +14,12 @@ import torch
 from transformers import ElectraForMaskedLM
 
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
-from hf_electra_rtd.base.cli import parse_arguments
+from hf_electra_rtd.base.cli import given_flags, parse_arguments
 from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import lock_directory
-from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
-from hf_electra_rtd.training.model import ModelArguments
+from hf_electra_rtd.training.model import ModelArguments, recipe_defaults
 from hf_electra_rtd.training.pretrain import find_checkpoint, main
 from tests.conftest import pretraining_flags, tiny_config
 
@@ -60,11 +59,10 @@ def cut_back(directory):
 
 
 def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
-    assert {path.name for path in finished_run.iterdir() if path.name != ".lock"} == {
-        *("checkpoint-2", "checkpoint-4", "model.safetensors", "config.json", "tokenizer.json", "vocab.txt"),
-        *("generator", "discriminator", "run_record.json", "training_curves.png", "blocks", "fractions"),
-        "tokenizer_config.json",
-    }
+    of_pair = "model.safetensors config.json tokenizer.json tokenizer_config.json vocab.txt generator discriminator"
+    of_run = "checkpoint-2 checkpoint-4 run_record.json training_curves.png blocks fractions"
+    left = {path.name for path in finished_run.iterdir() if path.name != ".lock"}
+    assert left == {*of_pair.split(), *of_run.split()}
     assert (finished_run / "training_curves.png").read_bytes().startswith(b"\x89PNG")
     record = PretrainingRecord.load(finished_run)
     assert (record.steps, record.sequences, record.tokens) == (4, 32, 32 * 32)
@@ -327,8 +325,8 @@ def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_pa
 @pytest.mark.parametrize("path", sorted((EXAMPLES / "recipes").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_holds_known_flags(path):
     argv = ["--config", str(path), "--use_cpu"]
-    recipes = {name: size.pretraining for name, size in SIZES.items()}
-    parse_arguments((ModelArguments, DataArguments, RTDTrainingArguments), argv, recipes=recipes)
+    types = (ModelArguments, DataArguments, RTDTrainingArguments)
+    parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv)))
 
 
 @pytest.mark.parametrize("name", ["pretrain", "prepare"])
@@ -336,7 +334,7 @@ def test_an_example_takes_the_bundled_corpus_only_where_no_text_is_named(tmp_pat
     def stop(data, *_, **__):
         raise InterruptedError(*data.train_files, *data.train_datasets)
 
-    for module in ("training.pretrain", "data.prepare"):
+    for module in ("training.pretrain", "data.prepare_command"):
         monkeypatch.setattr(f"hf_electra_rtd.{module}.get_tokenizer", stop)
     (tmp_path / "flags.yaml").write_text("train_datasets: [lab/text]")
     example, bundled = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"], r"examples/data/[\w.]+$"

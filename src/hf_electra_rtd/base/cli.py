@@ -7,7 +7,6 @@ starts it in several processes.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
 import os
@@ -17,7 +16,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
-from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +24,6 @@ from transformers import HfArgumentParser
 from transformers.hf_argparser import string_to_bool
 
 from hf_electra_rtd.base.files import known_names, reading
-from hf_electra_rtd.base.recipes import shortened
 from hf_electra_rtd_command import COMMANDS, FAILED, INTERRUPTED
 
 
@@ -65,11 +62,7 @@ def run(command: Callable[[list[str]], int | None], name: str | None = None) -> 
         if name == known or (module is not None and module.name == f"hf_electra_rtd.{path}"):
             sys.argv[0] = f"hf-electra-rtd {known}"
     signal.signal(signal.SIGTERM, _terminate)
-    sys.stdin = sys.stdin or io.StringIO()  # it is None where it was closed
     try:
-        for before, word in pairwise(sys.argv):
-            if word.encode(errors="replace") != word.encode(errors="surrogatepass"):
-                raise ValueError(f"{word!r} (after {before}) is not UTF-8, or the locale is not (set PYTHONUTF8=1).")
         try:
             status: Any = command(sys.argv[1:])
         except SystemExit as nothing_to_do:
@@ -104,44 +97,20 @@ def parse_arguments(
     argv: Sequence[str],
     description: str | None = None,
     defaults: Mapping[str, Any] | None = None,
-    recipes: Mapping[str, Mapping[str, Any]] | None = None,
-    more_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {},
     help_groups: HelpGroups | None = None,
     rules: Sequence[Rule] = (),
 ) -> tuple[Any, ...]:
     """Fills dataclasses, whose fields are the flags, from a command line and an optional YAML file of flags (`--config
-    FILE`); flags win. `defaults` replace the dataclasses' own; `recipes` are defaults for each value of `--size`;
-    `more_defaults` gives others, from the values of all flags (None: not given). With `help_groups`, `--help` shows
-    these flags alone, and `--help-all` shows all; no help shows what the `rules` refuse, or what the Trainer ignores.
-    Raises ValueError for an unknown flag or a value of another type, also in the YAML file."""
-    # `--max-steps` is `--max_steps`.
-    argv = [re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word) for word in argv]
+    FILE`); flags win. `defaults` replace the dataclasses' own. With `help_groups`, `--help` shows these flags alone,
+    and `--help-all` shows all; no help shows what the `rules` refuse, or what the Trainer ignores. Raises ValueError
+    for an unknown flag or a value of another type, also in the YAML file."""
     refused = [rule.flag for rule in rules if rule.refuses]
-    parser = _Parser(dataclass_types, description, help_groups or {}, "--help_all" in argv, refused)
+    shows_all = "--help_all" in map(_with_underscores, argv)
+    parser = _Parser(dataclass_types, description, help_groups or {}, shows_all, refused)
     parser.set_defaults(**(defaults or {}))
-    config = _value_of("--config", argv)
-    everything = list(argv)
-    if config is not None:
-        configured = _read_config(config, parser)
-        if "--max_steps" in configured and _value_of("--num_train_epochs", argv) is not None:
-            configured.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
-        # The last flag of the file must not take the words without a flag that may follow.
-        everything = [*configured, "--config", config, *argv]
-    if recipes is not None:
-        size = _value_of("--size", everything) or parser.get_default("size")
-        if size not in recipes:
-            parser.error(f"argument --size: there is no size {size!r}. {known_names(size, recipes, 'sizes')}")
-        nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
-        flags = [word for word in everything if word not in ("-h", "--help", "--help_all")]  # which show the defaults
-        given = vars(parser.parse_known_args(flags, nothing)[0])
-        recipe = {**recipes[size], **more_defaults(given)}
-        if given.get("max_steps") is not None:
-            recipe = shortened(recipe, given["max_steps"])
-        if _value_of("--num_train_epochs", everything) is not None:
-            recipe.pop("max_steps", None)  # a length in epochs replaces the recipe's length in steps
-        parser.set_defaults(**recipe)
+    words = _with_config(argv, parser)
     try:
-        *filled, unknown = parser.parse_args_into_dataclasses(everything, return_remaining_strings=True)
+        *filled, unknown = parser.parse_args_into_dataclasses(words, return_remaining_strings=True)
     except json.JSONDecodeError as error:
         raise ValueError(f"A flag has the value {error.doc!r}, which is not JSON ({error.msg}).") from None
     except ValueError as error:  # a dataclass that Python code uses, too, names its field
@@ -153,12 +122,41 @@ def parse_arguments(
     return tuple(filled[: len(dataclass_types)])
 
 
-def parse_size(flag: str, text: str) -> int:
-    """The bytes of `512MB`, `1.5 GB` or `4096`. Raises ValueError, with the flag's name, for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT]?)B?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ValueError(f"--{flag} {text} is no size. Give bytes, or a number with KB, MB, GB or TB: 512MB.")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+def given_flags(dataclass_types: Sequence[Any], argv: Sequence[str]) -> dict[str, Any]:
+    """The value of each flag on a command line and in its `--config`; None of one that is not given. For defaults that
+    follow from other flags."""
+    parser = _Parser(dataclass_types, None, {}, False, ())
+    nothing = argparse.Namespace(**{action.dest: None for action in parser._actions})
+    words = [word for word in _with_config(argv, parser) if word not in ("-h", "--help", "--help_all")]
+    return vars(parser.parse_known_args(words, nothing)[0])
+
+
+def _with_underscores(word: str) -> str:
+    """`--max_steps` for `--max-steps`."""
+    return re.sub(r"^--[\w-]+(?==|$)", lambda flag: f"--{flag[0][2:].replace('-', '_')}", word)
+
+
+def _with_config(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The words of a command line behind those that its `--config` stands for."""
+    argv = [_with_underscores(word) for word in argv]
+    config = _value_of("--config", argv)
+    if config is None:
+        return argv
+    configured = _read_config(config, parser)
+    if "--max_steps" in configured and _value_of("--num_train_epochs", argv) is not None:
+        configured.append("--max_steps=-1")  # the flag wins, though steps win over epochs otherwise
+    # The last flag of the file must not take the words without a flag that may follow.
+    return [*configured, "--config", config, *argv]
+
+
+def parse_size(flag: str, text: str | None) -> int | None:
+    """The bytes of `512MB`; None of None. Raises ValueError, with the flag's name, for what is no size."""
+    from accelerate.utils import convert_file_size_to_int
+
+    try:
+        return None if text is None else int(convert_file_size_to_int(text))
+    except ValueError:
+        raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 
 
 def flag(

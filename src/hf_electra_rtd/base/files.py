@@ -186,9 +186,7 @@ def lock_directory(directory: str | os.PathLike[str]) -> BaseFileLock:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise ValueError(
-            f"Another process is using {os.fspath(directory)}. Wait for it, stop it, or choose another output_dir."
-        ) from None
+        raise ValueError(f"Another process is using {os.fspath(directory)}. Choose another output_dir.") from None
     return lock
 
 

@@ -114,13 +114,16 @@ def continued_recipe(name: str) -> dict[str, Any]:
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
 
 
-def shortened(recipe: Mapping[str, Any], max_steps: int) -> dict[str, Any]:
-    """A recipe for a run of `max_steps`: at least ten logs and five evaluations, and a warm-up of a tenth at most."""
-    shares = {"logging_steps": 10, "eval_steps": 5, "warmup_steps": 10}
-    return {
-        name: min(value, max(1, max_steps // shares[name])) if name in shares else value
-        for name, value in recipe.items()
-    }
+def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs: float | None) -> dict[str, Any]:
+    """A recipe for a run of another length. Of `max_steps`: at least ten logs and five evaluations, and a warm-up of a
+    tenth at most. A length in epochs replaces that in steps. None is not given."""
+    recipe = dict(recipe)
+    if max_steps is not None:
+        for name, share in (("logging_steps", 10), ("eval_steps", 5), ("warmup_steps", 10)):
+            recipe[name] = min(recipe[name], max(1, max_steps // share))
+    if num_train_epochs is not None:
+        del recipe["max_steps"]
+    return recipe
 
 
 def closest_size(hidden_size: int, num_layers: int, generator_share: float = 0.0) -> str:

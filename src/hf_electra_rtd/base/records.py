@@ -238,29 +238,18 @@ class ExportRecord(_Record):
 
 # ---- What may be published ----
 
-# Flags whose values are paths; and those whose values are ids of the Hub, or paths.
+# Ends of `_NAME` of the flags whose values are paths; and flags whose values are ids of the Hub, or paths.
 _PATH_FLAGS = (
-    "output_dir",
-    "logging_dir",
-    "train_files",
-    "held_out_files",
-    "model_config",
-    "two_stage_from",
-    "config",
-    "resume_from_checkpoint",
-    "data_dir",
-    "train_file",
-    "validation_file",
-    "test_file",
-    "run",
-    "evaluations",
-    "compared",
-    "accelerator_config",
-    "deepspeed",
-    "fsdp_config",
-    "file",
-    "old_held_out_files",
-    "cache_dir",
+    "_dir",
+    "_file",
+    "_files",
+    "_config",
+    "_two_stage_from",
+    "_resume_from_checkpoint",
+    "_run",
+    "_evaluations",
+    "_compared",
+    "_deepspeed",
 )
 _PATH_OR_ID_FLAGS = (
     "dataset",
@@ -323,7 +312,7 @@ def _without_directory(line: str, name: str) -> str:
     path, comma, options = line.strip().partition(",")
     if not path or ("://" in path and not path.startswith("file:")):
         return line
-    is_path = name in _PATH_FLAGS or (name in _PATH_OR_ID_FLAGS and hub_id(path) is None)
+    is_path = f"_{name}".endswith(_PATH_FLAGS) or (name in _PATH_OR_ID_FLAGS and hub_id(path) is None)
     is_here = _ABSOLUTE.match(path) and os.path.exists(os.path.expanduser(path))
     if not (is_path or is_here or _PRIVATE.match(path)):
         return line

@@ -41,7 +41,7 @@ class DataArguments:
         None, "What finds words for --masking: jieba (Chinese; the extra zh). Default: the tokenizer."
     )
     shard_size: str | None = flag(
-        None, "Write several files of at most this size (512MB, or bytes) and an index. Default: one file."
+        None, "Write several files of at most this size (512MB) and an index. Default: one file."
     )
     packing: Literal["full", "original"] = flag(
         "full", "full (no token is lost) or original (as in google-research/electra)."
@@ -61,7 +61,7 @@ class DataArguments:
     def __post_init__(self) -> None:
         check_arguments(self)
         get_segmenter(self.word_segmenter)
-        self.shard_bytes = None if self.shard_size is None else parse_size("shard_size", self.shard_size)
+        self.shard_bytes = parse_size("shard_size", self.shard_size)
 
     def set_default_text(self, files: Sequence[str]) -> None:
         """Takes `files` where no text is named."""

@@ -227,7 +227,7 @@ class Blocks(Dataset):
 class BlockFile(Blocks):
     """A block file, which is memory-mapped and lives on when another one takes its name.
 
-    `verify` reads all of it, and compares its hash and its ids; the hash of the header is always compared. Raises
+    `verify` reads all of it, and compares its hash; the hash of the header is always compared. Raises
     ValueError for a file that is no block file, was cut off or altered, or whose content has not the hash `sha256`.
     """
 
@@ -241,19 +241,13 @@ class BlockFile(Blocks):
             self._ids = content[len(_MAGIC) : end].view(dtype)
             end += -end % 8
             self._bits = content[end : end + header.num_sequences * 2 * row_size].reshape(-1, 2, row_size)
-            end += self._bits.nbytes
-            end += -end % 8
             self._index = content[len(content) - header.num_sequences * _INDEX.itemsize :].view(_INDEX)
-            if end + self._index.nbytes != len(content) or not self._index.nbytes:
-                raise ValueError("its header does not fit its content")
         self.header = header
         self.shard_rows = np.array([header.num_sequences])
         self.shard_tokens = np.array([header.num_tokens])
         is_altered = verify and hashlib.sha256(content.data).hexdigest() != header.sha256
         if is_altered or sha256 not in (None, header.sha256):
             raise ValueError(f"{self.path} was altered after it was written. {_REMEDY}")
-        if verify and self._ids.max() >= header.vocab_size:
-            raise ValueError(f"{self.path} holds ids beyond its vocabulary of {header.vocab_size}. Prepare it again.")
 
     # A data loader's worker maps the file itself instead of receiving a copy of its content.
     def __reduce__(self) -> tuple[Any, ...]:
@@ -313,10 +307,7 @@ class SequenceStream(Dataset):
         self.shuffle_window = shuffle_window or None
         self._rows = sequences.shard_rows if is_prepared else np.array([len(sequences)])
         if (shuffle_window or 1) > len(self._rows):
-            raise ValueError(
-                f"shuffle_window={shuffle_window}, but there are {len(self._rows)} shard(s). "
-                "Choose at most as many, or prepare smaller shards."
-            )
+            raise ValueError(f"shuffle_window={shuffle_window}: there are only {len(self._rows)} shards.")
         self._window_size = (self.shuffle_window or len(self._rows)) if shuffle else 1  # in shards
         self._windows_of: tuple[int, Any] | None = None  # an epoch
         self._order_of: tuple[tuple[int, int], np.ndarray] | None = None  # an epoch and a window

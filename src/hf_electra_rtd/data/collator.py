@@ -116,10 +116,7 @@ class DataCollatorForRTD:
         documents: dict[str, np.ndarray] = {}
         if self.document_attention:
             if (starts_BL := batch.document_starts) is None:
-                raise ValueError(
-                    "document_attention needs to know where documents begin, and these sequences do not say it. "
-                    "Prepare the text, or give plain features a column document_starts."
-                )
+                raise ValueError("document_attention: a column document_starts must say where documents begin.")
             ids_BL = starts_BL.cumsum(axis=1)
             types_BL &= ids_BL == np.take_along_axis(ids_BL, batch.second_segments[:, None] - 1, axis=1)
             if (ids_BL > ids_BL[:, :1]).any():
@@ -135,8 +132,7 @@ class DataCollatorForRTD:
         sampling_B2K = uniforms[:, length + num_slots :]
         counts_B = np.array([num_masked(self.mask_probability, n) for n in batch.lengths.tolist()])
         if self._run_lengths is None:
-            candidates, choosing, counts = map(torch.from_numpy, (candidates_BL, choosing_BL, counts_B))
-            positions_BK = choose_masked_positions(candidates, choosing, counts, num_slots).numpy()
+            positions_BK = choose_masked_positions(candidates_BL, choosing_BL, counts_B, num_slots)
         else:
             more_BM = self._uniforms(batch, length + MORE_UNIFORMS, randomness.GROUPING)
             words = (candidates_BL, self._word_starts(batch), self._run_lengths)
@@ -171,21 +167,14 @@ class DataCollatorForRTD:
         if batch.word_starts is not None:
             return batch.word_starts
         if self._continues is None:
-            raise ValueError(
-                f"masking={self.masking} needs to know where words begin, and these sequences do not say it. "
-                "Prepare the text again, or give plain features a column word_starts."
-            )
+            raise ValueError(f"masking={self.masking} needs blocks, or plain features with a column word_starts.")
         return ~self._continues[batch.ids]
 
     def _uniforms(self, batch: SequenceBatch, count: int, purpose: int) -> np.ndarray:
         if self.seed is None:
             return torch.rand(len(batch), count).numpy()
         if batch.stream_positions is None:
-            raise ValueError(
-                "With a seed, each sequence needs its stream_position. "
-                "Wrap the dataset in SequenceStream (a plain Trainer needs remove_unused_columns=False), "
-                "or leave the seed out."
-            )
+            raise ValueError("With a seed, sequences need their stream_position: wrap the dataset in SequenceStream.")
         return counter_uniforms(self.seed, purpose, batch.stream_positions, count)
 
 

@@ -25,8 +25,7 @@ from typing import Any
 from hf_electra_rtd.base.cli import check_arguments, flag, parse_arguments, required, run
 from hf_electra_rtd.base.files import check_output, writing
 from hf_electra_rtd.data.reader import read_lines
-from hf_electra_rtd.data.text import parse_sources
-from hf_electra_rtd.data.text import read_lines as read_text
+from hf_electra_rtd.data.text import parse_sources, read_text
 from hf_electra_rtd.data.units import WORD, in_case_of, is_han, may_change
 
 
@@ -81,19 +80,13 @@ def read_confusions(path: str) -> Confusions:
         if wrong.startswith("#"):
             continue
         if not columns:
-            raise ValueError(
-                f"{path}, line {number} has one column. "
-                "Write a word and what it may be meant to be: `wrong right right ...` (`x x`: x stays)."
-            )
+            raise ValueError(f"{path}, line {number} has one column. Write `wrong right right ...` (`x x`: x stays).")
         if columns == [wrong]:
             protected.add(wrong)
             continue
         found = [part for column in columns for part in (column if is_han(column) else [column])]
         if is_han(wrong) and (len(wrong) > 1 or not all(map(is_han, found))):
-            raise ValueError(
-                f"{path}, line {number}: {line.strip()!r} must be a single Chinese character and those that it may "
-                "be, or the same word twice."
-            )
+            raise ValueError(f"{path}, line {number}: {line.strip()!r} must be single Chinese characters, or `x x`.")
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
     if not rights and not protected:
         raise ValueError(f"{path} has no row. Write `wrong right right ...`.")
@@ -105,10 +98,7 @@ class Misspeller:
 
     def __init__(self, sets: Sequence[Confusions], shares: Sequence[float], seed: int = 0) -> None:
         if len(shares) != len(sets) or min(shares) < 0 or sum(shares) > 1 + 1e-9:
-            raise ValueError(
-                f"shares has {len(shares)} numbers for {len(sets)} files, and a sum of {sum(shares):g}: "
-                "it needs one for each file, from 0 to 1, with a sum of 1 at most."
-            )
+            raise ValueError(f"shares is {list(shares)}: it needs one for each file, with a sum of 1 at most.")
         self.sets = sets
         self.shares = [*shares, max(1 - sum(shares), 0)]
         self.draw = random.Random(seed)
@@ -180,15 +170,10 @@ def main(argv: list[str]) -> None:
             pairs += 1
             changed += text != sentence
         if not pairs:
-            raise ValueError(
-                f"{', '.join(arguments.files)}: there is no sentence of {_SHORTEST} to {_LONGEST} characters."
-            )
+            raise ValueError(f"There is no sentence of {_SHORTEST} to {_LONGEST} characters in the text.")
         if not changed:
-            raise ValueError(
-                f"{', '.join(arguments.confusion_files)}: of {pairs:,} sentences of {_SHORTEST} to {_LONGEST} "
-                "characters none got an error. Give rows whose right words stand in the text, more text, or a lower "
-                "--clean_share."
-            )
+            names = ", ".join(arguments.confusion_files)
+            raise ValueError(f"{names}: of {pairs:,} sentences none holds a right word of these rows.")
     print(f"{arguments.output_file}: {pairs:,} pairs, {changed:,} with an error.")
 
 

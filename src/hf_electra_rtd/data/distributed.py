@@ -37,11 +37,11 @@ from transformers import PreTrainedTokenizerBase
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import lock_directory, read_json, remove_partial, write_text
 from hf_electra_rtd.base.records import count_cores
-from hf_electra_rtd.data.blocks import BLOCK_SUFFIX, BlockFile
+from hf_electra_rtd.data.blocks import BlockFile
 from hf_electra_rtd.data.packing import get_packer
 from hf_electra_rtd.data.preparation import HELD_OUT, TRAIN, pack, too_few
 from hf_electra_rtd.data.sequences import TOKENIZER_DIRECTORY, get_tokenizer, log_header
-from hf_electra_rtd.data.shards import INDEX_FILE, SHARD_SIZE, ShardWriter, write_index
+from hf_electra_rtd.data.shards import SHARD_SIZE, ShardWriter, write_index
 from hf_electra_rtd.data.text import Source, Text, document_lines
 from hf_electra_rtd.data.tokenization import (
     check_known,
@@ -163,8 +163,6 @@ class PackShards(PipelineStep):
 
     def run(self, data: Any, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         tokenizer = load_tokenizer(str(self.output_dir / TOKENIZER_DIRECTORY))
-        if tokenizer_hash(tokenizer) != self.described["tokenizer_hash"]:
-            raise ValueError(f"{self.output_dir / TOKENIZER_DIRECTORY} was altered. Start again.")
         encoder = LineEncoder(tokenizer, get_segmenter(self.word_segmenter)[0])
         packer = get_packer(self.packing, tokenizer, self.max_seq_length, 0)
         parts: dict[str, Any] = {}
@@ -199,10 +197,7 @@ class PackShards(PipelineStep):
         file = str(document.metadata.get("file_path", ""))
         root = self.root.rstrip("/") + "/"
         if not file.startswith(root):
-            raise ValueError(
-                f"The document {document.id} has no file_path below {self.root} in its metadata. "
-                "Name the reader's data_folder, and let it add_file_path."
-            )
+            raise ValueError(f"The document {document.id} has no file_path below {self.root} (data_folder).")
         return file.removeprefix(root)
 
     def _lines(self, documents: Iterable[Document], sources: dict[str, dict[str, Any]]) -> Iterator[tuple[int, str]]:
@@ -440,13 +435,7 @@ def _check(arguments: Any, data: Any, sources: Sequence[Source]) -> None:
         # What datatrove writes into scripts as it is.
         directory = os.path.abspath(arguments.output_dir)
         if shlex.quote(directory) != directory:
-            raise ValueError(
-                f"--output_dir: the job scripts contain {directory}. Choose a path without spaces and other special "
-                "characters."
-            )
-        for option in arguments.slurm:
-            if not option.isprintable():
-                raise ValueError(f"--slurm {option!r} stands in a script: it must be one line of text.")
+            raise ValueError(f"--output_dir stands in scripts. Choose a path without special characters: {directory}.")
         if shutil.which("sbatch") is None:
             raise ValueError("--executor slurm needs sbatch, which is not here. Start it where jobs are submitted.")
     refused = {
@@ -478,9 +467,6 @@ def prepare(arguments: Any, data: Any) -> tuple[list[str], str]:
         "train_files": reader.corpus,
     }
     check_settings(directory, {**settings, "tasks": arguments.tasks})  # before a tokenizer is trained and replaced
-    for file in (file for name in PARTS for file in (directory / name).glob("[!.]*")):
-        if file.suffix != BLOCK_SUFFIX and file.name != INDEX_FILE:
-            raise ValueError(f"{file} lies where shards are written. Choose another --output_dir.")
     tokenizer = get_tokenizer(data, arguments, directory)
     cpus = data.num_proc or 1
     packing = PackShards(

@@ -229,10 +229,8 @@ def get_packer(name: str, tokenizer: PreTrainedTokenizerBase, max_seq_length: in
     if name not in PACKERS:
         raise ValueError(f"There is no packing {name!r}. Known: {', '.join(PACKERS)}.")
     if max_seq_length < PACKERS[name].minimum_length:
-        raise ValueError(
-            f"max_seq_length={max_seq_length} is too short for packing={name!r}: "
-            f"choose at least {PACKERS[name].minimum_length} (the paper: 128 or 512)."
-        )
+        least = PACKERS[name].minimum_length
+        raise ValueError(f"max_seq_length={max_seq_length} is too short for packing={name!r}: take at least {least}.")
     closing = "".join(CLOSING_MARKS)
     texts = token_texts(tokenizer, range(len(tokenizer)))
     ends = [index for index, text in enumerate(texts) if text.rstrip(closing).endswith(SENTENCE_ENDS)]

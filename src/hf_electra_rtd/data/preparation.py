@@ -162,10 +162,7 @@ def held_out_threshold(num_documents: int, share: float, seed: int) -> int:
         return 0
     count = max(1, round(share * num_documents))
     if count >= num_documents:
-        raise ValueError(
-            f"The corpus has {num_documents} document(s) (an empty line ends one), too few to hold {count} out. "
-            "Separate them, name held_out_files, or use a held_out_share of 0."
-        )
+        raise ValueError(f"held_out_share={share}: {num_documents} document(s) are too few. An empty line ends one.")
     lowest = np.empty(0, dtype=np.uint64)
     for numbers in _draw(seed, randomness.SPLITTING, 0, num_documents):
         lowest = np.sort(np.concatenate([lowest, numbers]))[: count + 1]

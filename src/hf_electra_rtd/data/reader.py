@@ -8,7 +8,6 @@ benchmarks.
 
 from __future__ import annotations
 
-import codecs
 import csv
 import json
 import os
@@ -17,10 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hf_electra_rtd.base.files import open_text, reading
-
-
-MAX_LINE = 8 * 2**20  # characters of a line of text
-MAX_RECORD = 64 * 2**20  # characters of a line of JSON, which holds a whole document
 
 
 def records_of(
@@ -47,11 +42,10 @@ def records_of(
     if format == "parquet":
         yield from _parquet_rows(path, columns)
         return
-    codecs.lookup_error(encoding_errors)  # raises LookupError for an unknown one
     newline = None if format in ("text", "jsonl") else "\n"
     with open_text(path, encoding, encoding_errors, newline) as file:
         if format == "text":
-            for number, line in _lines(path, file, MAX_LINE):
+            for number, line in _lines(path, file):
                 yield f"{path}, line {number}", line
         elif format in ("json", "jsonl"):
             yield from _json_rows(path, file, may_be_list=format == "json")
@@ -61,35 +55,30 @@ def records_of(
 
 def read_lines(path: str | os.PathLike[str] | None = None) -> Iterator[str]:
     """The lines of a text, plain or compressed, or of the standard input, without their ends, \\n or \\r\\n. Raises
-    ValueError, with the line, for what is not UTF-8, and for a line of more than `MAX_LINE` characters."""
+    ValueError, with the line, for what is not UTF-8."""
     name = "The standard input" if path is None else os.fspath(path)
     with reading(name, "It must be text in UTF-8."), open_text(path) as file:
-        for _, line in _lines(name, file, MAX_LINE):
+        for _, line in _lines(name, file):
             yield line.rstrip("\r\n")
 
 
-def _lines(path: str, file: Any, longest: int) -> Iterator[tuple[int, str]]:
+def _lines(path: str, file: Any) -> Iterator[tuple[int, str]]:
     """The lines of a file with their ends, each after its number."""
-    number = 1
+    number = 0
     try:
-        while line := file.readline(longest + 1):
-            if len(line.removesuffix("\n")) > longest:
-                raise ValueError(f"{path}, line {number} has more than {longest:,} characters. Split it.")
+        for number, line in enumerate(file, 1):
             yield number, line
-            number += 1
     except UnicodeError as error:
+        number += 1
         if isinstance(error, UnicodeDecodeError):  # it was found while several lines were decoded
             number += error.object.count(b"\n", 0, error.start)
-        raise ValueError(
-            f"{path}, line {number} is not {file.encoding.removesuffix('-sig').upper()}. Save it as UTF-8, or, where "
-            "it is text to train on, name its encoding (encoding=latin-1, ...) or replace what does not fit "
-            "(encoding_errors=replace)."
-        ) from None
+        encoding = file.encoding.removesuffix("-sig").upper()
+        raise ValueError(f"{path}, line {number} is not {encoding}. Save it as UTF-8, or name its encoding.") from None
 
 
 def _json_rows(path: str, file: Any, may_be_list: bool) -> Iterator[tuple[str, Any]]:
     is_first = True
-    for number, line in _lines(path, file, MAX_RECORD):
+    for number, line in _lines(path, file):
         if not line.strip():
             continue
         if is_first and may_be_list and line.lstrip().startswith("["):
@@ -108,7 +97,7 @@ def _table_rows(
     path: str, file: Any, quoted: bool, header: Sequence[str] | None, skip_broken_lines: bool
 ) -> Iterator[tuple[str, dict[str, str] | None]]:
     csv.field_size_limit(2**31 - 1)  # 131,072 by default
-    lines = (line for _, line in _lines(path, file, MAX_RECORD))
+    lines = (line for _, line in _lines(path, file))
     reader = csv.reader(lines, strict=True)
     rows: Iterable[list[str]] = reader if quoted else (line.rstrip("\r\n").split("\t") for line in lines)
     for number, cells in enumerate(rows, 1):

@@ -116,10 +116,7 @@ def get_sequences(
             if data.word_segmenter and (by := file.header.word_segmenter) != get_segmenter(data.word_segmenter)[1]:
                 raise ValueError(f"The words of {file.path} were found by {by}. Leave --word_segmenter out.")
             if found != length:
-                raise ValueError(
-                    f"{file.path} has sequences of {found} tokens, not {length}. Use --max_seq_length {found}, or "
-                    "prepare the text again."
-                )
+                raise ValueError(f"{file.path} was prepared with --max_seq_length {found}, not {length}.")
             return file, None
         if is_main:
             options = {key: getattr(data, key) for key in ("packing", "num_proc", "drop_duplicates", "word_segmenter")}
@@ -170,7 +167,5 @@ def check_held_out(train: Blocks, held_out: Blocks) -> None:
     if first.sha256 == second.sha256:
         raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     if first.word_segmenter != second.word_segmenter:
-        raise ValueError(
-            f"The words of {train.path} were found by {first.word_segmenter}, those of {held_out.path} by "
-            f"{second.word_segmenter}. Prepare both with the same --word_segmenter."
-        )
+        both = (first.word_segmenter, second.word_segmenter)
+        raise ValueError(f"Words and held-out words were found by {both}: name the same --word_segmenter.")

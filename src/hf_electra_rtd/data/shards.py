@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -75,10 +74,7 @@ class ShardWriter:
     ) -> None:
         self._row = _LARGEST_TOKEN * max_seq_length + _LARGEST_ROW
         if shard_size < 2 * self._row:
-            raise ValueError(
-                f"shard_size={shard_size} is too small for sequences of {max_seq_length} tokens: "
-                f"choose at least {2 * self._row} bytes."
-            )
+            raise ValueError(f"shard_size={shard_size} is too small: choose at least {2 * self._row} bytes.")
         self._stack = stack
         self._path = directory / name
         self._size = shard_size
@@ -182,13 +178,10 @@ class ShardedBlocks(Blocks):
         self._verified: set[str] = set()  # hashes of copies
         index = f"{path.rstrip('/')}/{INDEX_FILE}"
         with reading(index, f"Name a directory of prepared shards, or copy its {INDEX_FILE} again."):
-            with fsspec.open(index) if self._cache else open(index, "rb") as file:
+            with fsspec.open(index) as file:
                 content = json.load(file)
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
-            # A hash is the name of a directory in the cache.
-            if not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
-                raise ValueError("the hash of a shard is no SHA-256")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         if self._cache is None or verify:
@@ -216,23 +209,16 @@ class ShardedBlocks(Blocks):
 
     def _check_sizes(self) -> None:
         """Raises ValueError for a shard that is missing or has another size than in the index."""
-        if self._cache is None:
-            paths = {shard.name: self._name(shard) for shard in self._shards}
-            sizes = {name: os.path.getsize(path) for name, path in paths.items() if os.path.isfile(path)}
-        else:
-            with reading(self.path, _NETWORK):
-                system, root = fsspec.core.url_to_fs(self.path)
-                root = root.rstrip("/")
-                listing = system.find(root, detail=True)
-            sizes = {path[len(root) + 1 :]: about["size"] for path, about in listing.items()}
+        with reading(self.path, _NETWORK):
+            system, root = fsspec.core.url_to_fs(self.path)
+            root = root.rstrip("/")
+            sizes = {path[len(root) + 1 :]: about["size"] for path, about in system.find(root, detail=True).items()}
         for shard in self._shards:
             size = sizes.get(shard.name)
             if size is None:
                 raise ValueError(f"{self._name(shard)} is missing. {_REMEDY}")
             if size != shard.size:
-                raise ValueError(
-                    f"{self._name(shard)} has {size:,} bytes, not the {shard.size:,} of its index. {_REMEDY}"
-                )
+                raise ValueError(f"{self._name(shard)} has {size:,} bytes, not {shard.size:,}. {_REMEDY}")
 
     def _get(self, number: int) -> BlockFile:
         """An open shard."""

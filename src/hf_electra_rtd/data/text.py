@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from hf_electra_rtd.base.cli import check_number
 from hf_electra_rtd.base.files import LOCK_FILE, PARTIAL, known_names, lock_directory, naming, reading, remove_partial
 from hf_electra_rtd.data.blocks import BLOCK_SUFFIX
-from hf_electra_rtd.data.reader import MAX_LINE, records_of
+from hf_electra_rtd.data.reader import records_of
 from hf_electra_rtd.data.shards import INDEX_FILE
 from hf_electra_rtd.data.tokenization import TOKENIZER_FILE
 
@@ -101,11 +101,8 @@ def find_sources(sources: Any, text_column: str = "text") -> list[Source]:
             rows = _with_column(source, text_column)
             found.append(Source("the dataset in memory", text_column=text_column, in_memory=rows))
         else:
-            has = f" with {', '.join(map(str, source))}" if isinstance(source, Mapping) else ""
-            raise TypeError(
-                f"A {type(source).__name__}{has} is no text. Pass paths, a datasets.Dataset with a column "
-                f"{text_column!r} (text_column), or a list of texts as {{{text_column!r}: texts}}."
-            )
+            kind = type(source).__name__
+            raise TypeError(f"{kind} is no text: pass paths, a datasets.Dataset or {{{text_column!r}: texts}}.")
     return found
 
 
@@ -119,8 +116,6 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
         key, value = match.groups()
         if key not in known:
             raise ValueError(f"{text}: there is no option {key!r}. {known_names(key, known, 'options')}")
-        if key in options:
-            raise ValueError(f"{text}: {key} is given twice.")
         try:
             options[key] = _CONVERT.get(key, str)(value)
         except (ValueError, KeyError):
@@ -131,9 +126,7 @@ def parse_sources(text: str, is_dataset: bool = False, **defaults: Any) -> list[
     named = [place] if is_dataset else find_files(place)
     sources = [Source(name, is_dataset, **defaults | options) for name in named]
     if options and any(source.is_prepared for source in sources):
-        raise ValueError(
-            f"{text}: {place} is prepared already, so options mean nothing. Leave {next(iter(options))} out."
-        )
+        raise ValueError(f"{text}: {place} is prepared already. Leave {next(iter(options))} out.")
     return sources
 
 
@@ -147,26 +140,26 @@ def find_files(pattern: str) -> list[str]:
     """
     if "://" in pattern:
         return [pattern]
-    is_directory = os.path.isdir(pattern)
-    if is_directory:
+    if os.path.isdir(pattern):
+        if _holds_shards(os.listdir(pattern)):
+            return [pattern]
         paths = set(_walk(pattern, set()))
+        files = [path for path in paths if os.path.isfile(path) and path.lower().endswith(TEXT_SUFFIXES)]
     elif os.path.isfile(pattern):
         paths = {pattern}
+        files = [pattern]
     else:
         paths = set(glob.glob(pattern, recursive=True))
-    files = sorted(filter(os.path.isfile, paths))
-    if not is_directory and paths != {pattern}:  # of a glob: without the `vocab.txt` of a tokenizer
-        files = [file for file in files if not os.path.isfile(os.path.join(os.path.dirname(file), TOKENIZER_FILE))]
-    if is_directory:
-        files = [file for file in files if file.lower().endswith(TEXT_SUFFIXES)]
-        names = os.listdir(pattern)
-        if _holds_shards(names) or (not files and INDEX_FILE in names):
-            if files:
-                logger.warning(f"{pattern} holds shards. Texts beside them are not read: {_listed(files)}.")
-            return [pattern]
+        # Without the `vocab.txt` of a tokenizer.
+        files = [
+            path for path in paths if os.path.isfile(path) and not os.path.isfile(Path(path).with_name(TOKENIZER_FILE))
+        ]
+    files.sort()
     passed = sorted(paths.difference(files))
     if passed:
-        logger.warning(f"Passed over, for they are no texts: {_listed(passed)}.")
+        shown = ", ".join(passed[:_SHOWN])
+        more = f" and {len(passed) - _SHOWN:,} more" if len(passed) > _SHOWN else ""
+        logger.warning(f"Passed over, for they are no texts: {shown}{more}.")
     kinds = (*TEXT_SUFFIXES, BLOCK_SUFFIX)
     for file in files:
         if not file.lower().endswith(kinds):
@@ -179,11 +172,6 @@ def find_files(pattern: str) -> list[str]:
 def _holds_shards(names: Sequence[str]) -> bool:
     """Whether files of these names are shards with their index, beside whatever lies there."""
     return INDEX_FILE in names and any(name.endswith(BLOCK_SUFFIX) for name in names)
-
-
-def _listed(files: Sequence[str]) -> str:
-    more = f" and {len(files) - _SHOWN:,} more" if len(files) > _SHOWN else ""
-    return ", ".join(files[:_SHOWN]) + more
 
 
 def _walk(directory: str, seen: set[str]) -> Iterator[str]:
@@ -206,7 +194,7 @@ def _walk(directory: str, seen: set[str]) -> Iterator[str]:
             yield path
 
 
-def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
+def read_text(source: Source, dataset: Any = None) -> Iterator[str]:
     """The lines of a file, or of a dataset that was loaded, and an empty string where a document ends.
 
     A record of JSON lines or Parquet and a row of a dataset are documents; those without text are left out. Lines are
@@ -244,8 +232,6 @@ def read_lines(source: Source, dataset: Any = None) -> Iterator[str]:
 
 
 def _clean(line: str) -> str:
-    if len(line.removesuffix("\n")) > MAX_LINE:
-        raise ValueError(f"has more than {MAX_LINE:,} characters in a line. Split it.")
     line = line.strip()
     with suppress(UnicodeEncodeError):
         if "\0" not in line and (line.isascii() or line.encode()):
@@ -254,7 +240,7 @@ def _clean(line: str) -> str:
 
 
 def document_lines(text: str) -> list[str]:
-    """The lines of a document, as `read_lines` gives them. Raises ValueError for what is no text."""
+    """The lines of a document, as `read_text` gives them. Raises ValueError for what is no text."""
     return [_clean(line) for line in io.StringIO(text, newline=None) if line.strip()]
 
 
@@ -265,9 +251,7 @@ def _text(record: Any, column: str) -> str:
         raise ValueError(f"has no text in a column {column!r} (there are: {names}). Name its column (text_column).")
     text = record[column]
     if text is not None and not isinstance(text, str):
-        raise ValueError(
-            f"has no text in a column {column!r} (it is {type(text).__name__}). Name its column (text_column)."
-        )
+        raise ValueError(f"has no text in a column {column!r} (it is {type(text).__name__}).")
     return text or ""
 
 
@@ -283,18 +267,19 @@ class Text:
             with reading(source, _REMEDIES[True]):
                 self._dataset = _load_dataset(source)
         if source.streaming:
-            import zstandard
+            import pyarrow as pa
 
-            with naming(copy.parent.parent), zstandard.open(copy, "wt", encoding="utf-8", newline="\n") as file:
-                lines = tqdm(read_lines(source, self._dataset), source.name, disable=disable_progress or None)
-                file.writelines(line + "\n" for line in lines)
+            with naming(copy.parent.parent), pa.output_stream(copy, compression="zstd") as file:
+                lines = tqdm(read_text(source, self._dataset), source.name, disable=disable_progress or None)
+                for line in lines:
+                    file.write(f"{line}\n".encode())
             self._source = Source(str(copy))
             self._dataset = None
         self._before = self._state()
 
     def read(self, what: str) -> Iterator[str]:
-        """See `read_lines`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
-        lines = read_lines(self._source, self._dataset)
+        """See `read_text`; `what` stands before the progress bar. Raises ValueError if the file has changed."""
+        lines = read_text(self._source, self._dataset)
         yield from tqdm(lines, f"{what}: {self.source.name}", disable=self._disable or None, leave=False)
         if self._state() != self._before:
             raise ValueError(f"{self.source} changed while it was read. Wait until it is whole, and start again.")
@@ -330,9 +315,7 @@ def _load_dataset(source: Source) -> Any:
         dataset = load_from_disk(source.place)
         is_single = not isinstance(dataset, DatasetDict)
         if source.config or source.revision or (is_single and source.split != Source.split):
-            raise ValueError(
-                "a saved dataset has no config and no revision, and a split only if it was saved with several"
-            )
+            raise ValueError("a saved dataset has no config, no revision, and no split unless several were saved")
         dataset = dataset if is_single else dataset[source.split]
     else:
         options = {"split": source.split, "streaming": source.streaming, "revision": source.revision}

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
-from hf_electra_rtd.base.files import load_pretrained, naming, read_json, reading, writing
+from hf_electra_rtd.base.files import load_pretrained, naming, reading, writing
 from hf_electra_rtd.encoders.families import FAMILIES, max_length
 
 
@@ -29,7 +29,12 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SPECIAL = ("pad", "unk", "cls", "sep", "mask")
 TOKENIZER_FILE = "tokenizer_config.json"  # in every directory of a tokenizer
 _FILES = (
-    *(TOKENIZER_FILE, "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "added_tokens.json"),
+    TOKENIZER_FILE,
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
     "spiece.model",
     "spm.model",
     "sentencepiece.bpe.model",
@@ -65,39 +70,19 @@ def load_tokenizer(
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            raise ValueError(
-                f"{name_or_path} lacks {', '.join(missing)}: it is no vocab.txt of BERT's kind. "
-                "Of another tokenizer, name the directory, with its tokenizer.json."
-            )
-        if any("\0" in token for token in vocabulary):
-            raise ValueError(f"{name_or_path} holds NUL characters: it is damaged.")
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. Of another kind, name the directory.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))
         options: dict[str, Any] = {"do_lower_case": lowercase, "strip_accents": strip_accents}
         tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=MAX_LENGTH, **options)
     elif lowercase is not None or strip_accents is not None:
-        raise ValueError(
-            f"lowercase and strip_accents are for a vocab.txt; {name_or_path} has its own settings. Leave them out."
-        )
+        raise ValueError(f"lowercase and strip_accents are for a vocab.txt. Leave them out for {name_or_path}.")
     else:
         with reading(name_or_path, _REMEDY):
-            _check_directory(Path(name_or_path))
             tokenizer = load_pretrained(AutoTokenizer, name_or_path)
     check_tokenizer(tokenizer, f"The tokenizer {name_or_path}")
-    with reading(name_or_path):
-        get_backend(tokenizer).encode("\U0010ffff")  # an error where there is no token for what is unknown
     return tokenizer
-
-
-def _check_directory(directory: Path) -> None:
-    """Raises ValueError for what lies in place of a file and is none, for `transformers` would do without it, and for
-    halves of characters, which cannot be saved again."""
-    for path in (directory / name for name in _FILES):
-        if os.path.lexists(path) and not path.is_file():
-            raise ValueError(f"{path.name} is no ordinary file")
-    if (config := directory / TOKENIZER_FILE).is_file():
-        json.dumps(read_json(config), ensure_ascii=False).encode()
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokenizer") -> None:
@@ -110,11 +95,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, name: str = "The tokeniz
     ids = {f"{special}_token": getattr(tokenizer, f"{special}_token_id") for special in _SPECIAL}
     wrong = [special for special, index in ids.items() if index is None or [*ids.values()].count(index) > 1]
     if wrong:
-        raise ValueError(
-            f"{name} has no {', no '.join(wrong)} of its own: "
-            f"five are needed, such as {', '.join(SPECIAL_TOKENS)} or <pad>, <unk>, <s>, </s>, <mask>. "
-            f"Set them in {TOKENIZER_FILE}."
-        )
+        raise ValueError(f"{name} has no {', no '.join(wrong)} of its own. Set them in {TOKENIZER_FILE}.")
     if len(tokenizer) <= len(SPECIAL_TOKENS):  # `transformers` makes one where there is no file of a tokenizer
         raise ValueError(f"{name} has no words. Name a vocab.txt, or a directory with a whole tokenizer.json.")
 
@@ -129,18 +110,16 @@ def check_known(name: str, unknown: int, total: int, refuses: bool = True) -> fl
     """Returns the share of unknown tokens in a text of this `name`, and warns above 1 %. Where it `refuses`, it raises
     ValueError above 50 %: such a text is usually in another language."""
     share = unknown / max(total, 1)
-    if refuses and share > MOST_UNKNOWN:
-        raise ValueError(f"{name}: {_describe_unknown(share)}")
-    if share > WARNED_UNKNOWN:
-        logger.warning(f"{name}: {_describe_unknown(share)}")
-    return share
-
-
-def _describe_unknown(share: float) -> str:
-    return (
-        f"{share:.1%} of the tokens are unknown: words with a character that is not in the\n  vocabulary, or, in "
-        "BERT's tokenizers, of more than 100 characters. Take a tokenizer or a model\n  that was trained on such text."
+    message = (
+        f"{name}: {share:.1%} of the tokens are unknown: words with a character that is not in the\n"
+        "  vocabulary, or, in BERT's tokenizers, of more than 100 characters. Take a tokenizer or a model\n"
+        "  that was trained on such text."
     )
+    if refuses and share > MOST_UNKNOWN:
+        raise ValueError(message)
+    if share > WARNED_UNKNOWN:
+        logger.warning(message)
+    return share
 
 
 def fit_tokenizer(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
@@ -167,18 +146,13 @@ def refuse_other_tokens(source: str, tokenizer: PreTrainedTokenizerBase, name: s
     theirs, ours = (_vocabulary(each) for each in (load_tokenizer(source), tokenizer))
     if theirs != ours:
         first, second = next((a, b) for a, b in zip_longest(theirs, ours) if a != b)
-        raise ValueError(
-            f"{name} has other tokens than the tokenizer: "
-            f"where it has {first}, {tokenizer.name_or_path} has {second}. "
-            "Name its own tokenizer."
-        )
+        raise ValueError(f"{name} has other tokens: {first}, not {second}. Name its own tokenizer.")
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: str | os.PathLike[str]) -> None:
     """Writes the tokenizer, and of BERT's kind the `vocab.txt` that `transformers` 5 no longer writes but older tools
     read."""
-    if tokenizer.is_fast:
-        _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
+    _plain(tokenizer.backend_tokenizer)  # else it writes the truncation and padding of its last call
     vocabulary = _vocabulary(tokenizer)
     with naming(directory):
         tokenizer.save_pretrained(directory)

@@ -60,10 +60,7 @@ def align(source: str, other: str) -> list[tuple[str, str]]:
     given = split(source)
     found = split(other)
     if len(given) != len(found):
-        raise ValueError(
-            f"{other[:40]!r} has {len(found)} parts (words, of Chinese characters) in place of {len(given)} of "
-            f"{source[:40]!r}. Only replacements count."
-        )
+        raise ValueError(f"{other[:40]!r} has other places than {source[:40]!r}. Only replacements count.")
     return list(zip(given, found, strict=True))
 
 

@@ -59,14 +59,9 @@ def check_extensible(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises ValueError for a tokenizer that is no WordPiece, or has tokens that were added behind its vocabulary."""
     backend: Any = tokenizer.backend_tokenizer
     if (kind := type(backend.model).__name__) != "WordPiece":
-        raise ValueError(
-            f"extend_vocabulary: the tokenizer is {kind}, and words can be added to a WordPiece vocabulary alone."
-        )
+        raise ValueError(f"extend_vocabulary is for a WordPiece tokenizer, and this is {kind}.")
     if added := len(tokenizer) - backend.get_vocab_size(with_added_tokens=False):
-        raise ValueError(
-            f"extend_vocabulary: the tokenizer has {added} added tokens, and "
-            "new entries would take their ids. Put them into its vocab.txt."
-        )
+        raise ValueError(f"extend_vocabulary: put the {added} added tokens of the tokenizer into its vocab.txt.")
 
 
 def choose_words(
@@ -94,11 +89,7 @@ def choose_words(
     while True:
         ranked = sorted(gains, key=lambda word: (-gains[word], word))
         if len(ranked) < count:
-            raise ValueError(
-                f"extend_vocabulary={count}: "
-                f"the text supports {len(ranked):,} (seen {_LEAST_SEEN} times, {_LEAST_PIECES} pieces each). "
-                "Ask for fewer, or give more text."
-            )
+            raise ValueError(f"extend_vocabulary={count}: the text supports {len(ranked):,}. Ask for fewer.")
         extended = _extended(backend, ranked[:count])
         lost = tuple(word for word in words if pieces[word] and not _pieces(extended, word))
         if not lost:

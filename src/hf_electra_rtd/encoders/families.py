@@ -160,10 +160,8 @@ def refuse_other_networks(config: Any) -> None:
     """Raises ValueError for a configuration that is not of an encoder that predicts masked tokens."""
     sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", feed_forward_name(config))
     if masked_lm_class(config.model_type) is None or not all(hasattr(config, name) for name in sizes):
-        raise ValueError(
-            f"transformers has no encoder of the family {config.model_type!r} that predicts masked tokens. "
-            f"Take {', '.join(FAMILIES)}."
-        )
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"There is no encoder of the family {config.model_type!r} for masked tokens. Take {known}.")
 
 
 def output_layer(tower: Any) -> Any:
@@ -244,10 +242,7 @@ def check_document_attention(config: Any) -> None:
         known = ", ".join(name for name, each in FAMILIES.items() if each.document_attention)
         raise ValueError(f"document_attention is for the families {known}, not {config.model_type!r}.")
     if not _takes_lengths(config) and not _takes_masks(config):
-        raise ValueError(
-            f"document_attention with attn_implementation={attention} was never tried: take sdpa, eager or "
-            "flash_attention_2."
-        )
+        raise ValueError(f"document_attention takes sdpa, eager or flash_attention_2, not {attention}.")
 
 
 def _takes_lengths(config: Any) -> bool:

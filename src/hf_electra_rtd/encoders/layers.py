@@ -68,8 +68,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """`transformers`' "sdpa", and on a CPU with dropout `attention_with_dropout`: (B, H, L, D) each, to (B, L, H,
     D)."""
-    causal = kwargs.get("is_causal") or getattr(module, "is_causal", False)
-    if causal or not _is_slow(query, dropout) or key.shape[1:3] != query.shape[1:3]:
+    if not _is_slow(query, dropout) or key.shape[1:3] != query.shape[1:3]:
         stock = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return stock(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
     batch_size, num_heads, length, head_size = query.shape

@@ -189,6 +189,7 @@ class FineTuningArguments(TrainingArguments):
 
 _SOURCES = ("train_file", "validation_file", "test_file", "dataset")
 _TEXT_KINDS = ("task_kind=classification", "task_kind=multi_label", "task_kind=regression", "task_kind=embedding")
+_LABELED = ("task_kind=classification", "task_kind=multi_label", "task_kind=tagging")
 _KEEPS_HEAD = ("label_words", "task_kind=correction")
 _NOT_OF_EMBEDDINGS = (
     "lora",
@@ -232,6 +233,7 @@ RULES = (
     Rule("data_dir", "It holds a benchmark.", excludes=_SOURCES),
     Rule("benchmark=clue", "Name a benchmark or a task of your own.", excludes=_SOURCES),
     Rule("benchmark=more", "Name a benchmark or a task of your own.", excludes=_SOURCES),
+    Rule("benchmark=own", "There are no examples.", needs=_SOURCES),
     *(
         Rule(entry.name, "It is of a task of your own.", needs=(*_SOURCES, "benchmark=own"))
         for entry in fields(OwnTaskArguments)
@@ -248,6 +250,7 @@ RULES = (
         excludes=("task_kind=multiple_choice", "task_kind=question_answering"),
         changes_nothing=True,
     ),
+    Rule("labels", "Other kinds have no classes or tags.", needs=_LABELED),
     Rule("unanswerable", "", needs=("task_kind=question_answering",), changes_nothing=True),
 )
 # What `--help` shows, as in `training.pretrain`.

@@ -43,7 +43,7 @@ from hf_electra_rtd.encoders.families import inputs_of
 from hf_electra_rtd.encoders.families import max_length as longest
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.inference.judging import EMPTY, TEXT_RULES, TextArguments, TextJudge, run_on_texts
-from hf_electra_rtd.ops import choose_masked_positions, num_masked, sample_tokens
+from hf_electra_rtd.ops import num_masked, sample_tokens
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.onnx_model import TORCH, load_onnx
 from hf_electra_rtd.pair.places import DETECTOR, GENERATOR, NETWORKS, PAIR, RUN, identify
@@ -276,7 +276,7 @@ def detect(
     if words is None:
         count = min(num_masked(mask_probability, len(ids_L)), int(candidates_L.sum()))
         uniforms_L = torch.rand(len(ids_L), generator=random)
-        positions_K = choose_masked_positions(candidates_L[None], uniforms_L[None], torch.tensor([count]), count)[0]
+        positions_K = uniforms_L.masked_fill(~candidates_L, 2.0).argsort()[:count].sort().values
     else:
         positions_K = torch.tensor(_find_words(encoding, sentence, words))
     masked_L = ids_L.index_fill(0, positions_K, int(tokenizer.mask_token_id))

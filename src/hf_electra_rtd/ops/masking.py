@@ -34,17 +34,19 @@ def num_masked(mask_probability: float, length: int) -> int:
     return max(1, round(mask_probability * length))
 
 
-def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B: Tensor, num_slots: int) -> Tensor:
-    """Draws distinct positions, on the CPU, every set of `counts_B[i]` candidates of a sequence being equally likely.
+def choose_masked_positions(
+    candidates_BL: np.ndarray, uniforms_BL: np.ndarray, counts_B: np.ndarray, num_slots: int
+) -> np.ndarray:
+    """Draws distinct positions, every set of `counts_B[i]` candidates of a sequence being equally likely.
 
     `candidates_BL` is True where a token may be masked: where they are too few, fewer are chosen. Those with the
     smallest `uniforms_BL`, float32 in [0, 1), are. The result is int64 (B, K), ascending, then -1 in unused slots.
     """
-    scores_BL = np.array(uniforms_BL.numpy(), order="C")
-    scores_BL[~candidates_BL.numpy()] = _NO_CANDIDATE
+    scores_BL = np.array(uniforms_BL, order="C")
+    scores_BL[~candidates_BL] = _NO_CANDIDATE
     # Of floats that are not negative, the bits have the same order, and sort faster.
     bits_BL = scores_BL.view(np.int32)
-    counts_B = np.minimum(counts_B.numpy(), num_slots)
+    counts_B = np.minimum(counts_B, num_slots)
     rows_B = np.arange(len(scores_BL))
     last_B = np.sort(bits_BL, axis=1)[rows_B, np.maximum(counts_B - 1, 0)]
     threshold_B = np.where(counts_B > 0, np.minimum(last_B, _NO_CANDIDATE_BITS - 1), -1)
@@ -53,7 +55,7 @@ def choose_masked_positions(candidates_BL: Tensor, uniforms_BL: Tensor, counts_B
         tied_BL = bits_BL == threshold_B[:, None]
         room_B = counts_B - (chosen_BL & ~tied_BL).sum(axis=1)
         chosen_BL &= ~tied_BL | (tied_BL.cumsum(axis=1) <= room_B[:, None])
-    return torch.from_numpy(_slots(chosen_BL, num_slots))
+    return _slots(chosen_BL, num_slots)
 
 
 def choose_masked_groups(
@@ -123,10 +125,7 @@ def masked_slots(ids_BL: Tensor, positions_BK: Tensor | None, labels: Tensor) ->
     neither."""
     name, like = ("input_ids", ids_BL) if positions_BK is None else ("masked_positions", positions_BK)
     if labels.shape != like.shape:
-        raise ValueError(
-            f"labels must have the shape of {name}, {tuple(like.shape)}; they have {tuple(labels.shape)}. Labels at "
-            "all positions go without masked_positions."
-        )
+        raise ValueError(f"labels have the shape {tuple(labels.shape)}, but must have that of {name}.")
     if positions_BK is None:
         masked_BL = labels.ne(IGNORED)
         num_slots = max(1, int(masked_BL.sum(dim=1).max()))

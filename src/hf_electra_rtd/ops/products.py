@@ -73,7 +73,6 @@ def use_library(name: str | None) -> None:
     global _chosen
     if name is None:
         return
-    name = name.lower()  # older checkpoints say `oneDNN`
     if name == MKL or (name == ONEDNN and has_onednn()):
         if _chosen not in (None, name):
             logger.info(f"CPU matrix multiplication by {name}, no longer by {_chosen}.")

@@ -19,7 +19,7 @@ from transformers.utils import is_in_notebook
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
 from hf_electra_rtd.base.files import known_names
-from hf_electra_rtd.base.recipes import get_size, shortened
+from hf_electra_rtd.base.recipes import get_size, of_length
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.encoders.families import check_document_attention
 from hf_electra_rtd.ops import products
@@ -158,13 +158,9 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size, an unknown one is a ValueError; `num_train_epochs` replaces its length, and a
-        shorter `max_steps` its intervals and warm-up (see [`recipes.shortened`])."""
-        recipe = dict(get_size(size).pretraining)
-        if "max_steps" in overrides:
-            recipe = shortened(recipe, overrides["max_steps"])
-        if "num_train_epochs" in overrides:
-            del recipe["max_steps"]
+        """The recipe of a named size, an unknown one is a ValueError, for the length that is given (see
+        [`recipes.of_length`])."""
+        recipe = of_length(get_size(size).pretraining, overrides.get("max_steps"), overrides.get("num_train_epochs"))
         return cls(output_dir=output_dir, **{**recipe, **overrides})
 
 

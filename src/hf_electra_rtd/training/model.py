@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
-from hf_electra_rtd.base.recipes import closest_size, continued_recipe, get_size
+from hf_electra_rtd.base.recipes import closest_size, continued_recipe, get_size, of_length
 from hf_electra_rtd.data.tokenization import has_tokenizer
 from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.encoders.families import max_length
@@ -219,10 +219,15 @@ class ModelArguments:
 
 
 def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that `--continue_from` and `--backbone` bring, from the values of all flags (None: not given), for
-    `cli.parse_arguments`: the size that the pair will have or be closest to, and its recipe."""
+    """The defaults that follow from the flags that are given (`cli.given_flags`): the recipe of their length; with
+    `--continue_from` and `--backbone`, whose configurations are read for it, of the size that the pair will have or be
+    closest to. Raises ValueError for an unknown size, and networks that are not there."""
+    return of_length(_recipe(given), given["max_steps"], given["num_train_epochs"])
+
+
+def _recipe(given: Mapping[str, Any]) -> dict[str, Any]:
     if given["continue_from"] is None and given["backbone"] is None:
-        return {}
+        return dict(get_size(given["size"] or ModelArguments.size).pretraining)
     if given["continue_from"] is not None and given["size"] is not None:
         raise ValueError("--continue_from decides which networks there are. Leave --size out.")
     names = (field.name for field in fields(ModelArguments))
@@ -233,7 +238,7 @@ def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     size = given["size"] or closest_size(main.hidden_size, main.num_hidden_layers)
     if "backbone" in plan.backbones:
         return {"size": size, **continued_recipe(size)}
-    return {"size": size, "bias_correction": False, **get_size(size).pretraining}
+    return {"size": size, **get_size(size).pretraining}
 
 
 def build_model(

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
-from accelerate.utils import broadcast_object_list, convert_file_size_to_int, gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from rich.console import Console
 from rich.filesize import decimal as format_bytes
 from rich.text import Text
@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.accounting import count_parameters, format_duration
-from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, parse_arguments
+from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, given_flags, parse_arguments, parse_size
 from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import PARTIAL, lock_directory, naming, remove_partial
 from hf_electra_rtd.base.recipes import SIZES
@@ -233,20 +233,19 @@ def start(
     """Everything before the loop: flags, checkpoint, tokenizer, sequences, model. Locks the output directory inside
     the `with`. Raises ValueError and OSError for what cannot be used, and SystemExit where there is nothing to do."""
     started = utc_now()
+    types = (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments)
     run_args, model_args, data_args, card, publication, args = parse_arguments(
-        (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments),
+        types,
         argv,
         description=description,
-        defaults=defaults,
-        recipes={name: size.pretraining for name, size in SIZES.items()},
-        more_defaults=recipe_defaults,
+        defaults={**defaults, **recipe_defaults(given_flags(types, argv))},
         help_groups=HELP_GROUPS,
         rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )
     check_launcher(args)
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
-    memory_of(run_args)  # a mistake comes before the work
+    parse_size("memory_of", run_args.memory_of)  # a mistake comes before the work
     data_args.set_default_text(default_text)
     _set_up_logging(args)
     set_seed(args.seed)
@@ -494,7 +493,7 @@ def dry_run(run: Run, screen: Console | None = None) -> None:
     not fit in the memory of a GPU."""
     model = run.model
     stream = run.stream
-    memory = memory_of(run.arguments)
+    memory = parse_size("memory_of", run.arguments.memory_of)
     device = run.args.device if memory is None else torch.device("cpu")
     screen = screen or console.open_console(quiet=run.args.process_index != 0)
     model.to(device)  # type: ignore[arg-type]
@@ -576,16 +575,6 @@ def _describe_costs(run: Run, num_parameters: int, seconds: float) -> dict[str, 
         "memory": memory,
         "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
     }
-
-
-def memory_of(arguments: RunArguments) -> int | None:
-    """The bytes of `memory_of`; None where it is not given. Raises ValueError for what is no size."""
-    if arguments.memory_of is None:
-        return None
-    try:
-        return int(convert_file_size_to_int(arguments.memory_of))
-    except ValueError:
-        raise ValueError(f"--memory_of {arguments.memory_of}: name a size, such as 24GB or 80GB.") from None
 
 
 def print_memory(run: Run, memory: int, screen: Console) -> None:

@@ -267,9 +267,8 @@ def test_gold_logits_give_every_word_its_tag_whatever_stands_in_the_padding(rows
 def test_the_first_token_of_a_word_carries_its_tag_also_where_a_sentence_goes_on():
     examples = sentences((["rivers", "xyzzy", "milling", "\u200b"], ["B-x", "I-x", "O", "B-y"]))
     whole = make_tagger(16).encode(examples, training=True)
-    assert TOKENIZER.convert_ids_to_tokens(whole["input_ids"][0])[1:-1] == [
-        *("river", "##s", "[UNK]", "mill", "##ing", "[UNK]")
-    ]
+    tokens = TOKENIZER.convert_ids_to_tokens(whole["input_ids"][0])
+    assert tokens[1:-1] == ["river", "##s", "[UNK]", "mill", "##ing", "[UNK]"]
     assert whole["labels"][0] == [-100, 1, -100, 2, 0, -100, 3, -100]
     assert whole["places"][0] == [1, 3, 4, 6]
     assert make_tagger().score([["B-x", "I-x", "O", "O"]], examples)["precision"] == 1  # a recall of 1/2

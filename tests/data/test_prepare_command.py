@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import zstandard
 
-from hf_electra_rtd.data import prepare, sequences
+from hf_electra_rtd.data import prepare_command, sequences
 from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
 from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
 from hf_electra_rtd.data.shards import open_blocks
@@ -49,7 +49,8 @@ def test_a_resumed_run_reads_its_text_again_only_if_named_otherwise(tmp_path, co
 
 
 def test_text_that_is_both_trained_on_and_held_out_is_refused_but_of_one_split(tmp_path, tokenizer):
-    train, made = tmp_path / "train", []
+    train = tmp_path / "train"
+    made = []
     train.mkdir()
     for path, seed in ((train / "a.txt", 0), (train / "b.txt", 1), (tmp_path / "other.txt", 2)):
         path.write_text(make_text(20, seed))
@@ -76,7 +77,7 @@ def test_block_files_that_do_not_fit_the_run_are_refused(tmp_path, corpus, token
     (tmp_path / "vocab.txt").write_text("\n".join([*VOCABULARY, "more"]) + "\n")
     for files, tokenizer_, message in (
         ([], tokenizer, r"nothing to train on.*--train_files.*--train_datasets"),
-        ([made.path], tokenizer, r"has sequences of 32 tokens, not 64.*--max_seq_length 32"),
+        ([made.path], tokenizer, "prepared with --max_seq_length 32, not 64"),
         ([made.path], load_tokenizer(str(tmp_path / "vocab.txt")), r"another tokenizer.*--tokenizer"),
         ([made.path, str(corpus)], tokenizer, "one block file alone, not 2 sources"),
     ):
@@ -102,7 +103,7 @@ def test_what_is_prepared_already_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a.blocks").touch()
     with pytest.raises(ValueError, match=r"a\.blocks"):
-        prepare.main(["--train_files", "a.blocks"])
+        prepare_command.main(["--train_files", "a.blocks"])
     assert not Path("runs").exists()
 
 
@@ -113,12 +114,12 @@ def test_a_preparation_that_fails_leaves_earlier_blocks_their_own_tokenizer(
     monkeypatch.chdir(tmp_path)
     flags = ["--max_seq_length", "32", "--disable_tqdm", "--output_dir", str(tmp_path / "out")]
     save_tokenizer(tokenizer, tmp_path / "first")
-    prepare.main(["--train_files", str(corpus), "--tokenizer", str(tmp_path / "first"), *flags])
+    prepare_command.main(["--train_files", str(corpus), "--tokenizer", str(tmp_path / "first"), *flags])
     (other := load_tokenizer(str(tmp_path / "first"))).add_tokens("another")
     save_tokenizer(other, tmp_path / "second")
     (tmp_path / "short.txt").write_text("the\n\nmill\n")
     with pytest.raises(ValueError, match="too few for one sequence"):
-        prepare.main(["--train_files", "short.txt", *later, *flags])
+        prepare_command.main(["--train_files", "short.txt", *later, *flags])
     kept = load_tokenizer(str(tmp_path / "out" / "tokenizer"))
     assert open_blocks(tmp_path / "out" / "train.blocks").header.tokenizer_hash == tokenizer_hash(kept)
 
@@ -132,7 +133,7 @@ def test_what_no_preparation_has_left_stays(tmp_path, corpus, name):
     flags = ["--max_seq_length", "32", "--disable_tqdm", "--output_dir", str(tmp_path / "out"), "--vocab_size", "100"]
     sharded = ["--shard_size", "2KB"] if name.startswith("train/") else []
     with pytest.raises(ValueError, match=f"out/{name.partition('/')[0]}"):
-        prepare.main(["--train_files", str(corpus), "--held_out_share", "0.1", *flags, *sharded])
+        prepare_command.main(["--train_files", str(corpus), "--held_out_share", "0.1", *flags, *sharded])
     assert (tmp_path / "out" / name).read_text() == "mine"
 
 

@@ -70,6 +70,13 @@ def test_held_out_sentences_come_back_but_for_words_with_characters_never_seen(l
     assert num_unknown <= MOST_UNKNOWN.get(language, 0) * num_tokens
 
 
+def test_of_characters_that_are_as_frequent_those_with_lower_numbers_have_room():
+    characters = [chr(0x4E00 + number) for number in range(600)]
+    trained = train_wordpiece(lambda: ["".join(reversed(characters)), "".join(characters[500:])], vocab_size=400)
+    expected = {*characters[500:], *characters[:100]}  # half of the vocabulary is for characters
+    assert expected == {token for token in trained.get_vocab() if token in characters}
+
+
 def test_after_a_megabyte_of_chinese_about_one_token_in_a_hundred_of_other_articles_is_unknown():
     path = Path(__file__).parents[2] / "examples" / "data" / "zhwiki_excerpts.txt.gz"
     lines = gzip.decompress(path.read_bytes()).decode("utf-8").splitlines()

@@ -90,19 +90,24 @@ def train_wordpiece(
     # A sixteenth for characters, which small alphabets do not fill; more where the text needs it, but no more than
     # half: there must be room for words.
     limit = min(max(size // 16, text.num_covering), size // 2)
+    characters = _most_frequent(lines(), normalizer, max(1, limit))
 
     def train(fixed: list[str], size: int) -> dict[str, int]:
         wordpiece = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         wordpiece.normalizer = normalizer
         wordpiece.pre_tokenizer = pre_tokenizer
         trainer = trainers.WordPieceTrainer(
-            vocab_size=size, special_tokens=fixed, limit_alphabet=max(1, limit), show_progress=False
+            vocab_size=size,
+            special_tokens=fixed,
+            initial_alphabet=characters,
+            limit_alphabet=len(characters),
+            show_progress=False,
         )
         wordpiece.train_from_iterator(lines(), trainer)
         return wordpiece.get_vocab()
 
     # The trainer numbers characters in the order of a hash table, which differs from run to run, and breaks ties
-    # between merges by these numbers. So the alphabet is collected first, and fixed in its own order.
+    # between merges by these numbers. So the alphabet is chosen and collected first, and fixed in its own order.
     alphabet = sorted(train(list(SPECIAL_TOKENS), 0).keys() - set(SPECIAL_TOKENS))
     vocabulary = train([*SPECIAL_TOKENS, *alphabet], size)
     if strip_accents:
@@ -112,13 +117,31 @@ def train_wordpiece(
     return _keeping_marks(vocabulary, normalizer, pre_tokenizer)
 
 
+def _most_frequent(lines: Iterable[str], normalizer: Any, limit: int) -> list[str]:
+    """The most frequent characters of a text; of two that are as frequent, the one with the lower number."""
+    counts = sum(_count_characters(normalizer.normalize_str(text)) for text in _joined(lines))
+    counts = _without_spaces(np.asarray(counts))
+    order = np.argsort(-counts, kind="stable")[: min(limit, np.count_nonzero(counts))]
+    return [chr(code) for code in order.tolist()]
+
+
+def _count_characters(text: str) -> np.ndarray:
+    """How often each character occurs: int64 (1,114,112,), by its number."""
+    return np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=sys.maxunicode + 1)
+
+
+def _without_spaces(counts: np.ndarray) -> np.ndarray:
+    counts[[code for code in np.flatnonzero(counts).tolist() if chr(code).isspace()]] = 0
+    return counts
+
+
 def _measure(lines: Iterable[str]) -> _Text:
     counts = np.zeros(sys.maxunicode + 1, dtype=np.int64)
     in_long_words = 0
     for text in _joined(lines):
-        counts += np.bincount(np.frombuffer(text.encode("utf-32-le"), dtype="<u4"), minlength=len(counts))
+        counts += _count_characters(text)
         in_long_words += sum(map(len, re.findall(rf"[!-~]{{{_LONGEST + 1},}}", text)))
-    counts[[code for code in np.flatnonzero(counts).tolist() if chr(code).isspace()]] = 0
+    counts = _without_spaces(counts)
     letters = [code for code in np.flatnonzero(counts).tolist() if unicodedata.category(chr(code))[0] in "LM"]
     others = counts[[code for code in letters if code > 127]].sum() + in_long_words
     covered = np.sort(counts)[::-1].cumsum()

@@ -161,7 +161,6 @@ RUNS: dict[str, Run] = {
     "padded, eager": Run(packing="original", change=eager),
     "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, EXACT, packing="original"),
     "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
-    "labels at all positions": Run(collator=plain_collator, args=EXACT),
     "documents, eager": Run(args=WITHIN, change=eager),
     "checkpointing, documents": Run(args=WITHIN, change=checkpointed),
     "linear temperature": Run({"temperature_schedule": "linear"}),

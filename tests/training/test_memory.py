@@ -44,7 +44,7 @@ def test_the_largest_batch_is_that_of_a_search_one_by_one():
         peak = cache(lambda size, peaks=peaks: peaks[size - 1])
         budget = generator.uniform(0, 4000)
         assert largest_batch(peak, budget) == (peaks <= budget).sum()
-        assert peak.cache_info().misses < 20
+        assert peak.cache_info().misses < 30
 
 
 PAIRS = {

@@ -20,8 +20,9 @@ from hf_electra_rtd.base.files import lock_directory
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
+from hf_electra_rtd.training.directory import find_checkpoint
 from hf_electra_rtd.training.model import ModelArguments
-from hf_electra_rtd.training.pretrain import find_checkpoint, main
+from hf_electra_rtd.training.pretrain import main
 from tests.conftest import pretraining_flags, tiny_config
 
 
@@ -118,7 +119,7 @@ def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_ru
 @pytest.mark.parametrize(
     ("flag", "part"),
     [
-        ("two_stage_from", ""),
+        ("continue_from", ""),
         ("generator", "generator"),
         ("discriminator", "fractions/50/discriminator"),
         ("backbone", "discriminator"),
@@ -136,7 +137,7 @@ PHASES = {
     "model": "training.pretrain.build_model",
     "trainer": "training.pretrain.RTDTrainer",
     "loop": "training.meters.check_loss",
-    "outputs": "training.checkpoints.plot_curves",
+    "outputs": "training.directory.plot_curves",
     "publication": "training.console.print_summary",
 }
 

@@ -108,14 +108,6 @@ def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypat
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 
 
-def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run):
-    shutil.rmtree(copied_run / "generator")
-    (copied_run / "generator").mkdir()
-    (copied_run / "generator" / "mine").touch()
-    with pytest.raises(ValueError, match="generator is there, and no"):
-        pretrain("--overwrite_output_dir")
-
-
 @pytest.mark.parametrize(
     ("flag", "part"),
     [

@@ -108,9 +108,6 @@ def _plan_continued(arguments: Any) -> PairPlan:
     if place.kind == CONFIGURATION or (place.detector is None and place.model is None):
         raise ValueError(f"--continue_from {place.error(_CONTINUED)}")
     main = identify(place.detector or str(place.model))
-    if main.architecture is not None:
-        objective = options.get("objective", ElectraRTDConfig.objective)
-        _check_objective(place.name, main.architecture, objective, main.family)
     if not exports_generator(**options) or arguments.new_generator:
         return _plan_networks(arguments, main)
     generator = _beside(place.name) if place.model is not None else place.generator
@@ -123,8 +120,12 @@ def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
     saved = ElectraRTDConfig.from_dict(dict(place.config))
     config = saved.changed(**arguments.options)
     main = saved.discriminator_config
-    trained: Any = OBJECTIVES[saved.objective].tower_class(main.model_type)
-    _check_objective(place.name, trained.__name__, config.objective, main.model_type)
+    trained, wanted = (OBJECTIVES[each.objective].tower_class(main.model_type) for each in (saved, config))
+    if trained is not wanted:
+        raise ValueError(
+            f"--continue_from {place.name} was trained with the objective {saved.objective!r}, and "
+            f"{config.objective!r} needs another kind of discriminator. Leave --objective out."
+        )
     is_new = bool(arguments.new_generator)
     if is_new:
         # Its heads are drawn as those of a new pair.
@@ -141,16 +142,6 @@ def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
         discriminator=Weights(PAIR, place.pair),
         tokenizers=(place.name,),
     )
-
-
-def _check_objective(name: str, architecture: str, objective: str, family: str) -> None:
-    """Raises ValueError for a discriminator of another class than an objective trains."""
-    needed: Any = OBJECTIVES[objective].tower_class(family)
-    if needed is not None and architecture != needed.__name__:
-        raise ValueError(
-            f"--continue_from {name}: the discriminator is {architecture}, but the objective {objective!r} "
-            f"continues {needed.__name__}. Name the run, or the directory of such a network."
-        )
 
 
 def _beside(name: str) -> str:
@@ -174,7 +165,7 @@ def _plan_networks(arguments: Any, discriminator: Place | None = None, generator
     if discriminator is not None:
         main = discriminator.load_config()
         detects = OBJECTIVE_TRAITS[options.get("objective", ElectraRTDConfig.objective)].predicts == "replaced"
-        if detects and main.model_type != "electra" and discriminator.kind != DETECTOR:
+        if detects and discriminator.kind != DETECTOR:
             raise discriminator.error("a run's detector/, or with --backbone the encoder")
         if generator is None:
             options |= _new_generator(arguments, main, options)

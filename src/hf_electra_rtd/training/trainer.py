@@ -20,13 +20,21 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.base.accounting import model_flops
+from hf_electra_rtd.base.accounting import count_parameters, model_flops
 from hf_electra_rtd.base.cli import check_arguments
 from hf_electra_rtd.base.files import writing
-from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord, utc_now
+from hf_electra_rtd.base.records import (
+    FractionRecord,
+    PretrainingRecord,
+    collect_hardware,
+    collect_versions,
+    public,
+    public_command,
+    utc_now,
+)
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
-from hf_electra_rtd.ops import num_masked
+from hf_electra_rtd.ops import num_masked, products
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -219,7 +227,12 @@ class RTDTrainer(OriginalTrainer):
         settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
         self.publication = publication or publishing.PretrainingPublication()
-        self.record_facts: dict[str, Any] = {"started": utc_now()}  # for `make_record`: also command, arguments
+        # Of the record, what the command line knows better.
+        self.record_facts: dict[str, Any] = {
+            "command": public_command(sys.argv),
+            "started": utc_now(),
+            "arguments": {},
+        }
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._private = args.hub_private_repo is not False
@@ -386,16 +399,31 @@ class RTDTrainer(OriginalTrainer):
 
     def make_record(self) -> PretrainingRecord:
         """The record of the run so far."""
-        return meters.make_record(
-            self.model,
-            self.args,
-            self.train_dataset,
-            self.eval_dataset,
-            self.state,
-            self.stopwatch.seconds,
-            old_held_out=self.old_held_out,
-            tokenizer=self.processing_class or getattr(self.data_collator, "tokenizer", None),
-            **self.record_facts,
+        args = self.args
+        state = self.state
+        step = state.global_step
+        num_sequences = step * args.sequences_per_step
+        parts = {"train": self.train_dataset, "held_out": self.eval_dataset, "old_held_out": self.old_held_out}
+        return PretrainingRecord(
+            command=self.record_facts["command"],
+            started=self.record_facts["started"],
+            finished=utc_now(),
+            arguments=public({**self.record_facts["arguments"], "training": args.to_dict()}),
+            model=public(self.model.config.to_dict()),
+            parameters=count_parameters(self.model),
+            data={name: meters.describe_data(each) for name, each in parts.items() if each is not None},
+            hardware=collect_hardware(products.chosen_library()),
+            versions=collect_versions(),
+            steps=step,
+            sequences=num_sequences,
+            tokens=meters.count_tokens(self.train_dataset, args, num_sequences),
+            train_seconds=self.stopwatch.seconds,
+            flops=meters.count_flops(self.model, args, num_sequences),
+            curves=list(state.log_history),
+            metrics=meters.evaluation_at(step, state.log_history),
+            before_and_after=meters.before_and_after(step, state.log_history),
+            example=meters.find_example(self.processing_class, self.eval_dataset),
+            fractions=[asdict(each) for each in checkpoints.read_fractions(args, state.max_steps, step)],
         )
 
     def save_run(self) -> PretrainingRecord:

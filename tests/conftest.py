@@ -52,7 +52,7 @@ def _seeded() -> None:
 def _quick(request, monkeypatch) -> None:
     """An empty picture after a run, but in slow tests and `finished_run`: a real one takes longer than most runs."""
     if "slow" not in request.keywords:
-        monkeypatch.setattr("hf_electra_rtd.training.checkpoints.plot_curves", lambda record, path: Path(path).touch())
+        monkeypatch.setattr("hf_electra_rtd.training.directory.plot_curves", lambda record, path: Path(path).touch())
 
 
 @pytest.fixture(scope="session")

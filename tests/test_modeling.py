@@ -181,23 +181,17 @@ def test_activation_checkpointing_changes_nothing(batch):
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize(
-    ("backend", "padding"),
-    [
-        pytest.param("aot_eager", 5, marks=pytest.mark.slow),
-        pytest.param("inductor", 0, marks=pytest.mark.slow),
-        pytest.param("inductor", 5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_the_graph_traces_whole_and_trains_alike(batch, backend, padding):
-    batch = pad_batch(batch, padding) if padding else batch
+def test_the_compiled_model_trains_alike(batch):
+    """By the compiler itself; `test_compilation.py` looks at the graphs of all pairs."""
+    batch = pad_batch(batch, 5)
     trajectories = []
     for compiled in (False, True):
         torch.manual_seed(0)
         torch.compiler.reset()
         model = ElectraForRTDPretraining(tiny_config(num_hidden_layers=1)).train()
-        forward = torch.compile(model, backend=backend, fullgraph=True) if compiled else model
+        forward = torch.compile(model, fullgraph=True) if compiled else model
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         losses = []
         for _ in range(4):
@@ -206,6 +200,4 @@ def test_the_graph_traces_whole_and_trains_alike(batch, backend, padding):
             optimizer.step()
             optimizer.zero_grad()
         trajectories.append(torch.stack(losses).detach())
-    difference = (trajectories[0] - trajectories[1]).abs() / trajectories[0]
-    assert difference.max() < 1e-4
-    assert difference.mean() < 3e-5
+    torch.testing.assert_close(trajectories[1], trajectories[0], rtol=1e-4, atol=0)

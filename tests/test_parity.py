@@ -95,7 +95,8 @@ def test_the_trainer_takes_the_same_steps(recording, tmp_path):
     options |= {"adam_beta1": settings["betas"][0], "adam_beta2": settings["betas"][1], "use_cpu": True}
     options |= {"eval_strategy": "no", "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
     options |= {"per_device_train_batch_size": recording.hparams["train_batch_size"], "logging_steps": 1}
-    args = RTDTrainingArguments(output_dir=str(tmp_path), train_sampling_strategy="sequential", **options)
+    args = RTDTrainingArguments(output_dir=str(tmp_path), **options)
+    args.train_sampling_strategy = "sequential"
     rows = []
     for batch in map(recording.batch, range(NUM_STEPS)):
         rows += [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]

@@ -53,7 +53,7 @@ def root(tokenizer, tmp_path_factory):
 
 def continue_from(name):
     plan = ModelArguments(continue_from=name, new_generator=True).plan
-    return plan.pair or plan.discriminator.place
+    return plan.discriminator.place
 
 
 def detect(name):
@@ -137,19 +137,6 @@ def test_a_network_beside_a_pair_has_its_objective_and_labels_are_those_of_the_o
     shutil.copytree(root / "electric" / "discriminator", tmp_path / "alone")
     assert identify(tmp_path / "alone").objective is None
     assert identify(root / "bert" / "detector").labels == ("original", "replaced")
-
-
-def test_reading_flags_reads_no_file(monkeypatch):
-    monkeypatch.setattr("hf_electra_rtd.training.model.identify", lambda name: pytest.fail(f"{name} was read"))
-    for flags in (
-        {"continue_from": "x"},
-        {"backbone": "x", "generator_backbone": "y"},
-        {"generator": "x"},
-        {"discriminator": "x", "generator": "y"},
-        {"two_stage_from": "x"},
-        {"model_config": "x"},
-    ):
-        ModelArguments(**flags)
 
 
 def test_code_in_the_directory_of_a_model_does_not_run_whatever_the_standard_input_answers(

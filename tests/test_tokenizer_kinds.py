@@ -30,8 +30,8 @@ from hf_electra_rtd.finetuning.reading import example_features
 from hf_electra_rtd.inference import detection
 from hf_electra_rtd.ops import IGNORED, num_masked
 from hf_electra_rtd.training import pretrain
-from hf_electra_rtd.training.checkpoints import save_outputs
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
+from hf_electra_rtd.training.directory import save_outputs
 from tests.conftest import blocks_of_text, pretraining_flags
 from tests.families_for_tests import LINES, ODD, TOKENIZERS, make_tokenizer
 from tests.finetuning.conftest import run_finetune, write_examples

@@ -48,5 +48,5 @@ def test_slots_of_the_optimizer_are_left_out_and_a_discriminator_may_be_alone(tm
     slots = {f"{name}/{slot}": np.ones_like(alone[name]) for name in names for slot in ("adam_m", "adam_v")}
     write_checkpoint(tmp_path / "model.ckpt-0", alone | slots)
     assert_same_variables(read_tf_variables(tmp_path / "model.ckpt-0"), alone)
-    tower = load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams, discriminator_only=True)
+    tower = load_tf_checkpoint(tmp_path / "model.ckpt-0", recording.hparams)
     assert_same_tensors(tower, recording.load().discriminator)

@@ -30,7 +30,7 @@ import numpy as np
 import on_gpu
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from transformers import DataCollatorForLanguageModeling, set_seed
+from transformers import set_seed
 
 from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDConfig, RTDTrainingArguments
 from hf_electra_rtd.base.tasks import Task
@@ -50,7 +50,6 @@ from hf_electra_rtd.pair import modeling_electra_rtd
 from hf_electra_rtd.pair.generators import GENERATORS
 from hf_electra_rtd.pair.objectives import OBJECTIVES
 from hf_electra_rtd.pair.sharing import SHARING
-from hf_electra_rtd.training import meters
 from hf_electra_rtd.training.trainer import RTDTrainer
 from tests.conftest import VOCABULARY, make_text, save_corrector, tiny_config
 from tests.families_for_tests import make_tokenizer, tiny_family_config
@@ -73,7 +72,6 @@ class Run:
     args: dict[str, Any] = dataclasses.field(default_factory=dict)
     packing: str = "full"  # or `original`, whose batches are padded
     family: str | None = None
-    collator: Any = None
     change: Callable[[Any], Any] = lambda model: model
 
     def make(self) -> RTDTrainer:
@@ -85,10 +83,7 @@ class Run:
         args = RTDTrainingArguments(str(WORK / "run"), report_to="none", **{**defaults, **self.args})
         assert args.device.type == "cuda"
         train, held_out = blocks(self.packing)
-        if self.collator is None:
-            return RTDTrainer(model, args, train, held_out, tokenizer())
-        plain = [[{"input_ids": each["input_ids"]} for each in some] for some in (train, held_out)]
-        return RTDTrainer(model, args, *plain, data_collator=self.collator())
+        return RTDTrainer(model, args, train, held_out, tokenizer())
 
     def _of_family(self) -> ElectraRTDConfig:
         config = tiny_family_config(self.family, vocab_size=len(VOCABULARY))
@@ -144,10 +139,6 @@ def eager(model: Any) -> Any:
     return model
 
 
-def plain_collator() -> Any:
-    return DataCollatorForLanguageModeling(tokenizer())
-
-
 ACCUMULATED = {"gradient_accumulation_steps": 2}
 WITHIN = {"document_attention": True}
 EXACT = {"exact_loss_normalization": True}
@@ -161,7 +152,6 @@ RUNS: dict[str, Run] = {
     "padded, eager": Run(packing="original", change=eager),
     "padded, electric": Run({"objective": "electric", "generator": "two_tower"}, EXACT, packing="original"),
     "padded, all tokens": Run({"objective": "all_tokens_mlm"}, packing="original"),
-    "labels at all positions": Run(collator=plain_collator, args=EXACT),
     "documents, eager": Run(args=WITHIN, change=eager),
     "checkpointing, documents": Run(args=WITHIN, change=checkpointed),
     "linear temperature": Run({"temperature_schedule": "linear"}),
@@ -194,42 +184,11 @@ def _during(device: FakeAccelerator, phase: str, method: Any, *args: Any, **kwar
         return method(*args, **kwargs)
 
 
-def graph(run: Run, device: FakeAccelerator) -> dict[str, int]:
-    """How many shapes a hundred batches have, and how many sequences of operations the forward and backward passes of
-    some of them."""
-    trainer = watch(run.make(), device)
-    batches = itertools.islice(trainer.get_train_dataloader(), 100)
-    shapes = {tuple((name, tensor.shape) for name, tensor in batch.items()) for batch in batches}
-    sequences = set()
-    step = trainer.training_step
-    update = trainer.meters.update
-
-    def untraced(*args: Any) -> None:  # the first batch after a log has no sum to be added to
-        before = len(device.operations)
-        update(*args)
-        del device.operations[before:]
-
-    def traced(*args: Any, **kwargs: Any) -> Any:
-        device.operations.clear()
-        loss = step(*args, **kwargs)
-        sequences.add(tuple(device.operations))
-        return loss
-
-    trainer.meters.update = untraced
-    trainer.training_step = traced
-    trainer.args.max_steps = 4
-    trainer.train()
-    return {"shapes": len(shapes), "sequences": len(sequences)}
-
-
 # ---- Planted faults ----
 
-_update = meters.TrainingMeters.update
-_drain = meters.TrainingMeters.drain
 
-
-def plant(owner: Any, name: str, fault: Any, device: FakeAccelerator) -> None:
-    with patch.object(owner, name, fault):
+def plant(fault: Any, device: FakeAccelerator) -> None:
+    with patch.object(modeling_electra_rtd, "original_ids", fault):
         pretrain(Run(), device)
 
 
@@ -237,32 +196,14 @@ def _with_cpu_tensor(ids: Any, slots: Any) -> Any:
     return masking.original_ids(ids, slots) + torch.zeros(ids.shape[1], dtype=torch.int64)
 
 
-def _with_copy(ids: Any, slots: Any) -> Any:
-    return masking.original_ids(ids, slots) + torch.tensor(0, device=ids.device)
-
-
 def _with_shape_of_data(ids: Any, slots: Any) -> Any:
     return masking.original_ids(ids, slots) + ids[ids.ne(0)].sum()
 
 
-def _with_read(meter: Any, output: Any, inputs: Any) -> None:
-    if output.loss.item() > 0:
-        _update(meter, output, inputs)
-
-
-def _with_another_read(meter: Any, reduce: Any) -> Any:
-    meter._sums.sum().item()
-    return _drain(meter, reduce)
-
-
 FAULTS: dict[str, Callable[[FakeAccelerator], Any]] = {
-    "a tensor left on the CPU": partial(plant, modeling_electra_rtd, "original_ids", _with_cpu_tensor),
-    "a tensor made on the CPU": partial(plant, modeling_electra_rtd, "original_ids", _with_copy),
-    "a shape of data": partial(plant, modeling_electra_rtd, "original_ids", _with_shape_of_data),
-    "a loss that is read": partial(plant, meters.TrainingMeters, "update", _with_read),
-    "a meter that is read twice": partial(plant, meters.TrainingMeters, "drain", _with_another_read),
+    "a tensor left on the CPU": partial(plant, _with_cpu_tensor),
+    "a shape of data": partial(plant, _with_shape_of_data),
     "memory that is not pinned": partial(pretrain, Run(args={"dataloader_pin_memory": False})),
-    "copies that block": partial(pretrain, Run(args={"accelerator_config": {"non_blocking": False}})),
 }
 
 
@@ -415,8 +356,6 @@ CASES: dict[str, Callable[[FakeAccelerator], Any]] = {
     **{f"finetune {name}": case for name, case in TUNED.items()},
     **{f"command {name}": case for name, case in COMMANDS.items()},
     "bigram": partial(pretrain, Run({"generator": "bigram"})),  # a sparse `index_select` has no fake kernel
-    "graph": partial(graph, Run(args={"max_steps": 100})),
-    "graph, padded to the longest": partial(graph, Run(args={"max_steps": 100}, collator=plain_collator)),
     **{f"fault {name}": case for name, case in FAULTS.items()},
 }
 

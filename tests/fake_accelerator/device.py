@@ -93,13 +93,12 @@ def _to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 class FakeAccelerator(TorchDispatchMode):
-    """Active, `cuda` is there. `noted` counts (phase, kind, what); `operations` are those on the device, in order."""
+    """Active, `cuda` is there. `noted` counts (phase, kind, what)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.noted: Counter[tuple[str, str, str]] = Counter()
         self.phase = "before"
-        self.operations: list[tuple[Any, ...]] = []
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     @contextmanager
@@ -115,7 +114,6 @@ class FakeAccelerator(TorchDispatchMode):
         target = torch.device(kwargs["device"]).type if kwargs.get("device") is not None else None
         if not fakes and target != "cuda":
             return func(*args, **kwargs)
-        self.operations.append((str(func), *(each.shape for each in given)))
         name = func._schema.name.removeprefix("aten::")
         dtype = kwargs.get("dtype") or (given[0].dtype if given else None)
         if func in _READS:

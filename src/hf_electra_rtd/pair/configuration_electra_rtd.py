@@ -70,6 +70,8 @@ _OF_SCHEDULE = ("temperature_schedule", "temperature_start", "temperature_decay"
 # Options that a configuration without a generator, or without a network for it, must leave at their defaults.
 _OF_NETWORK = ("sharing", "temperature", *_OF_SCHEDULE, "sampling_dropout", "freeze_generator")
 _OF_GENERATOR = ("generator", "generator_weight", "disallow_correct")
+# All by which flags say how the networks work together, and that a resumed run has in common with its checkpoint.
+OPTIONS = ("objective", *_OF_NETWORK, *_OF_GENERATOR, "discriminator_weight")
 # The options that take names, and the names.
 _NAMES: dict[str, Iterable[str]] = {
     "objective": OBJECTIVE_TRAITS,

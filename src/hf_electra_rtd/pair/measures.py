@@ -96,7 +96,6 @@ LOSS_AT_MASKED = Mean("discriminator_loss", lambda seen: (seen.output.discrimina
 GENERATOR_ACCURACY = Mean(
     "generator_accuracy", lambda seen: (seen.output.generator_predictions.eq(seen.slots.labels), seen.used)
 )
-# Of a generator that learns from rewards, in nats: near 0 where it always proposes one token.
 SAMPLED_ACCURACY = Mean("sampled_accuracy", lambda seen: seen.at(~seen.replaced, masked_only=True))
 MASKED_ACCURACY = Mean(
     "discriminator_masked_accuracy", lambda seen: (seen.output.predictions.eq(seen.slots.labels), seen.used)

@@ -254,7 +254,7 @@ class ElectraForRTDPretraining(PreTrainedModel):
     ) -> Sampling:
         """How the generator's samples are drawn: from `uniforms` (B, K, 2), by default new ones, at the `temperature`
         (B,) of each sequence, by default that of the configuration. Raises ValueError in training along a schedule
-        without its temperatures, and for temperatures without a schedule."""
+        without its temperatures."""
         config = self.config
         labels = slots.labels
         if uniforms is None:
@@ -263,11 +263,6 @@ class ElectraForRTDPretraining(PreTrainedModel):
             raise ValueError(
                 f"temperature_schedule={config.temperature_schedule!r} needs sampling_temperature: "
                 "take the collator of training.trainer.make_collator(tokenizer, args, config)."
-            )
-        if temperature is not None and config.temperature_schedule == "constant":
-            raise ValueError(
-                "sampling_temperature is for a temperature_schedule, and this pair has none: "
-                "leave it out, or set the temperature of the configuration."
             )
         of_slots = config.temperature if temperature is None else temperature[:, None].expand_as(labels)
         return Sampling(uniforms, of_slots, config.disallow_correct)

@@ -67,10 +67,6 @@ def main(argv: list[str]) -> None:
     hparams = {} if arguments.size else read_json(arguments.hparams)
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
         config = ElectraRTDConfig.from_size(arguments.size) if arguments.size else config_from_hparams(hparams)
-    index = arguments.tf_checkpoint.removesuffix(".index") + ".index"
-    for name, path in (("tf_checkpoint", index), ("vocab_file", arguments.vocab_file)):
-        if not Path(path).is_file():
-            raise ValueError(f"There is no file {path} (--{name}).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
     tokenizer.model_max_length = config.discriminator_config.max_position_embeddings
     if len(tokenizer) > (size := config.discriminator_config.vocab_size):
@@ -81,15 +77,15 @@ def main(argv: list[str]) -> None:
     config.take_special_tokens(tokenizer)
     variables = read_tf_variables(arguments.tf_checkpoint)
     print(f"read     {len(variables)} variables of {arguments.tf_checkpoint}, without the optimizer's state")
-    if config.has_generator_network and not any(name.startswith("generator") for name in variables):
+    model = model_from_variables(config, variables)
+    if isinstance(model, ElectraForPreTraining):
         print("found    a discriminator only")
-        towers = {"discriminator": model_from_variables(config, variables, discriminator_only=True)}
+        towers: dict[str, Any] = {"discriminator": model}
     else:
         print(f"found    objective={config.objective}, generator={config.generator}, sharing={config.sharing}")
-        pair = model_from_variables(config, variables)
-        towers = pair.native_towers()
+        towers = model.native_towers()
         with naming(output):
-            pair.save_pretrained(output)
+            model.save_pretrained(output)
         save_tokenizer(tokenizer, output)
         print(f"wrote    {output}: the joint model")
     save_towers(towers, output, tokenizer)
@@ -240,17 +236,15 @@ KERNEL = "/kernel"
 OPTIMIZER_STATE = re.compile(r"(^|/)(adam_m|adam_v|global_step)$")
 
 
-def load_tf_checkpoint(
-    prefix: str | os.PathLike[str], hparams: Mapping[str, Any], discriminator_only: bool = False
-) -> Any:
+def load_tf_checkpoint(prefix: str | os.PathLike[str], hparams: Mapping[str, Any]) -> Any:
     """A pre-training checkpoint of google-research/electra as an [`ElectraForRTDPretraining`] in evaluation mode, or,
-    of one that holds no generator, as an `ElectraForPreTraining` (`discriminator_only`).
+    of one that holds a discriminator only, as an `ElectraForPreTraining`.
 
     `prefix` is the path of its files up to `.index` and `.data-...`; `hparams` are those of its training under the
     original's names, the others have the original's defaults. Raises ValueError for hparams that are unknown or cannot
     be converted, and a checkpoint that cannot be read (TensorFlow must be installed) or does not fit them.
     """
-    return model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix), discriminator_only)
+    return model_from_variables(config_from_hparams(hparams), read_tf_variables(prefix))
 
 
 def read_tf_variables(prefix: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -284,12 +278,12 @@ def variables_of(model: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
 
 
 @torch.no_grad()
-def model_from_variables(
-    config: ElectraRTDConfig, variables: Mapping[str, np.ndarray], discriminator_only: bool = False
-) -> Any:
-    """The joint model of a configuration, or its discriminator, with these variables; the optimizer's state is
-    ignored. Raises ValueError with a list of the variables that are missing, left over, or of another shape."""
-    tower = "discriminator." if discriminator_only else ""
+def model_from_variables(config: ElectraRTDConfig, variables: Mapping[str, np.ndarray]) -> Any:
+    """The joint model of a configuration with these variables or, where they lack a generator, its discriminator; the
+    optimizer's state is ignored. Raises ValueError with a list of the variables that are missing, left over, or of
+    another shape."""
+    is_whole = not config.has_generator_network or any(name.startswith("generator") for name in variables)
+    tower = "" if is_whole else "discriminator."
     model: Any = ElectraForPreTraining(config.discriminator_config) if tower else ElectraForRTDPretraining(config)
     parameters = variables_of(model, tower)
     given = {name: value for name, value in variables.items() if not OPTIMIZER_STATE.search(name)}

@@ -248,8 +248,6 @@ def read_config(source: str | os.PathLike[str], **hub: Any) -> dict[str, Any]:
     """The `config.json` of a directory or a Hub id. Raises ValueError if there is none, or it cannot be read or
     reached."""
     name = os.fspath(source)
-    if Path(name).is_file():
-        raise ValueError(f"{name} is a file. Name its directory.")
     if Path(name).is_dir():
         directory = Path(name, hub.get("subfolder", ""))
         if not (directory / CONFIG_FILE).is_file():

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from transformers import ElectraForMaskedLM, ElectraForPreTraining, PreTrainedModel
 
 from hf_electra_rtd.base.files import load_pretrained, naming, reading
@@ -162,14 +161,12 @@ def load_whole(
         except OSError as error:
             raise ValueError(unreachable(source, error)) from None
     mismatched = [f"{key} {tuple(there)}, not {tuple(here)}" for key, there, here in report["mismatched_keys"]]
-    parameters = [(name, each) for name, each in model.named_parameters() if not each.is_meta]
     lists = {
         "lacks tensors": {name for name in report["missing_keys"] if not re.search(new, name)},
         f"holds tensors unknown to {model_class.__name__}": {
             name for name in report["unexpected_keys"] if not re.search(unused, name)
         },
         "holds tensors of another shape than its configuration says": [] if mismatches_allowed else mismatched,
-        "holds numbers that are not finite": [name for name, each in parameters if not each.isfinite().all()],
     }
     problems = [f"{what}: {_listed(names)}" for what, names in lists.items() if names]
     if problems:
@@ -202,12 +199,6 @@ def _check_source(model_class: type[PreTrainedModel], source: str | os.PathLike[
             f"{directory} holds no weights: it has no model.safetensors. A pickle, which could run any code, is not "
             "read: convert it (save_pretrained of transformers)."
         )
-    for path in directory.glob("*.safetensors"):
-        with reading(path, "The weights are damaged or are not safetensors."), safe_open(path, "pt") as file:
-            kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118  # no mapping
-            whole = [name for name in kinds if kinds[name].startswith(("I", "U")) and not name.endswith("_ids")]
-            if whole:
-                raise ValueError(f"it holds whole numbers in place of weights: {_listed(whole)}")
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -29,8 +29,7 @@ class TwoTowerForCloze(ElectraPreTrainedModel):
     """
 
     base_model_prefix = "ltr"
-    attentions = ("sdpa", "eager")  # those that add numbers to scores
-    _supports_flash_attn = _supports_flex_attn = False
+    _supports_flash_attn = _supports_flex_attn = False  # which add no numbers to scores
     encoder_names = ("ltr", "rtl")  # left to right, right to left
     _tied_weights_keys = {"cloze_lm_head.weight": "ltr.embeddings.word_embeddings.weight"}  # noqa: RUF012
 

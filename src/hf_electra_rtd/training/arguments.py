@@ -176,6 +176,7 @@ _NOT_HERE = (
     "metric_for_best_model",
     "auto_find_batch_size",
     "ignore_data_skip",
+    "train_sampling_strategy",
     "dataloader_persistent_workers",
     "deepspeed",
 )

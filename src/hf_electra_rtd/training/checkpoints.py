@@ -1,4 +1,4 @@
-"""What lies in the directory of a run: checkpoints, whole or not there, and outputs; and what in it is not the run's.
+"""Checkpoints, whole or not there; and models that several processes share.
 
 Everything is written by `files.writing`, which forces it to disk before it gets its name, and removed by
 `files.remove_directory`. So a process that is killed at any moment leaves whole checkpoints only. A checkpoint has a
@@ -24,13 +24,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.base.files import check_output, hash_files, reading, remove_directory, writing
-from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord
+from hf_electra_rtd.base.files import hash_files, reading, remove_directory, writing
+from hf_electra_rtd.base.records import FractionRecord
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
-from hf_electra_rtd.data.tokenization import save_tokenizer
 from hf_electra_rtd.ops import products
+from hf_electra_rtd.pair.configuration_electra_rtd import OPTIONS
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.publishing.pictures import CURVES_FILE, plot_curves
 from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
 
 
@@ -41,37 +40,8 @@ FRACTIONS_DIRECTORY = "fractions"
 MANIFEST_FILE = "checkpoint.json"
 STATE_FILE = "trainer_state.json"
 OUTPUTS = ".outputs"  # in the directory of a run, while its outputs are written or those of another are removed
-# What a run replaces: files (None), and directories with a file by which we know our own.
-_REPLACED = {
-    "config.json": None,
-    "model.safetensors": None,
-    "tokenizer.json": None,
-    "tokenizer_config.json": None,
-    "vocab.txt": None,
-    CURVES_FILE: None,
-    FRACTIONS_DIRECTORY: ".",
-    "generator": "config.json",
-    "discriminator": "config.json",
-    "detector": "config.json",
-}
-# Of these, what a tokenizer is read from.
-_READ = ("config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
-# What a resumed run must have in common with its checkpoint: of the pair's configuration, of each tower's, and of the
-# arguments.
-_OF_MODEL = (
-    "sharing",
-    "objective",
-    "generator",
-    "generator_weight",
-    "discriminator_weight",
-    "temperature",
-    "freeze_generator",
-    "disallow_correct",
-    "sampling_dropout",
-    "temperature_schedule",
-    "temperature_start",
-    "temperature_decay",
-)
+# What a resumed run must have in common with its checkpoint, beside the `OPTIONS` of the pair: of the configuration of
+# each tower, and of the arguments.
 _OF_TOWERS = (
     "model_type",
     "vocab_size",
@@ -101,65 +71,6 @@ _OF_OPTIMIZER = (
     "lr_scheduler_kwargs",
     "optim_args",
 )
-
-
-# ---- Whose files these are ----
-
-
-def holds_run(output_dir: str | os.PathLike[str]) -> bool:
-    """Whether a run of ours, finished or not, lies in a directory. Raises ValueError if something is there that a run
-    would replace, and that none of ours has left."""
-    directory = Path(output_dir)
-    checkpoints = list_checkpoints(directory)
-    for path in checkpoints:
-        check_output(path, replaces=MANIFEST_FILE)
-    check_outputs(directory)
-    record = directory / PretrainingRecord.FILE
-    has_record = os.path.lexists(record)
-    if has_record:
-        PretrainingRecord.load(directory)
-    has_exports = any(directory.glob(f"{FRACTIONS_DIRECTORY}/*/{FractionRecord.FILE}"))
-    has_checkpoints = any((path / MANIFEST_FILE).exists() for path in checkpoints)
-    if has_record or has_exports or has_checkpoints or (directory / OUTPUTS).exists():
-        return True
-    for name in _REPLACED:
-        if os.path.lexists(directory / name):
-            raise ValueError(
-                f"{directory / name} is there, and no run of ours has left it. "
-                "Move it away, or choose another --output_dir."
-            )
-    return False
-
-
-def check_outputs(directory: Path) -> None:
-    """Raises ValueError if something lies where a run writes its outputs and is none of its files."""
-    for name, known_by in _REPLACED.items():
-        check_output(directory / name, replaces=known_by)
-
-
-def check_sources(output_dir: str | os.PathLike[str], sources: dict[str, str]) -> None:
-    """Raises ValueError for a model, by its flag, that lies where a run in `output_dir` writes."""
-    directory = Path(output_dir).resolve()
-    for flag, source in sources.items():
-        place = Path(source).resolve()
-        if not place.exists() or not place.is_relative_to(directory):
-            continue
-        inside = place.relative_to(directory).parts
-        if not inside or inside[0] in _REPLACED or inside[0].startswith(CHECKPOINT_PREFIX):
-            raise ValueError(f"--{flag} {source} is where this run writes its results. Choose another --output_dir.")
-
-
-def remove_run(output_dir: str | os.PathLike[str]) -> None:
-    """Removes the record, checkpoints and networks of a run, of which `holds_run` was true. The text that was prepared
-    and the tokenizer are the new run's already."""
-    directory = Path(output_dir)
-    (directory / OUTPUTS).mkdir(exist_ok=True)  # says whose files are left if this process is killed
-    networks = (directory / name for name in _REPLACED if name not in _READ)
-    for path in (directory / PretrainingRecord.FILE, *list_checkpoints(directory), *networks):
-        if path.is_dir():
-            remove_directory(path)
-        else:
-            path.unlink(missing_ok=True)
 
 
 # ---- Reading checkpoints ----
@@ -212,7 +123,7 @@ def describe_run(
     """What a resumed run must have in common with its checkpoint: what the networks are and do, what the optimizer
     would take from the checkpoint whatever the flags say, and what decides the sequences, masks and samples of a step,
     and what its metrics are of."""
-    described: dict[str, Any] = {name: getattr(model.config, name) for name in _OF_MODEL}
+    described: dict[str, Any] = {name: getattr(model.config, name) for name in OPTIONS}
     for name, tower in model.config.towers.items():
         described |= {f"{name}.{key}": getattr(tower, key, None) for key in _OF_TOWERS}
     described |= {name: getattr(args, name) for name in _OF_OPTIMIZER}
@@ -337,31 +248,6 @@ def read_fractions(args: RTDTrainingArguments, max_steps: int, last_step: int) -
             if record.step == step:
                 records.append(record)
     return records
-
-
-def save_outputs(
-    model: ElectraForRTDPretraining, tokenizer: Any, record: PretrainingRecord, output_dir: str | os.PathLike[str]
-) -> None:
-    """Writes what a run leaves, the record last, so that a directory with a record is complete. For one process.
-    Raises OSError if anything could not be written; models are as before unless all of them could be."""
-    directory = Path(output_dir)
-    check_outputs(directory)
-    outputs = directory / OUTPUTS
-    with writing(outputs, ".") as partial:
-        model.save_pretrained(partial)
-        model.save_towers(partial, tokenizer)
-        if tokenizer is not None:
-            save_tokenizer(tokenizer, partial)
-        plot_curves(record, partial / CURVES_FILE)
-    for name in (PretrainingRecord.FILE, "vocab.txt"):  # they are not those of the models that come now
-        (directory / name).unlink(missing_ok=True)
-    for path in outputs.iterdir():
-        target = directory / path.name
-        if target.is_dir():
-            remove_directory(target)
-        path.replace(target)
-    record.save(directory)
-    outputs.rmdir()  # until now it shows whose files these are
 
 
 # ---- Sharded training (FSDP2) ----

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
@@ -42,7 +43,6 @@ from hf_electra_rtd.training.optimization import make_optimizer
 
 RESERVE = 0.1  # of a GPU's memory; an assumption
 _BLOCK = 512  # bytes: torch's allocator for CUDA rounds up to them
-_FIRST = 16  # sequences that are tried first
 
 
 class Batches(NamedTuple):
@@ -69,25 +69,11 @@ def fit_batches(model: Any, take_step: Callable[[int], int], wanted: int, memori
 
 
 def largest_batch(peak: Callable[[int], int], budget: float) -> int:
-    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many. The peak of one more is
-    not within it. The next size to try is where the line through the two before meets the budget, as the peak is
-    piecewise linear in the batch."""
-    if peak(1) > budget:
-        return 0
-    fits = 1
-    too_many: float = math.inf
-    before = 1
-    size = _FIRST
-    while too_many - fits > 1:
-        if peak(size) > budget:
-            too_many = size
-        else:
-            fits = size
-        slope = (peak(size) - peak(before)) / (size - before)
-        on_line = size + math.floor((budget - peak(size)) / slope) if slope > 0 else 2 * size
-        before = size
-        size = int(min(max(on_line, fits + 1), too_many - 1))
-    return fits
+    """The most sequences whose peak, in bytes, is within the budget; 0 where one is too many."""
+    too_many = 1
+    while peak(too_many) <= budget:
+        too_many *= 2
+    return bisect_right(range(1, too_many), budget, key=peak)
 
 
 @contextmanager

@@ -1,11 +1,10 @@
 """What training measures: losses and rates along the run, held-out metrics, signs of trouble, exact loss counts; and
-the record of it all."""
+what else a record says."""
 
 from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,15 +18,14 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerState
 
 from hf_electra_rtd.base import records
-from hf_electra_rtd.base.accounting import count_parameters, model_flops, paper_flops
+from hf_electra_rtd.base.accounting import model_flops, paper_flops
 from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.data.words import example_sentence
-from hf_electra_rtd.ops import masked_slots, num_masked, products
+from hf_electra_rtd.ops import masked_slots, num_masked
 from hf_electra_rtd.pair.bigram import CountedBigram
 from hf_electra_rtd.pair.measures import Measure, observe, report_totals, sum_rows
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput
 from hf_electra_rtd.training.arguments import RTDTrainingArguments
-from hf_electra_rtd.training.checkpoints import read_fractions
 
 
 logger = logging.getLogger(__name__)
@@ -236,48 +234,8 @@ def exact_loss(
 # ---- The record ----
 
 
-def make_record(
-    model: ElectraForRTDPretraining,
-    args: RTDTrainingArguments,
-    stream: Any,
-    held_out: Any,
-    state: TrainerState,
-    train_seconds: float,
-    command: str | None = None,
-    started: str | None = None,
-    arguments: dict[str, Any] | None = None,
-    old_held_out: Any = None,
-    tokenizer: Any = None,
-) -> records.PretrainingRecord:
-    """The record of a run so far. `stream`, `held_out` and `old_held_out` are streams or any datasets. `arguments` are
-    groups beside `training`. With a `tokenizer`, the record has an example of a held-out stream."""
-    step = state.global_step
-    num_sequences = step * args.sequences_per_step
-    parts = {"train": stream, "held_out": held_out, "old_held_out": old_held_out}
-    return records.PretrainingRecord(
-        command=command or records.public_command(sys.argv),
-        started=started or records.utc_now(),
-        finished=records.utc_now(),
-        arguments=records.public({**(arguments or {}), "training": args.to_dict()}),
-        model=records.public(model.config.to_dict()),
-        parameters=count_parameters(model),
-        data={name: _describe(sequences) for name, sequences in parts.items() if sequences is not None},
-        hardware=records.collect_hardware(products.chosen_library()),
-        versions=records.collect_versions(),
-        steps=step,
-        sequences=num_sequences,
-        tokens=count_tokens(stream, args, num_sequences),
-        train_seconds=train_seconds,
-        flops=count_flops(model, args, num_sequences),
-        curves=list(state.log_history),
-        metrics=evaluation_at(step, state.log_history),
-        before_and_after=before_and_after(step, state.log_history),
-        example=_example(tokenizer, held_out),
-        fractions=[asdict(fraction) for fraction in read_fractions(args, state.max_steps, step)],
-    )
-
-
-def _example(tokenizer: Any, held_out: Any) -> dict[str, str]:
+def find_example(tokenizer: Any, held_out: Any) -> dict[str, str]:
+    """A sentence of a held-out stream for a record; empty without one, or without a tokenizer."""
     if tokenizer is None or not isinstance(held_out, SequenceStream):
         return {}
     tried = range(min(len(held_out), _TRIED))
@@ -304,7 +262,8 @@ def count_flops(
     }
 
 
-def _describe(stream: Any) -> dict[str, Any]:
+def describe_data(stream: Any) -> dict[str, Any]:
+    """What a record says of a stream or any dataset."""
     sequences = getattr(stream, "sequences", stream)
     return (
         records.public(asdict(sequences.header))

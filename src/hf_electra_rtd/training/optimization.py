@@ -202,12 +202,10 @@ def make_optimizer(model: nn.Module, args: Any, groups: list[dict[str, Any]] | N
     return kind(groups, args.learning_rate, betas, args.adam_epsilon, bias_correction=args.bias_correction)
 
 
-def clip_gradients(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:
-    """Clips the gradients, and returns the norms before: `grad_norm`, and with `args.clip_separately`, which clips
-    those of [`split_parameters`] apart, `generator_grad_norm` and `discriminator_grad_norm`."""
+def clip_separately(pair: nn.Module, accelerator: Accelerator, args: RTDTrainingArguments) -> dict[str, Tensor]:
+    """Clips the gradients of [`split_parameters`] apart, and returns the norms before: `grad_norm`,
+    `generator_grad_norm` and `discriminator_grad_norm`."""
     most = args.max_grad_norm or math.inf
-    if not args.clip_separately:
-        return {"grad_norm": accelerator.clip_grad_norm_(pair.parameters(), most)}
     accelerator.unscale_gradients()
     norms: dict[str, Tensor] = {}
     for name, parameters in split_parameters(pair).items():

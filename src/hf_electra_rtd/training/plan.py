@@ -1,9 +1,14 @@
-"""How the pair of a run is made: of each network, where its weights come from."""
+"""How the pair of a run is planned and made: of each network its configuration, and where its weights come from.
+
+`arguments` are the flags, [`ModelArguments`]. A plan reads configurations alone.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,10 +16,19 @@ from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.recipes import closest_size
 from hf_electra_rtd.data.tokenization import has_tokenizer, refuse_other_tokens
+from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.encoders.families import masked_lm_class, resize_vocabulary
-from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
+from hf_electra_rtd.pair.configuration_electra_rtd import (
+    OBJECTIVE_TRAITS,
+    SHARED_SIZES,
+    ElectraRTDConfig,
+    derive_generator_config,
+    exports_generator,
+    needs_generator_network,
+)
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
 from hf_electra_rtd.pair.objectives import OBJECTIVES
+from hf_electra_rtd.pair.places import CONFIGURATION, DETECTOR, Place, identify
 from hf_electra_rtd.pair.sharing import SHARING
 from hf_electra_rtd.pair.towers import fit_vocabulary, load_encoder, load_tower, share
 
@@ -23,7 +37,12 @@ NEW = "new"  # but for what it takes from the other network, where that one is t
 WHOLE = "whole"  # of a place, with the head
 ENCODER = "encoder"  # of a place, with the head of a masked language model if it has one
 FIRST_LAYERS = "first layers"  # likewise, of the other network's place: as many as are configured
-PAIR = "pair"  # of the joint model that the plan names
+PAIR = "pair"  # of a joint model
+# Width and depth of a new generator, as fractions of the discriminator's.
+FRACTIONS = ("generator_hidden_size", "generator_layers")
+_CONTINUED = (
+    "a finished run, a checkpoint, a saved pair, a directory with generator/ and discriminator/, or a discriminator"
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,7 @@ class Weights:
     """Where the weights of a network come from."""
 
     kind: str = NEW
-    place: str | None = None  # directory or Hub id, but for `NEW` and `PAIR`
+    place: str | None = None  # directory or Hub id, but for `NEW`
 
 
 @dataclass
@@ -41,23 +60,13 @@ class PairPlan:
     config: ElectraRTDConfig
     generator: Weights = Weights()
     discriminator: Weights = Weights()
-    pair: str | None = None  # directory or Hub id of a joint model
-    taken: str | None = None  # the mode of sharing by which a new network begins as the trained one; None: the pair's
-    first: str = "discriminator"  # the network that is made first: random numbers are drawn in this order
-    fits: bool = False  # whether new networks are made for the tokenizer
-    grows: bool = False  # whether they get as many positions as the sequences have
+    grows: bool = False  # whether new networks get as many positions as the sequences have
     tokenizers: tuple[str, ...] = ()  # places that may hold the tokenizer, best first
-    backbones: tuple[str, ...] = ()  # of the arguments `backbone` and `generator_backbone`, those that have weights
 
     @property
     def is_trained(self) -> bool:
         """Whether any weights are there before the run."""
         return (self.generator.kind, self.discriminator.kind) != (NEW, NEW)
-
-    @property
-    def has_trained_generator(self) -> bool:
-        """Whether its generator has learnt to fill masked tokens."""
-        return self.generator.kind not in (NEW, FIRST_LAYERS)
 
     @property
     def size(self) -> str:
@@ -68,30 +77,228 @@ class PairPlan:
         return closest_size(main.hidden_size, main.num_hidden_layers, share)
 
 
+# ---- Planning ----
+
+
+def plan_pair(arguments: Any) -> PairPlan:
+    """The plan of the flag that decides which networks there are. Raises ValueError for what is not there, or does not
+    fit the options."""
+    if arguments.two_stage_from is not None:
+        return _plan_second_stage(arguments)
+    if arguments.continue_from is not None:
+        return _plan_continued(arguments)
+    if arguments.backbone is not None:
+        return _plan_backbone(arguments)
+    named = arguments.given(("discriminator", "generator"))
+    if named:
+        return _plan_networks(arguments, **{name: identify(place) for name, place in named.items()})
+    if arguments.model_config is not None:
+        return _plan_configuration(arguments)
+    fractions = arguments.given(FRACTIONS)
+    config = ElectraRTDConfig.from_size(arguments.size, **fractions, **arguments.architecture, **arguments.options)
+    return PairPlan(config, grows=True)
+
+
+def _plan_continued(arguments: Any) -> PairPlan:
+    """A pair goes on, as the options change it, or its discriminator with a new generator."""
+    place = identify(arguments.continue_from)
+    options = arguments.options
+    if place.pair is not None:
+        return _plan_saved_pair(arguments, place)
+    if place.kind == CONFIGURATION or (place.detector is None and place.model is None):
+        raise ValueError(f"--continue_from {place.error(_CONTINUED)}")
+    main = identify(place.detector or str(place.model))
+    if not exports_generator(**options) or arguments.new_generator:
+        return _plan_networks(arguments, main)
+    generator = _beside(place.name) if place.model is not None else place.generator
+    if generator is None:
+        raise ValueError(f"--continue_from {place.name} has no generator. Add --new_generator.")
+    return _plan_networks(arguments, main, identify(generator))
+
+
+def _plan_saved_pair(arguments: Any, place: Place) -> PairPlan:
+    saved = ElectraRTDConfig.from_dict(dict(place.config))
+    config = saved.changed(**arguments.options)
+    main = saved.discriminator_config
+    trained, wanted = (OBJECTIVES[each.objective].tower_class(main.model_type) for each in (saved, config))
+    if trained is not wanted:
+        raise ValueError(
+            f"--continue_from {place.name} was trained with the objective {saved.objective!r}, and "
+            f"{config.objective!r} needs another kind of discriminator. Leave --objective out."
+        )
+    is_new = bool(arguments.new_generator)
+    if is_new:
+        # Its heads are drawn as those of a new pair.
+        initializer_range = ElectraRTDConfig.initializer_range
+        new = _new_generator(arguments, main, vars(config))
+        config = config.changed(**new, initializer_range=initializer_range)
+    elif config.generator_config is None:
+        is_new = True  # there is none
+    elif saved.generator_config is None or saved.generator != config.generator:
+        raise ValueError(f"--continue_from {place.name} has no {config.generator} generator. Add --new_generator.")
+    return PairPlan(
+        config,
+        generator=Weights() if is_new else Weights(PAIR, place.pair),
+        discriminator=Weights(PAIR, place.pair),
+        tokenizers=(place.name,),
+    )
+
+
+def _beside(name: str) -> str:
+    """The generator that belongs to a discriminator, by its name."""
+    place, slash, last = name.rstrip("/").rpartition("/")
+    generator = place + slash + last.replace("discriminator", "generator").replace("detector", "generator")
+    if generator == name.rstrip("/") or (Path(name).is_dir() and not Path(generator).is_dir()):
+        raise ValueError(
+            f"--continue_from {name} is one network, and there is no generator beside it. Name {_CONTINUED} with one; "
+            "or add --new_generator."
+        )
+    return generator
+
+
+def _plan_networks(arguments: Any, discriminator: Place | None = None, generator: Place | None = None) -> PairPlan:
+    """A pair of two networks, or of one and another that is made to fit."""
+    options = arguments.options
+    sharing = options.get("sharing", ElectraRTDConfig.sharing)
+    if generator is not None:
+        options["generator_config"] = generator.load_config()
+    if discriminator is not None:
+        main = discriminator.load_config()
+        detects = OBJECTIVE_TRAITS[options.get("objective", ElectraRTDConfig.objective)].predicts == "replaced"
+        if detects and discriminator.kind != DETECTOR:
+            raise discriminator.error("a run's detector/, or with --backbone the encoder")
+        if generator is None:
+            options |= _new_generator(arguments, main, options)
+    else:
+        fills = options["generator_config"]
+        if fills.model_type != "electra" and sharing != "none":
+            raise ValueError(
+                f"sharing={sharing!r} of a generator of the family {fills.model_type!r} needs a discriminator of its "
+                "family: name one (--backbone), or --sharing none."
+            )
+        main = ElectraRTDConfig.from_size(arguments.size, **arguments.architecture).discriminator_config
+        for size in SHARED_SIZES[sharing]:
+            setattr(main, size, getattr(fills, size))
+    return PairPlan(
+        ElectraRTDConfig(discriminator_config=main, **options),
+        generator=Weights() if generator is None else Weights(WHOLE, generator.model),
+        discriminator=Weights() if discriminator is None else Weights(WHOLE, discriminator.model),
+        grows=discriminator is None,
+        tokenizers=tuple(place.name for place in (discriminator or generator,) if place is not None),
+    )
+
+
+def _new_generator(arguments: Any, main: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The field of `ElectraRTDConfig` for a new generator beside a discriminator; empty where its default does."""
+    fractions = arguments.given(FRACTIONS)
+    if not fractions and (not needs_generator_network(**options) or options.get("sharing") == "all"):
+        return {}
+    return {"generator_config": derive_generator_config(main, *(fractions.get(name) for name in FRACTIONS))}
+
+
+def _plan_second_stage(arguments: Any) -> PairPlan:
+    """Of two-stage training (paper, section 3.2): the generator of the first stage, frozen, and a discriminator whose
+    encoder starts as the generator's."""
+    run = identify(arguments.two_stage_from)
+    if run.objective != "mlm" or run.discriminator is None:
+        raise ValueError(f"--two_stage_from needs a finished run of --objective mlm, and {run.name} is none.")
+    config = identify(run.discriminator).load_config()
+    return PairPlan(
+        ElectraRTDConfig(generator_config=config, discriminator_config=config, **arguments.options),
+        generator=Weights(WHOLE, run.discriminator),
+        discriminator=Weights(ENCODER, run.discriminator),
+        tokenizers=(run.discriminator,),
+    )
+
+
+def _plan_backbone(arguments: Any) -> PairPlan:
+    """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
+    generator that is only named by its depth begins with the first layers of the backbone."""
+    options = arguments.options
+    flags = arguments.given(("backbone", "generator_backbone", "generator"))
+    places = {name: identify(place) for name, place in flags.items()}
+    configs = {name: _encoder_config(place, name) for name, place in places.items()}
+    weights = {
+        name: Weights(WHOLE if name == "generator" else ENCODER, place.model)
+        for name, place in places.items()
+        if name == "generator" or (place.has_weights and not arguments.from_scratch)
+    }
+    discriminator = weights.get("backbone", Weights())
+    generator = weights.get("generator", weights.get("generator_backbone", Weights()))
+    main = configs.pop("backbone")
+    beside = next(iter(configs.values()), None)
+    # A new network gets the vocabulary of a trained one.
+    if beside is None:
+        options |= _new_generator(arguments, main, options)
+    elif generator.kind != NEW and discriminator.kind == NEW:
+        main.vocab_size = beside.vocab_size
+    elif generator.kind == NEW:
+        beside.vocab_size = main.vocab_size
+    if beside is not None:
+        options["generator_config"] = beside
+    config = ElectraRTDConfig(discriminator_config=main, **options)
+    has_derived = config.exports_generator and beside is None
+    if has_derived and config.generator_config.hidden_size == main.hidden_size and discriminator.kind == ENCODER:
+        generator = Weights(FIRST_LAYERS, discriminator.place)
+    return PairPlan(config, generator, discriminator, tokenizers=tuple(flags.values()))
+
+
+def _encoder_config(place: Place, name: str) -> Any:
+    """The configuration of an encoder that a flag names. Raises ValueError for another place."""
+    if place.model is None:
+        raise ValueError(f"--{name} {place.error('an encoder, or its config.json')}")
+    config = place.load_config()
+    if config.model_type == "electra" and is_labelled(config):
+        raise ValueError(
+            f"--{name} {place.name}: the last layer of ELECTRA's detector is the head of detection. Name the "
+            "discriminator/ beside it."
+        )
+    return config
+
+
+def _plan_configuration(arguments: Any) -> PairPlan:
+    """New networks of a configuration of the pair."""
+    place = identify(arguments.model_config)
+    if place.config.get("model_type", ElectraRTDConfig.model_type) != ElectraRTDConfig.model_type:
+        raise ValueError(f"--model_config {place.name} is the configuration of one network. Name that of a pair.")
+    config = ElectraRTDConfig.from_dict(dict(place.config))
+    options = arguments.options
+    if arguments.given(FRACTIONS):
+        options |= _new_generator(arguments, config.discriminator_config, options)
+    return PairPlan(config.changed(**options))
+
+
+# ---- Making ----
+
+
 def make_pair(plan: PairPlan, tokenizer: PreTrainedTokenizerBase, max_seq_length: int) -> ElectraForRTDPretraining:
-    """Makes the pair of a plan. Raises ValueError for weights that cannot be loaded whole, that were trained with
-    another tokenizer, or that do not fit each other."""
+    """Makes the pair of a plan; new networks get the tokenizer's vocabulary. Raises ValueError for weights that cannot
+    be loaded whole, that were trained with another tokenizer, or that do not fit each other."""
     config = plan.config
     for name, network in config.towers.items():
-        if getattr(plan, name).kind == NEW and plan.fits:
+        if getattr(plan, name).kind == NEW:
             fit_vocabulary(network, tokenizer)
             if plan.grows:
                 network.max_position_embeddings = max(network.max_position_embeddings, max_seq_length)
-    if plan.pair is None and not plan.is_trained:
-        return ElectraForRTDPretraining(config)
     saved: Any = None
-    if plan.pair is not None:
-        refuse_other_tokens(plan.pair, tokenizer, f"The pair {plan.pair}")
-        saved = ElectraForRTDPretraining.from_pretrained(plan.pair, dtype=torch.float32)
-        if saved.config.sharing == config.sharing and plan.generator.kind == PAIR:
-            return _with_head(ElectraForRTDPretraining(config, saved.generator, saved.discriminator), saved)
-    names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
-    networks = {name: _make_network(plan, name, tokenizer, saved) for name in sorted(names, key=plan.first.__ne__)}
-    if config.exports_generator:
-        _begin_alike(plan, **networks)
-        share(config.sharing, **networks)
+    if plan.discriminator.kind == PAIR:
+        place = str(plan.discriminator.place)
+        refuse_other_tokens(place, tokenizer, f"The pair {place}")
+        saved = ElectraForRTDPretraining.from_pretrained(place, dtype=torch.float32)
+    if not plan.is_trained:
+        networks = {}
+    elif plan.generator.kind == PAIR and saved.config.sharing == config.sharing:
+        networks = saved.towers
+    else:
+        names = ["discriminator", "generator"] if config.exports_generator else ["discriminator"]
+        networks = {name: _make_network(plan, name, tokenizer, saved) for name in names}
+        if config.exports_generator:
+            _begin_alike(plan, **networks)
+            share(config.sharing, **networks)
     pair = ElectraForRTDPretraining(config, **networks)
-    return pair if saved is None else _with_head(pair, saved)
+    if saved is not None and pair.main_head is not None and type(pair.main_head) is type(saved.main_head):
+        pair.main_head.load_state_dict(saved.main_head.state_dict())
+    return pair
 
 
 def _make_network(plan: PairPlan, name: str, tokenizer: PreTrainedTokenizerBase, saved: Any) -> Any:
@@ -135,12 +342,5 @@ def _begin_alike(plan: PairPlan, generator: Any, discriminator: Any) -> None:
         trained = generator.base_model
     else:
         return
-    for mine, other in SHARING[plan.taken or plan.config.sharing]().starting_pairs(new, trained):
+    for mine, other in SHARING[plan.config.sharing]().starting_pairs(new, trained):
         new.get_parameter(mine).copy_(trained.get_parameter(other))
-
-
-def _with_head(pair: Any, saved: Any) -> Any:
-    """The pair with the head that lies beside the networks of a joint model, where both have one of the same kind."""
-    if pair.main_head is not None and type(pair.main_head) is type(saved.main_head):
-        pair.main_head.load_state_dict(saved.main_head.state_dict())
-    return pair

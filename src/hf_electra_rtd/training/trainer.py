@@ -5,19 +5,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import signal
 import sys
-import threading
-import time
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
-from accelerate import PartialState
-from accelerate.utils import reduce
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -26,13 +20,21 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, ProgressCallb
 from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import SchedulerType
 
-from hf_electra_rtd.base.accounting import model_flops
-from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments
+from hf_electra_rtd.base.accounting import count_parameters, model_flops
+from hf_electra_rtd.base.cli import check_arguments
 from hf_electra_rtd.base.files import writing
-from hf_electra_rtd.base.records import FractionRecord, PretrainingRecord, utc_now
+from hf_electra_rtd.base.records import (
+    FractionRecord,
+    PretrainingRecord,
+    collect_hardware,
+    collect_versions,
+    public,
+    public_command,
+    utc_now,
+)
 from hf_electra_rtd.data.blocks import HELD_OUT_POSITION, SequenceStream
 from hf_electra_rtd.data.collator import DataCollatorForRTD, falling_temperature
-from hf_electra_rtd.ops import masked_slots, num_masked
+from hf_electra_rtd.ops import num_masked, products
 from hf_electra_rtd.pair.bigram import count_text
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -49,13 +51,12 @@ from hf_electra_rtd.training.arguments import (
     settle_masking,
 )
 from hf_electra_rtd.training.console import LinesAndBarCallback, LinesCallback, format_log
-from hf_electra_rtd.training.optimization import clip_gradients, make_optimizer, make_schedule
+from hf_electra_rtd.training.directory import save_outputs
+from hf_electra_rtd.training.optimization import clip_separately, make_optimizer, make_schedule
+from hf_electra_rtd.training.signals import protect_workers
 
 
 logger = logging.getLogger(__name__)
-
-SECONDS_BETWEEN_AGREEMENTS = 2.0  # on whether to stop: each waits for the device; launchers kill after 30 seconds
-SECONDS_TO_PRESS_AGAIN = 2.0  # launchers pass Ctrl-C on to processes that have it from the terminal
 
 
 # ---- What a run trains on ----
@@ -82,9 +83,9 @@ def fit_stream(sequences: Any, args: RTDTrainingArguments) -> SequenceStream:
     return SequenceStream(sequences, args.max_steps * batch, args.stream_seed, shuffle_window=args.shuffle_window)
 
 
-def held_out_stream(sequences: Any) -> SequenceStream:
-    """Held-out sequences in their order, with random numbers that no training sequence has."""
-    if isinstance(sequences, SequenceStream):
+def held_out_stream(sequences: Any) -> SequenceStream | None:
+    """Held-out sequences, if there are any, in their order, with random numbers that no training sequence has."""
+    if sequences is None or isinstance(sequences, SequenceStream):
         return sequences
     return SequenceStream(sequences, shuffle=False, first_position=HELD_OUT_POSITION)
 
@@ -114,16 +115,6 @@ def make_collator(
         temperature=temperature,
         document_attention=args.document_attention,
     )
-
-
-def _with_slots(collator: Any, features: Any) -> dict[str, Tensor]:
-    """A collator's batch, with masked slots in place of labels at all positions: from these, forward and meters would
-    find the slots by themselves, and wait for the device."""
-    batch: dict[str, Tensor] = collator(features)
-    if "labels" in batch and "masked_positions" not in batch:
-        slots = masked_slots(batch["input_ids"], None, batch["labels"])
-        return {**batch, "masked_positions": slots.positions, "labels": slots.labels}
-    return batch
 
 
 # ---- The trainer ----
@@ -213,24 +204,17 @@ class RTDTrainer(OriginalTrainer):
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         if not model.config.has_generator_network or model.config.freeze_generator:
             check_arguments(args, rules=ALONE_RULES)
-        if args.generator_learning_rate is not None and any(kwargs.get("optimizers") or ()):
-            raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         if args.deepspeed_plugin is not None:
             raise ValueError("DeepSpeed shards weights in a way that checkpoints here do not. Use FSDP2.")
         is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None
         if is_ours or data_collator is None:
             train_dataset = None if train_dataset is None else fit_stream(train_dataset, args)
-            eval_dataset = None if eval_dataset is None else held_out_stream(eval_dataset)
+            eval_dataset = held_out_stream(eval_dataset)
         if data_collator is None:
             if processing_class is None:
                 raise ValueError("RTDTrainer needs the tokenizer (processing_class) or a data_collator.")
             data_collator = make_collator(processing_class, args, model.config)
         if isinstance(train_dataset, SequenceStream):  # shuffled already, and to be read in order when it is resumed
-            if args.train_sampling_strategy not in ("random", "sequential"):
-                raise ValueError(
-                    f"train_sampling_strategy={args.train_sampling_strategy!r}: the order of the sequences follows "
-                    "from the seed. Leave it out."
-                )
             args.train_sampling_strategy = "sequential"
         if eval_dataset is None and args.eval_strategy != "no":
             logger.warning("There are no held-out sequences, so the run is not evaluated.")
@@ -243,7 +227,12 @@ class RTDTrainer(OriginalTrainer):
         settle_masking(model.config, args, tokenizer)
         self.card = card or CardArguments()
         self.publication = publication or publishing.PretrainingPublication()
-        self.record_facts: dict[str, Any] = {"started": utc_now()}  # for `make_record`: also command, arguments
+        # Of the record, what the command line knows better.
+        self.record_facts: dict[str, Any] = {
+            "command": public_command(sys.argv),
+            "started": utc_now(),
+            "arguments": {},
+        }
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
         self._private = args.hub_private_repo is not False
@@ -251,7 +240,6 @@ class RTDTrainer(OriginalTrainer):
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
         self._directory = str(args.output_dir)
-        data_collator = partial(_with_slots, data_collator)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         if train_dataset is not None:
@@ -278,17 +266,17 @@ class RTDTrainer(OriginalTrainer):
         control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
 
     def get_train_dataloader(self) -> DataLoader:
-        return _protect_workers(super().get_train_dataloader())
+        return protect_workers(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        return _protect_workers(super().get_eval_dataloader(eval_dataset))
+        return protect_workers(super().get_eval_dataloader(eval_dataset))
 
     # ---- Optimization ----
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
         if not self.args.clip_separately:
             return super()._clip_grad_norm(model)
-        self._norms = clip_gradients(self.model, self.accelerator, self.args)
+        self._norms = clip_separately(self.model, self.accelerator, self.args)
         return self._norms.pop("grad_norm")
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
@@ -389,13 +377,7 @@ class RTDTrainer(OriginalTrainer):
             self._save_whole(model, trial, self._describe())
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        # A tied tensor is stored once, under its source; its other names are not missing.
-        missing = sorted(set(load_result.missing_keys) - set(self.model.all_tied_weights_keys))
-        if missing or load_result.unexpected_keys:
-            raise ValueError(
-                f"The checkpoint is of other networks: missing tensors {missing}, unknown tensors "
-                f"{load_result.unexpected_keys}."
-            )
+        """Warns of nothing: tied tensors are stored once, and the manifest vouches for the others."""
 
     # ---- Outputs ----
 
@@ -417,16 +399,31 @@ class RTDTrainer(OriginalTrainer):
 
     def make_record(self) -> PretrainingRecord:
         """The record of the run so far."""
-        return meters.make_record(
-            self.model,
-            self.args,
-            self.train_dataset,
-            self.eval_dataset,
-            self.state,
-            self.stopwatch.seconds,
-            old_held_out=self.old_held_out,
-            tokenizer=self.processing_class or getattr(self.data_collator, "tokenizer", None),
-            **self.record_facts,
+        args = self.args
+        state = self.state
+        step = state.global_step
+        num_sequences = step * args.sequences_per_step
+        parts = {"train": self.train_dataset, "held_out": self.eval_dataset, "old_held_out": self.old_held_out}
+        return PretrainingRecord(
+            command=self.record_facts["command"],
+            started=self.record_facts["started"],
+            finished=utc_now(),
+            arguments=public({**self.record_facts["arguments"], "training": args.to_dict()}),
+            model=public(self.model.config.to_dict()),
+            parameters=count_parameters(self.model),
+            data={name: meters.describe_data(each) for name, each in parts.items() if each is not None},
+            hardware=collect_hardware(products.chosen_library()),
+            versions=collect_versions(),
+            steps=step,
+            sequences=num_sequences,
+            tokens=meters.count_tokens(self.train_dataset, args, num_sequences),
+            train_seconds=self.stopwatch.seconds,
+            flops=meters.count_flops(self.model, args, num_sequences),
+            curves=list(state.log_history),
+            metrics=meters.evaluation_at(step, state.log_history),
+            before_and_after=meters.before_and_after(step, state.log_history),
+            example=meters.find_example(self.processing_class, self.eval_dataset),
+            fractions=[asdict(each) for each in checkpoints.read_fractions(args, state.max_steps, step)],
         )
 
     def save_run(self) -> PretrainingRecord:
@@ -440,7 +437,7 @@ class RTDTrainer(OriginalTrainer):
         whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
         self._saved = self.make_record()
         if self.is_world_process_zero():
-            checkpoints.save_outputs(whole, self.processing_class, self._saved, self._directory)
+            save_outputs(whole, self.processing_class, self._saved, self._directory)
         return self._saved
 
     # ---- The Hub ----
@@ -481,89 +478,3 @@ class RTDTrainer(OriginalTrainer):
             parts=self.publication.parts,
         )
         return self.published
-
-
-# ---- Signals ----
-
-
-class StopSignal(TrainerCallback):
-    """Inside a `with`, ends a Trainer's loop at SIGINT (Ctrl-C) or SIGTERM (which clusters send before they kill),
-    with a log and a checkpoint; `stopped` says whether it did, and `status` is the exit status then. A second Ctrl-C
-    ends it at once, with the checkpoint before. Outside the loop, signals do what they did before."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self.status = INTERRUPTED
-        self._noted_at = math.inf  # when the first signal came
-        self._before: dict[int, Any] = {}  # handlers, in the loop
-
-    def __enter__(self) -> StopSignal:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self._noted_at == math.inf:
-            self._noted_at = now
-            self.status = 128 + number
-            if PartialState().is_main_process:
-                logger.warning("Stopping: this step is finished and saved first. Ctrl-C again stops without saving.")
-        elif number == signal.SIGINT and now - self._noted_at >= SECONDS_TO_PRESS_AGAIN:
-            raise KeyboardInterrupt
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._agreed_at = (state.global_step, time.monotonic())  # step and time
-        self._next_agreement = state.global_step + 1
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        self.__exit__()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step < state.max_steps and self._should_stop(state.global_step):
-            self.stopped = control.should_training_stop = control.should_save = control.should_log = True
-
-    def _should_stop(self, step: int) -> bool:
-        """Whether the run stops after this step: the same answer in every process."""
-        processes = PartialState()
-        if processes.num_processes == 1:
-            return self._noted_at < math.inf
-        if step < self._next_agreement:
-            return False
-        # All processes add up the same numbers, and so agree again at the same step.
-        last_step, last_time = self._agreed_at
-        now = time.monotonic()
-        self._agreed_at = (step, now)
-        mine = [float(self._noted_at < math.inf), (now - last_time) / (step - last_step)]
-        wishes, pace = reduce(torch.tensor(mine, device=processes.device), reduction="mean").tolist()
-        self._next_agreement = step + max(1, int(SECONDS_BETWEEN_AGREEMENTS / max(pace, 0.01)))
-        return bool(wishes)
-
-
-def _protect_workers(loader: DataLoader) -> DataLoader:
-    # `accelerate` wraps the loader that makes the workers, and copies the wrapper's attributes to skip batches.
-    for part in (loader, getattr(loader, "base_dataloader", loader)):
-        part.worker_init_fn = partial(_protect_worker, part.worker_init_fn)
-    return loader
-
-
-def _protect_worker(then: Any, worker: int) -> None:
-    """A `worker_init_fn` that keeps a data loader's workers from Ctrl-C in a terminal, and from the SIGTERM of a
-    cluster to every process: a worker that dies would end the run. `then` is the one to call afterwards."""
-    if hasattr(os, "setpgid"):  # not on Windows
-        os.setpgid(0, 0)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-    if then is not None:
-        then(worker)
-
-
-def _end_with_parent() -> None:
-    """Ends a worker at a SIGTERM of its parent, by which torch and Python end workers."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)

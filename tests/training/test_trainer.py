@@ -1,3 +1,4 @@
+import inspect
 import math
 from pathlib import Path
 
@@ -406,15 +407,38 @@ def test_the_discriminator_learns_what_context_can_tell(tmp_path, tokenizer):
     assert trainer.state.log_history[-2]["eval_discriminator_auc"] > 0.8
 
 
-# Private methods of `transformers.Trainer` that are overridden: look here after an upgrade.
+# Private methods of `transformers.Trainer` that are overridden, with their arguments: look here after an upgrade.
 OVERRIDDEN = {
-    RTDTrainer: {"_clip_grad_norm", "_issue_warnings_after_load", "_save_checkpoint"},
-    FineTuner: {"_get_eval_sampler", "_get_train_sampler", "_run_epoch", "_save_checkpoint"},
+    RTDTrainer: {
+        "_clip_grad_norm": ["self", "model"],
+        "_issue_warnings_after_load": ["self", "load_result"],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
+    FineTuner: {
+        "_get_eval_sampler": ["self", "eval_dataset"],
+        "_get_train_sampler": ["self", "train_dataset"],
+        "_run_epoch": [
+            "self",
+            "model",
+            "epoch",
+            "train_dataloader",
+            "steps_in_epoch",
+            "num_update_steps_per_epoch",
+            "trial",
+            "ignore_keys_for_eval",
+            "start_time",
+            "resume_from_checkpoint",
+            "epochs_trained",
+            "steps_trained_in_current_epoch",
+        ],
+        "_save_checkpoint": ["self", "model", "trial"],
+    },
 }
 
 
 @pytest.mark.parametrize("kind", OVERRIDDEN)
 def test_the_trainer_of_transformers_still_has_the_private_methods_that_are_overridden(kind):
     ours = kind.__mro__[: kind.__mro__.index(Trainer)]
-    names = {name for one in ours for name in vars(one) if name[0] == "_" != name[1]}
-    assert {name for name in names if hasattr(Trainer, name)} == OVERRIDDEN[kind]
+    names = {name for one in ours for name in vars(one) if name[0] == "_" != name[1] and hasattr(Trainer, name)}
+    signatures = {name: list(inspect.signature(getattr(Trainer, name)).parameters) for name in names}
+    assert signatures == OVERRIDDEN[kind]

@@ -289,6 +289,14 @@ def test_a_disk_that_does_not_hold_the_copies_is_warned_of(elsewhere, monkeypatc
 # ---- Bad input ----
 
 
+def test_a_hash_in_an_index_names_no_directory_outside_the_cache(many, tmp_path):
+    index = json.loads((many / INDEX_FILE).read_text())
+    index["shards"][0]["sha256"] = str(tmp_path)
+    (many / INDEX_FILE).write_text(json.dumps(index))
+    with pytest.raises(ValueError, match="SHA-256"):
+        open_blocks(many)
+
+
 def test_an_index_that_was_cut_off_or_is_another_is_refused(many):
     whole = (many / INDEX_FILE).read_text()
     (many / INDEX_FILE).write_text(whole[:-9])

@@ -154,7 +154,7 @@ def parse_size(flag: str, text: str | None) -> int | None:
     from accelerate.utils import convert_file_size_to_int
 
     try:
-        return None if text is None else int(convert_file_size_to_int(text))
+        return None if text is None else int(convert_file_size_to_int(text.upper()))  # a small b is a bit there
     except ValueError:
         raise ValueError(f"--{flag} {text}: name a size, such as 512MB or 24GB.") from None
 

@@ -86,7 +86,7 @@ def read_confusions(path: str) -> Confusions:
             continue
         found = [part for column in columns for part in (column if is_han(column) else [column])]
         if is_han(wrong) and (len(wrong) > 1 or not all(map(is_han, found))):
-            raise ValueError(f"{path}, line {number}: {line.strip()!r} must be single Chinese characters, or `x x`.")
+            raise ValueError(f"{path}, line {number}: {line.strip()!r} must have single Chinese characters alone.")
         rights[wrong] = tuple(dict.fromkeys([*rights.get(wrong, ()), *(part for part in found if part != wrong)]))
     if not rights and not protected:
         raise ValueError(f"{path} has no row. Write `wrong right right ...`.")

@@ -167,5 +167,7 @@ def check_held_out(train: Blocks, held_out: Blocks) -> None:
     if first.sha256 == second.sha256:
         raise ValueError(f"{held_out.path}, which is held out, is what is trained on. Name another one.")
     if first.word_segmenter != second.word_segmenter:
-        both = (first.word_segmenter, second.word_segmenter)
-        raise ValueError(f"Words and held-out words were found by {both}: name the same --word_segmenter.")
+        raise ValueError(
+            f"Words were found by {first.word_segmenter}, held-out words by {second.word_segmenter}. "
+            "Prepare both with the same --word_segmenter."
+        )

@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
@@ -182,6 +183,9 @@ class ShardedBlocks(Blocks):
                 content = json.load(file)
             self.header = BlockHeader(**content["header"])
             self._shards = [Shard(**shard) for shard in content["shards"]]
+            # A hash is the name of a directory in the cache.
+            if not all(re.fullmatch("[0-9a-f]{64}", shard.sha256) for shard in self._shards):
+                raise ValueError("the hash of a shard is no SHA-256")
         if sha256 not in (None, self.header.sha256):
             raise ValueError(f"{path} was altered after it was written. {_REMEDY}")
         if self._cache is None or verify:

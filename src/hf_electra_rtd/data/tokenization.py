@@ -70,7 +70,7 @@ def load_tokenizer(
         with reading(name_or_path), open(name_or_path, encoding="utf-8-sig") as file:
             vocabulary = {line.rstrip("\r\n"): index for index, line in enumerate(file)}
         if missing := [token for token in SPECIAL_TOKENS if token not in vocabulary]:
-            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. Of another kind, name the directory.")
+            raise ValueError(f"{name_or_path} lacks {', '.join(missing)}. Of another tokenizer, name its directory.")
         if lowercase is None:
             # Not `isupper`: the uncased English vocabulary holds signs such as ℝ, which have no lower case.
             lowercase = all(token == token.lower() for token in vocabulary if token[:1] not in ("[", "<"))

@@ -60,7 +60,9 @@ def align(source: str, other: str) -> list[tuple[str, str]]:
     given = split(source)
     found = split(other)
     if len(given) != len(found):
-        raise ValueError(f"{other[:40]!r} has other places than {source[:40]!r}. Only replacements count.")
+        raise ValueError(
+            f"{other[:40]!r} has {len(found)} characters or words, not the {len(given)} of {source[:40]!r}."
+        )
     return list(zip(given, found, strict=True))
 
 

@@ -270,7 +270,8 @@ def own_task(name: str, args: Any) -> Task:
     if kind in LABELED and not labels:
         task = dataclasses.replace(task, labels=_collect_labels(task))
     if kind == "tagging":
-        find_chunks(task.labels)
+        with files.reading(next(iter(task.files.values()), (name,))[0], "Tags are O, B-PER, I-PER, ..."):
+            find_chunks(task.labels)
     if kind == "classification" and "f1" in task.metrics and len(task.labels) != 2:
         raise ValueError(f"{name}: f1 needs two labels, but there are {len(task.labels)}. Ask for macro_f1.")
     return task

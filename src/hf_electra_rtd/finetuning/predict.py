@@ -246,6 +246,10 @@ def main(argv: list[str]) -> int:
     columns = [args.text_column_name]
     if args.second_text_column_name:
         columns.append(args.second_text_column_name)
+    for place, row in rows:
+        for name in _NAMES[classifier.task.kind] if isinstance(row, Mapping) else ():
+            if row.keys() >= {name, f"input_{name}"}:
+                raise ValueError(f"{place}: {name!r} would become 'input_{name}', a column that is there. Rename one.")
     answers = classifier.answer(rows, columns, args.file or "Standard input")
     lines = []
     for (_, row), answer in zip(rows, answers, strict=True):

@@ -121,8 +121,8 @@ def rows_of(examples: Any) -> list[Row]:
             raise ValueError(f"The columns {', '.join(examples)} have different lengths: {lengths}.")
         return [dict(zip(examples, cells, strict=True)) for cells in zip(*columns, strict=True)]
     raise TypeError(
-        "Give a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists (or, to predict, texts), and "
-        f"not this {type(examples).__name__}."
+        "Examples are a pandas DataFrame, a datasets.Dataset, a list of dicts or a dict of lists (or, to predict, "
+        f"texts), but not a {type(examples).__name__}."
     )
 
 

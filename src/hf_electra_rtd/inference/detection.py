@@ -74,6 +74,8 @@ class DetectArguments(TextArguments):
 
     def __post_init__(self) -> None:
         check_arguments(self, rules=RULES)
+        if self.model is None and self.discriminator is None:
+            raise ValueError("--model is missing. Give a run or a saved pair, or --discriminator (and --generator).")
         if self.output_file is not None:
             check_output(self.output_file, self.file, self.model, self.generator, self.discriminator)
         if not self.as_is and not self.texts:

@@ -105,7 +105,10 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
             with reading(place, "A row has the texts sentence_good and sentence_bad."):
                 paradigm = str(row.get("UID", file.stem))
                 phenomenon = str(row.get("linguistics_term", paradigm))
-                pair = SentencePair(paradigm, phenomenon, *(row[name] for name in _COLUMNS))
+                sentences = [row[name] for name in _COLUMNS]
+                if not all(isinstance(sentence, str) for sentence in sentences):
+                    raise ValueError("a sentence is no text")
+            pair = SentencePair(paradigm, phenomenon, *sentences)
             counts[paradigm] += 1
             if max_pairs is None or counts[paradigm] <= max_pairs:
                 pairs.append(pair)

@@ -67,6 +67,10 @@ def main(argv: list[str]) -> None:
     hparams = {} if arguments.size else read_json(arguments.hparams)
     with reading(arguments.hparams, "It must be JSON: a mapping of hparams to values."):
         config = ElectraRTDConfig.from_size(arguments.size) if arguments.size else config_from_hparams(hparams)
+    index = arguments.tf_checkpoint.removesuffix(".index") + ".index"
+    for name, path in (("tf_checkpoint", index), ("vocab_file", arguments.vocab_file)):
+        if not Path(path).is_file():
+            raise ValueError(f"There is no file {path} (--{name}).")
     tokenizer: Any = load_tokenizer(arguments.vocab_file, hparams.get("do_lower_case"))
     tokenizer.model_max_length = config.discriminator_config.max_position_embeddings
     if len(tokenizer) > (size := config.discriminator_config.vocab_size):

@@ -504,7 +504,9 @@ def _official(records: Sequence[EvaluationRecord]) -> list[TaskResult]:
 
 def _is_constant(run: EvaluationRecord, split: str) -> bool:
     """Whether a model predicts the same for every example; without a report only Matthews' correlation tells."""
-    return "constant_prediction" in run.reports.get(split, {}) or run.metrics[split].get("matthews") == 0
+    if split in run.reports:
+        return "constant_prediction" in run.reports[split]
+    return run.metrics[split].get("matthews") == 0
 
 
 # ---- Values of cards ----

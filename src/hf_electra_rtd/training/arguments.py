@@ -176,7 +176,6 @@ _NOT_HERE = (
     "metric_for_best_model",
     "auto_find_batch_size",
     "ignore_data_skip",
-    "train_sampling_strategy",
     "dataloader_persistent_workers",
     "deepspeed",
 )
@@ -187,6 +186,7 @@ TRAINER_RULES = (
         for strategy in ("epoch", "best")
     ),
     Rule("load_best_model_at_end", "Losses rise as the generator learns, so no step is the best."),
+    Rule("train_sampling_strategy=group_by_length", "Sequences are filled to one length."),
     Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
     *(
         Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")

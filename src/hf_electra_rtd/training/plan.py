@@ -166,7 +166,9 @@ def _plan_networks(arguments: Any, discriminator: Place | None = None, generator
         main = discriminator.load_config()
         detects = OBJECTIVE_TRAITS[options.get("objective", ElectraRTDConfig.objective)].predicts == "replaced"
         if detects and discriminator.kind != DETECTOR:
-            raise discriminator.error("a run's detector/, or with --backbone the encoder")
+            raise discriminator.error(
+                "a run's discriminator/ (of other families detector/), or with --backbone the encoder"
+            )
         if generator is None:
             options |= _new_generator(arguments, main, options)
     else:

@@ -204,6 +204,8 @@ class RTDTrainer(OriginalTrainer):
             raise ValueError(f"One process has {args.n_gpu} GPUs: use accelerate launch, or CUDA_VISIBLE_DEVICES=0.")
         if not model.config.has_generator_network or model.config.freeze_generator:
             check_arguments(args, rules=ALONE_RULES)
+        if args.generator_learning_rate is not None and any(kwargs.get("optimizers") or ()):
+            raise ValueError("generator_learning_rate is for the optimizer that RTDTrainer makes: leave it out.")
         if args.deepspeed_plugin is not None:
             raise ValueError("DeepSpeed shards weights in a way that checkpoints here do not. Use FSDP2.")
         is_ours = isinstance(data_collator, DataCollatorForRTD) and data_collator.seed is not None

@@ -198,6 +198,10 @@ def test_the_words_to_mask_are_found_by_their_letters(tokenizer):
         places = detection._find_words(encoding, sentence, [word])
         # A token may hold a sign beside the word.
         assert tokenizer.decode([encoding["input_ids"][place] for place in places]).strip(' ,".') == word
+    for part, number in (("ill", 2), ("iver", 1)):  # of "mill" and "mills", of "rivers"
+        places = detection._find_words(encoding, sentence, [part])
+        tokens = [tokenizer.decode([encoding["input_ids"][place]]) for place in places]
+        assert [part in token for token in tokens] == [True] * number
     for part in ("", "mill,s"):
         with pytest.raises(ValueError, match=f"'{part}'"):
             detection._find_words(encoding, sentence, [part])

@@ -48,7 +48,7 @@ _SHARPNESS = 6.0  # of the attention that begins on a neighbour
 _OTHERS = 0.1  # factor of the other rows of these heads
 _OFFSETS = (-1, 1)  # of the tokens that the first heads attend to
 _SAME = 8.0  # logit of the attention that begins on the same token elsewhere
-_SELF = -9.0  # what its own position adds to it
+_AWAY = 9.0  # by how much its own position lowers it
 _LARGEST = 64  # numbers of a fitted vector
 _SMALLEST = 4
 # Of the fit. An eighth of these tokens did for a vocabulary of 8,192, but not for one of 21,128 or 30,522.
@@ -220,7 +220,7 @@ def _set_heads(encoder: Any, config: Any) -> None:
         # Behind a LayerNorm of the layer before, the projected embeddings have a variance of one.
         scale = project.weight.square().sum(dim=1).mean().sqrt().item()
     words = scale * math.sqrt(_SAME * math.sqrt(head_size) / max(len(words), 1)) * words
-    places = scale * math.sqrt(-_SELF * math.sqrt(head_size) / _POSITION_SIZE) * select
+    places = scale * math.sqrt(_AWAY * math.sqrt(head_size) / _POSITION_SIZE) * select
     _set_head(encoder, config, len(_OFFSETS), torch.cat([-places, words]), torch.cat([places, words]))
 
 

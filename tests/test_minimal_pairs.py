@@ -115,11 +115,14 @@ def test_accuracies_are_means_of_paradigms_and_a_tie_counts_one_half():
     assert 0.5 <= low <= result.accuracy <= high <= 1.0
 
 
-def test_pairs_are_read_from_a_directory_of_both_formats_the_first_of_each_paradigm(tmp_path):
-    rows = [
-        {"sentence_good": f"good {i}", "sentence_bad": f"bad {i}", "UID": "npi", "linguistics_term": "licensing"}
-        for i in range(3)
-    ]
+@pytest.mark.parametrize(
+    "columns",
+    [("UID", "linguistics_term"), ("UID", "phenomenon"), ("paradigm", "phenomenon")],
+    ids=["blimp", "zhoblimp", "sling"],
+)
+def test_pairs_are_read_from_a_directory_of_all_formats_the_first_of_each_paradigm(columns, tmp_path):
+    names = dict(zip(columns, ("npi", "licensing"), strict=True))
+    rows = [{"sentence_good": f"good {i}", "sentence_bad": f"bad {i}", **names} for i in range(3)]
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "agreement.tsv").write_text('she "sees\tshe see"\nhe sees\the see\n', encoding="utf-8")

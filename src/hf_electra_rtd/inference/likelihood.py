@@ -11,8 +11,8 @@ the objective `electric` (one pass a text), `rtd` or `mlm` (one pass a token).
     hf-electra-rtd score --model runs/small --pairs blimp/ --max_pairs 200 --output_dir runs/blimp
 
 judges pairs of sentences, of which the first is acceptable, and prints the accuracy of each phenomenon and over all
-paradigms. `--pairs` is a file or a directory: BLiMP's .jsonl, or .tsv with two columns. Here `--model` may also be any
-masked or causal language model; with `--counted_on`, it is the tokenizer of the blocks.
+paradigms. `--pairs` is a file or a directory: the .jsonl of BLiMP, SLING or ZhoBLiMP, or .tsv with two columns. Here
+`--model` may also be any masked or causal language model; with `--counted_on`, it is the tokenizer of the blocks.
 """
 
 from __future__ import annotations

@@ -95,16 +95,17 @@ def read_pairs(path: str | Path, max_pairs: int | None = None) -> list[SentenceP
     """The pairs of a file, or of all `.jsonl` and `.tsv` files below a directory; of each paradigm the first
     `max_pairs`.
 
-    A line of `.jsonl` has `sentence_good` and `sentence_bad`, and may have `UID` (the paradigm; by default the name of
-    the file) and `linguistics_term` (the phenomenon; by default the paradigm). A line of `.tsv` holds the acceptable
-    sentence, a tab, and the other one. Raises ValueError, with file and line, for anything else, and for no pairs."""
+    A line of `.jsonl` has `sentence_good` and `sentence_bad`, and may have the paradigm (`UID`, or `paradigm`; by
+    default the name of the file) and the phenomenon (`linguistics_term`, or `phenomenon`; by default the paradigm): so
+    BLiMP, SLING and ZhoBLiMP name them. A line of `.tsv` holds the acceptable sentence, a tab, and the other one.
+    Raises ValueError, with file and line, for anything else, and for no pairs."""
     pairs: list[SentencePair] = []
     counts: Counter[str] = Counter()
     for file in _files_of(Path(path)):
         for place, row in records_of(str(file), file.suffix[1:], columns=_COLUMNS):
             with reading(place, "A row has the texts sentence_good and sentence_bad."):
-                paradigm = str(row.get("UID", file.stem))
-                phenomenon = str(row.get("linguistics_term", paradigm))
+                paradigm = str(row.get("UID", row.get("paradigm", file.stem)))
+                phenomenon = str(row.get("linguistics_term", row.get("phenomenon", paradigm)))
                 sentences = [row[name] for name in _COLUMNS]
                 if not all(isinstance(sentence, str) for sentence in sentences):
                     raise ValueError("a sentence is no text")

@@ -122,6 +122,8 @@ def plot_scores(records: Iterable[EvaluationRecord], path: str | os.PathLike[str
                 points = of_task.get(run, {})
                 figures = {tokens: mean_and_interval(points[tokens]) for tokens in sorted(points)}
                 _draw_interval(axis, figures, color=f"C{number}", label=name)
+            low, high = axis.get_ylim()
+            axis.set_ylim(max(low, -1), min(high, 1))  # few seeds have intervals beyond what a score can be
             axis.legend()
 
 

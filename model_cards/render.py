@@ -2,8 +2,8 @@
 """Renders the model cards in this directory from the records beside them: `python model_cards/render.py`.
 
 A model is a directory with `card.json` (what no record knows: the repositories' prefix, license, languages),
-`run_record.json`, and fine-tuning results: `evaluations/final` of its discriminator, `evaluations/compared` of other
-models, and `evaluations/step-<N>` of its exports, which docs/background/results.md shows.
+`run_record.json`, and fine-tuning results: `evaluations/final` of its discriminator, and `evaluations/compared` of
+other models. docs/background/results.md shows them, too.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hf_electra_rtd.publishing.card import CardArguments
 
 
 CARD = CardArguments(license="apache-2.0", languages=["en"], corpora=["wikimedia/wikipedia"])
-RUN = Path(__file__).parents[2] / "model_cards/tiny-english"
+RUN = Path(__file__).parents[1] / "fixtures/run_of_tiny"
 
 
 def tower(**changes):
@@ -30,7 +30,7 @@ def run_record(objective="rtd", size="tiny", training=None, model=None, describe
 
 def evaluation_record(task="mrpc", seed=42, score=0.7, metric="accuracy", model=None, **changes):
     """One fine-tuning run as if it had been on another task."""
-    record = EvaluationRecord.load(RUN / "evaluations/final/mrpc/seed_42")
+    record = EvaluationRecord.load(RUN / "mrpc")
     facts = {
         "task": task,
         "seed": seed,

@@ -177,7 +177,7 @@ _NOT_HERE = (
     "auto_find_batch_size",
     "ignore_data_skip",
     "dataloader_persistent_workers",
-    "deepspeed",
+    "use_liger_kernel",
 )
 TRAINER_RULES = (
     *(
@@ -187,6 +187,7 @@ TRAINER_RULES = (
     ),
     Rule("load_best_model_at_end", "Losses rise as the generator learns, so no step is the best."),
     Rule("train_sampling_strategy=group_by_length", "Sequences are filled to one length."),
+    Rule("deepspeed", "Use FSDP: examples/accelerate_configs/fsdp2.yaml."),
     Rule("save_on_each_node", "A checkpoint is written once, for all nodes."),
     *(
         Rule(name, "It does not go with these losses, metrics over all sequences, one stream, or these checkpoints.")

@@ -212,10 +212,10 @@ def describe_verdicts(tokens: Iterable[ScoredToken]) -> str:
 def describe_reading(auc: float, bigram: float | None) -> str:
     """What an AUC says of the discriminator, beside that of counted pairs of words where there is one."""
     if auc < NEAR_CHANCE:
-        return "does not read context yet"
+        return "is near chance"
     if bigram is not None and auc <= bigram:
         return "does not beat counted pairs of words yet"
-    return "reads context"
+    return "does better than chance" if bigram is None else "beats counted pairs of words"
 
 
 def average_probability(tokens: Iterable[ScoredToken]) -> float:

@@ -90,13 +90,13 @@ def advise(num_sequences: int, sequences_per_step: int, max_steps: int, seconds:
     if passes > _MOST_PASSES:
         yield (
             f"The run reads its text {passes:,.0f} times; beyond about {_MOST_PASSES} passes it learns little more. "
-            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes) and a smaller --size."
+            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes)."
         )
     steps_of_a_day = max(1, int(_DAY / seconds))
     if min(most, max_steps) * seconds > _LONG * _DAY:
         yield (
-            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, a smaller --size, "
-            f"or --max_steps {steps_of_a_day}."
+            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, or "
+            f"--max_steps {steps_of_a_day}."
         )
 
 

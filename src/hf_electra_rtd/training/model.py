@@ -224,9 +224,9 @@ def build_model(
     if arguments.continue_from is not None:
         shapes = (f"{name}: {own.num_hidden_layers} layers of {own.hidden_size}" for name, own in towers.items())
         logger.info(
-            f"Going on from {arguments.continue_from}. {', '.join(shapes)}; sharing: {plan.config.sharing}; recipe of "
-            f"{plan.size}."
+            f"Continuing from {arguments.continue_from} (recipe of {plan.size}, sharing: {plan.config.sharing}):"
         )
+        logger.info(f"  {', '.join(shapes)}.")
         width = main.hidden_size
         # Other families share embeddings of one width.
         if main.model_type == "electra" and plan.config.sharing != "all" and fills and fills.hidden_size >= width:

@@ -121,6 +121,7 @@ HELP_GROUPS: HelpGroups = {
         "resume_from_checkpoint": None,
         "overwrite_output_dir": None,
         "dry_run": None,
+        "report_to": "Tracker: tensorboard, wandb or trackio.",
     },
     "Publishing": {
         "push_to_hub": None,

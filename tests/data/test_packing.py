@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hf_electra_rtd.data.packing import FullPacker, OriginalPacker, PackingTokens, get_packer
@@ -50,6 +50,7 @@ def content(sequences):
 
 
 @given(documents, documents, st.integers(8, 50), st.integers(0, 2**40))
+@example([[[]], [[30] * 3], [[]], [[31] * 60]], [], 8, 0)  # documents without a token: before all others, and between
 def test_full_sequences_hold_every_token_once_in_order_and_do_not_depend_on_what_follows(texts, more, length, seed):
     packer = FullPacker(TOKENS, length, seed)
     sequences = pack(packer, texts)
@@ -63,6 +64,7 @@ def test_full_sequences_hold_every_token_once_in_order_and_do_not_depend_on_what
         assert sequence.ids[-1] == SEP
         assert (sequence.ids == CLS).sum() == 1
         assert sequence.ids[1] != SEP
+        assert not ((sequence.ids[1:-2] == SEP) & (sequence.ids[2:-1] == SEP)).any()
         if sequence.second_segment < length:
             assert sequence.ids[sequence.second_segment - 1] == SEP
             assert 1 < sequence.second_segment < length - 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import torch
+from scipy.stats import chisquare
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -45,6 +46,15 @@ def _first_above(weights: Tensor, uniform: float) -> int:
         if running > target:
             return index
     return int(weights.nonzero()[-1])
+
+
+def chi_square_p(observed: Tensor, expected: Tensor) -> float:
+    """The probability of such counts or worse ones; those that are expected less than five times are one class."""
+    often = expected >= 5
+    counts = torch.stack(
+        [torch.cat([each[often], each[~often].sum()[None]]).double() for each in (observed, expected)]
+    )
+    return float(chisquare(*counts[:, counts[1] > 0]).pvalue)
 
 
 def masked_lm_loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

@@ -6,13 +6,11 @@ import random
 from itertools import pairwise
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import Unigram
-from tokenizers.pre_tokenizers import Metaspace
-from transformers import BertTokenizer, PreTrainedTokenizerFast, RobertaTokenizer
+from transformers import BertTokenizer
 
 from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS
 from hf_electra_rtd.data.units import cut_text, find_units
+from tests.families_for_tests import make_tokenizer
 
 
 CHARACTERS = "今天新心情很好坏我们去看电影店。，！"
@@ -26,10 +24,7 @@ def chinese():
 
 @pytest.fixture(scope="module")
 def byte_level():
-    first = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    empty = RobertaTokenizer(vocab={token: index for index, token in enumerate(first)}, merges=[])
-    text = ["the river and the mill and the horse", "今天心情很好"] * 20
-    return empty.train_new_from_iterator(text, 400, show_progress=False)
+    return make_tokenizer("byte-level BPE, <s>")
 
 
 @pytest.mark.parametrize(
@@ -86,11 +81,7 @@ def test_tokens_of_spaces_count_and_a_last_word_may_be_longer_than_a_piece(byte_
 
 
 def test_marks_of_sentencepiece_count():
-    vocab = [(token, 0.0) for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]")]
-    backend = Tokenizer(Unigram([*vocab, *((token, -1.0) for token in "▁" + CHARACTERS)], unk_id=3))
-    backend.pre_tokenizer = Metaspace()
-    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]", "unk_token": "[UNK]"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
-    text = "我们去看电影" * 9
+    tokenizer = make_tokenizer("Unigram, <s>")
+    text = "水流" * 30
     lengths = [len(tokenizer(text[start:stop])["input_ids"]) for start, stop in cut_text(text, tokenizer, 12)]
     assert max(lengths) == 12

@@ -129,6 +129,3 @@ def test_a_trainer_gives_its_collator_the_schedule_over_its_whole_run(blocks, to
     torch.testing.assert_close(last["sampling_temperature"], expected)
     held_out = next(iter(trainer.get_eval_dataloader()))
     assert held_out["sampling_temperature"].unique().tolist() == [1.0]
-
-
-# ---- Runs ----

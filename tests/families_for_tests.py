@@ -53,8 +53,14 @@ _KINDS: dict[str, dict[str, Any]] = {
     "camembert": _ROBERTA,
     "convbert": _USUAL | {"embedding_size": 16, "conv_kernel_size": 3},
     "deberta-v2": _DEBERTA,
-    "distilbert": {"dim": HIDDEN_SIZE, "n_layers": LAYERS, "n_heads": 2, "hidden_dim": 64}
-    | {"max_position_embeddings": MAX_LENGTH, "pad_token_id": 0},
+    "distilbert": {
+        "dim": HIDDEN_SIZE,
+        "n_layers": LAYERS,
+        "n_heads": 2,
+        "hidden_dim": 64,
+        "max_position_embeddings": MAX_LENGTH,
+        "pad_token_id": 0,
+    },
     "electra": _USUAL | {"embedding_size": 16, "intermediate_size": 128},
     "modernbert": _USUAL
     | {"cls_token_id": 2, "bos_token_id": 2, "sep_token_id": 3, "eos_token_id": 3, "local_attention": 8}

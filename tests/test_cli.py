@@ -1,5 +1,6 @@
 """Flags, the tables of rules, YAML files and exit statuses of the commands."""
 
+import importlib
 import json
 import re
 import subprocess
@@ -114,6 +115,14 @@ def test_words_without_a_flag_may_stand_before_behind_or_in_the_file(config):
         assert parse_arguments([TextOptions], argv) == (wanted,)
 
 
+@pytest.mark.parametrize("module", [module for module, _ in hf_electra_rtd_command.COMMANDS.values()])
+def test_no_line_of_a_help_is_wider_than_its_screen(module, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"hf_electra_rtd.{module}").main(["--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 100] == []
+
+
 @pytest.mark.parametrize(
     ("main", "groups"),
     [(pretrain.main, pretrain.HELP_GROUPS), (finetune.main, fine_tuning.HELP_GROUPS)],
@@ -125,7 +134,6 @@ def test_the_help_fits_on_two_screens_and_shows_every_flag_of_its_groups(main, g
         main(["--help"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 120
-    assert max(map(len, lines)) <= 100
     shown = {match[1] for line in lines if (match := re.match(r"  --(\w+)(?: |$)", line))}
     assert {name for group in groups.values() for name in group} == shown - {"config"}
 

@@ -47,6 +47,17 @@ def commands(page):
             yield modules[words[module]], words[module + 1 :]
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_sections_that_exist(page):
+    here = (ROOT / page).parent
+    for target in re.findall(r"\]\((?!http)([^)#]*)#?[^)]*\)", PAGES[page]):
+        assert not target or (here / target).exists(), target
+    for target, section in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", PAGES[page]):
+        text = ((here / target) if target else (ROOT / page)).read_text(encoding="utf-8")
+        titles = [title.lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)]
+        assert section in [re.sub(r"[^\w-]", "", title) for title in titles], section
+
+
 TABLES = {  # path: header and line
     "glue/MRPC/*.tsv": ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n", "{label}\t1\t2\t{a}\t{b}\n"),
     "glue/RTE/*.tsv": ("index\tsentence1\tsentence2\tlabel\n", "{row}\t{a}\t{b}\t{name}\n"),

@@ -77,9 +77,10 @@ def test_steps_of_a_pair_are_one_graph(options, beside, blocks, tokenizer):
 # CamemBERT and XLM-R have the layers of RoBERTa.
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"electra", "camembert", "xlm-roberta"}))
 def test_steps_of_a_family_are_one_graph(family, blocks, tokenizer):
-    tower = tiny_family_config(family, vocab_size=len(VOCABULARY), num_hidden_layers=1)
-    for name in DROPOUTS:
-        if hasattr(tower, name):
-            setattr(tower, name, 0.0)
-    config = ElectraRTDConfig(discriminator_config=tower)
+    configs = [tiny_family_config(family, vocab_size=len(VOCABULARY), num_hidden_layers=1) for _ in range(2)]
+    for config in configs:
+        for name in DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+    config = ElectraRTDConfig(generator_config=configs[0], discriminator_config=configs[1])
     check_steps(ElectraForRTDPretraining(config).train(), ten_batches(blocks, tokenizer, None))

@@ -38,13 +38,13 @@ MPNET = {MAIN: MPNetConfig(vocab_size=60)}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        # One row of each table of rules: test_cli.py walks them.
+        (TWO | {"sharing": "gdes"}, "generator.*sharing"),
         ({"freeze_generator": True}, "freeze_generator.*sharing"),
-        (LINEAR | {"temperature_decay": 0.1}, "temperature_decay"),
         ({"generator": "uniform", "temperature": 0.5}, "temperature"),
         ({"objective": "mlm", "generator": "uniform"}, "generator"),
         ({"objective": "mlm", "sharing": "word"}, "sharing"),
         ({"temperature": -1.0}, "temperature"),
+        ({"mask_probability": 0.0}, "mask_probability"),
         ({"temprature": 1.0}, "temprature.*temperature"),
         ({"size": "small", "hiden_size": 3}, "hidden_size"),
         ({"size": "medium"}, "medium"),

@@ -5,6 +5,7 @@ import itertools
 import json
 import subprocess
 import sys
+import zipfile
 
 import pytest
 import torch
@@ -25,19 +26,20 @@ from transformers import (
     pipeline,
 )
 
-from hf_electra_rtd import Classifier, ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig
-from hf_electra_rtd.base.records import EvaluationRecord
-from hf_electra_rtd.data.tokenization import fit_tokenizer, save_tokenizer
+from hf_electra_rtd import ElectraAdamW, ElectraForRTDPretraining, ElectraRTDConfig
+from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, save_tokenizer
 from hf_electra_rtd.encoders.detectors import detection_logits, is_labelled, with_two_labels
 from hf_electra_rtd.encoders.families import inputs_of, output_layer
 from hf_electra_rtd.encoders.layers import exchange_layers
+from hf_electra_rtd.finetuning import predict
 from hf_electra_rtd.finetuning.heads import add_adapters, dropouts_of, load_with_head
 from hf_electra_rtd.finetuning.trainer import layer_heights
 from hf_electra_rtd.pair.configuration_electra_rtd import derive_generator_config
 from hf_electra_rtd.publishing.card import pretraining_card
 from hf_electra_rtd.publishing.publish import repository_ids
+from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.model import ModelArguments, build_model
-from tests.conftest import VOCABULARY
+from tests.conftest import VOCABULARY, pretraining_flags
 from tests.families_for_tests import (
     FAMILY_NAMES,
     KINDS,
@@ -49,7 +51,7 @@ from tests.families_for_tests import (
     family_of,
     tiny_family_config,
 )
-from tests.finetuning.conftest import review_flags, run_finetune
+from tests.finetuning.conftest import flag_words, run_finetune
 from tests.publishing.card_records import CARD, code_of, run_record
 from tests.publishing.test_cards import parts
 
@@ -439,6 +441,18 @@ def test_a_head_that_a_layer_cannot_compute_has_no_detector(options, caplog):
     assert "detector/" in caplog.text
 
 
+def test_a_run_of_another_family_leaves_what_stock_transformers_loads(tmp_path, corpus):
+    tiny_family_config("modernbert").to_json_file(tmp_path / "backbone.json", use_diff=False)
+    options = {"backbone": tmp_path / "backbone.json", "model_config": None, "sharing": "gdes"}
+    pretrain.main(pretraining_flags(tmp_path, corpus, tmp_path / "run", initialization="stock", **options))
+    tokenizer = load_tokenizer(str(tmp_path / "run" / "discriminator"))
+    assert tokenizer.model_max_length == MAX_LENGTH
+    encoder = AutoModel.from_pretrained(tmp_path / "run" / "discriminator").eval()
+    ids = torch.tensor([[tokenizer.cls_token_id, 7, 8, tokenizer.sep_token_id]])
+    pair = ElectraForRTDPretraining.from_pretrained(tmp_path / "run").eval()
+    torch.testing.assert_close(encoder(ids)[0], pair.native_discriminator().eval().base_model(ids)[0])
+
+
 # ---- Fine-tuning: what is loaded ----
 
 CLASSES = AutoModelForSequenceClassification
@@ -494,6 +508,9 @@ def test_a_task_begins_with_the_whole_encoder_and_a_new_head_whatever_head_the_s
         head = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(prefix)}
         assert head
         assert not any(torch.equal(tensor, whole.get(name, torch.empty(0))) for name, tensor in head.items())
+    model.save_pretrained(tmp_path / "tuned")  # keeps its head for the same labels
+    again = load_with_head(auto_class, tmp_path / "tuned", labels=labels).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_electras_detector_whose_last_layer_is_its_head_is_refused(tmp_path):
@@ -611,21 +628,64 @@ def test_what_a_family_cannot_do_is_refused(source, flags, name, tokenizer, tmp_
         run_finetune(**options)
 
 
+def write_rte(directory, number):
+    """RTE in GLUE's layout: the second sentence follows from the first if it holds the word `old`. The labels."""
+    (directory / "RTE").mkdir()
+    words = VOCABULARY[10:30]
+    labels = [("not_entailment", "entailment")[index % 2] for index in range(number)]
+    for split in ("train", "dev", "test"):
+        lines = ["index\tsentence1\tsentence2\tlabel"]
+        for index, label in enumerate(labels):
+            last_word = "old" if label == "entailment" else "mill"
+            lines.append(f"{index}\t{words[index % 7]} {words[index % 11]} {last_word}\tthe old river\t{label}")
+        if split == "test":
+            lines = [line.rpartition("\t")[0] for line in lines]
+        (directory / "RTE" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    return labels
+
+
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing` is deprecated:FutureWarning")  # the name of old versions
 @pytest.mark.parametrize("family", ["modernbert", "deberta-v2"])
-def test_a_detector_of_a_family_is_fine_tuned_by_the_command_and_predicts(family, tokenizer, tmp_path):
+def test_a_family_goes_from_the_command_to_predictions_and_the_submission(family, tokenizer, tmp_path):
     make(family, TAGS, initializer_range=0.02, **DETECTION).save_pretrained(tmp_path / "detector")
     tokenizer.save_pretrained(tmp_path / "detector")
-    flags = review_flags(tmp_path, 80, 40) | {"model_name_or_path": tmp_path / "detector", "max_seq_length": 40}
-    flags |= {"layerwise_lr_decay": 0.8, "dropout": 0.05, "learning_rate": 5e-3, "num_train_epochs": 6}
-    flags |= {"per_device_train_batch_size": 8, "gradient_checkpointing": True, "bias_correction": True}
-    assert run_finetune(**flags, output_dir=tmp_path / "run") == 0
-    record = EvaluationRecord.load(tmp_path / "run/reviews/seed_42")
-    assert record.arguments["dropout"] == 0.05
-    assert record.model["architecture"] == type(make(family, CLASSES)).__name__
-    assert record.score > 0.95
-    answers = Classifier(str(tmp_path / "run"), use_cpu=True).predict(["the garden old", "the garden mill"])
-    assert [answer["label"] for answer in answers] == ["yes", "no"]
+    labels = write_rte(tmp_path, 40)
+    exit_code = run_finetune(
+        model_name_or_path=tmp_path / "detector",
+        task_name="rte",
+        data_dir=tmp_path,
+        output_dir=tmp_path / "run",
+        max_seq_length=40,
+        layerwise_lr_decay=0.8,
+        dropout=0.05,
+        learning_rate=5e-3,
+        num_train_epochs=6,
+        per_device_train_batch_size=8,
+        logging_steps=1000,
+        predict=True,
+        gradient_checkpointing=True,
+        bias_correction=True,
+    )
+    assert exit_code == 0
+    record = json.loads((tmp_path / "run" / "rte" / "seed_42" / "evaluation_record.json").read_text())
+    assert record["arguments"]["dropout"] == 0.05
+    assert record["model"]["architecture"] == type(make(family, CLASSES)).__name__
+    assert record["metrics"]["dev"]["accuracy"] == 1.0
+    with zipfile.ZipFile(tmp_path / "run" / "submission" / "glue_submission.zip") as archive:
+        lines = archive.read("RTE.tsv").decode().splitlines()
+    assert [line.split("\t")[1] for line in lines[1:]] == labels
+    (tmp_path / "new.csv").write_text("one,two\nthe garden old,the old river\nthe garden mill,the old river\n")
+    words = flag_words(
+        disable_tqdm=None,
+        model_name_or_path=tmp_path / "run",
+        file=tmp_path / "new.csv",
+        text_column_name="one",
+        second_text_column_name="two",
+        output_file=tmp_path / "new.jsonl",
+    )
+    assert predict.main(words) == 0
+    answers = [json.loads(line)["label"] for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert answers == ["entailment", "not_entailment"]
 
 
 # ---- Cards ----

@@ -1,7 +1,5 @@
 """Every kind of fast tokenizer, from text to fine-tuning."""
 
-import re
-import shlex
 import shutil
 import sys
 
@@ -34,9 +32,9 @@ from hf_electra_rtd.ops import IGNORED, num_masked
 from hf_electra_rtd.training import pretrain
 from hf_electra_rtd.training.console import ScoredToken, find_sentence, mark_sentence
 from hf_electra_rtd.training.directory import save_outputs
-from tests.conftest import blocks_of_text
+from tests.conftest import blocks_of_text, pretraining_flags
 from tests.families_for_tests import LINES, ODD, TOKENIZERS, make_tokenizer
-from tests.finetuning.conftest import flag_words, run_finetune, write_examples
+from tests.finetuning.conftest import run_finetune, write_examples
 
 
 @pytest.fixture(scope="module")
@@ -102,18 +100,29 @@ def test_special_tokens_in_a_text_are_text(tokenizer):
 
 
 @pytest.mark.parametrize("packing", PACKERS)
-def test_sequences_have_the_tokenizers_own_special_tokens_and_no_others(tokenizer, tmp_path, packing):
-    """`test_words.py` compares what stands between them with the text."""
+def test_sequences_hold_the_text_between_the_tokenizers_own_special_tokens(tokenizer, tmp_path, packing):
     file = blocks_of_text(tmp_path, "\n".join(LINES), tokenizer, packing=packing)
     cls, sep, *others = special_ids(tokenizer)
+    lines = tokenizer([line for line in LINES if line], add_special_tokens=False)["input_ids"]
+    text = [token for line in lines for token in line]
+    packed = []
     for sequence in map(file.__getitem__, range(len(file))):
         ids = sequence["input_ids"]
         types = sequence["token_type_ids"]
         assert ids[0] == cls
         assert ids[-1] == sep
-        assert not np.isin(ids[1:], [cls, *others]).any()
+        assert not np.isin(ids, others).any()
+        assert not np.isin(ids[1:], cls).any()
         if types.any():  # one [SEP] between the segments, whatever the tokenizer puts between a pair
             assert ids[types.argmax() - 1] == sep
+        packed += ids[~np.isin(ids, [cls, sep])].tolist()
+    if packing == "full":
+        assert packed == text[: len(packed)]
+        assert len(packed) > len(text) - 32
+        assert (file.lengths(np.arange(len(file))) == 32).all()
+    else:
+        assert set(packed) <= set(text)
+        assert 0.5 * len(text) < len(packed) < len(text)
 
 
 def test_segments_are_split_where_sentences_end(tokenizer, tmp_path):
@@ -143,6 +152,9 @@ def test_special_tokens_are_never_masked_and_unknown_ones_are(tokenizer, tmp_pat
     assert padded.any()
     assert batch["input_ids"][padded].eq(pad).all()
     assert not batch["input_ids"][~padded].eq(pad).any()
+    restored = batch["input_ids"].scatter(1, batch["masked_positions"], batch["labels"].where(used, cls))
+    for row, length in enumerate(sequences.lengths):
+        assert restored[row, 1:length].tolist() == sequences.ids[row, 1:length].tolist()
 
 
 def test_a_letter_that_is_a_mark_to_others_begins_no_word(tokenizer):
@@ -204,9 +216,12 @@ def make(tokenizer, kind, max_seq_length, *lengths, **facts):
 
 def test_a_pair_is_what_the_tokenizer_makes_of_it(tokenizer):
     texts = ["the river went to the mill", "it was old, and young was the horse in the garden of the mill"]
-    batch = {"texts": [texts], "label": ["yes"]}
-    kinds = (make(tokenizer, "classification", length, labels=("no", "yes")) for length in (128, 16))
-    whole, short = (kind.encode_batch(batch, [0], training=True)[0] for kind in kinds)
+    whole, short = (
+        make(tokenizer, "classification", length, labels=("no", "yes")).encode_batch(
+            {"texts": [texts], "label": ["yes"]}, [0], training=True
+        )[0]
+        for length in (128, 16)
+    )
     pair = tokenizer(*texts)
     assert whole["input_ids"] == pair["input_ids"]
     assert whole.get("token_type_ids") == pair.get("token_type_ids")
@@ -275,17 +290,15 @@ def test_the_words_of_a_sentence_have_the_tokens_of_running_text(tokenizer, max_
 
 @pytest.mark.parametrize("kind", ["byte-level BPE, <s>", pytest.param("Unigram, <s>", marks=pytest.mark.slow)])
 def test_a_run_goes_from_text_to_a_fine_tuned_model(tokenizers, corpus, tmp_path, monkeypatch, kind, capsys):
-    """By the command that `prepare` prints."""
     tokenizer = tokenizers[kind]
+    blocks = tmp_path / "prepared"
     monkeypatch.setattr(sys, "argv", ["hf-electra-rtd"])
     save_tokenizer(tokenizer, tmp_path / "given")
-    text = {"train_files": corpus, "tokenizer": tmp_path / "given", "output_dir": tmp_path / "prepared"}
-    prepare_command.main(flag_words(**text, max_seq_length=32, held_out_share=0.1, use_cpu=None))
-    printed = capsys.readouterr().out.replace("\\\n", " ")
-    (command,) = re.findall(r"hf-electra-rtd pretrain (.*)", printed)
-    few = {"size": "tiny", "max_steps": 2, "warmup_steps": 1, "per_device_train_batch_size": 4, "masking": "word"}
-    more = flag_words(**few, initialization="stock", output_dir=tmp_path / "run")
-    flags = [*shlex.split(command), *more]
+    flags = ["--train_files", str(corpus), "--tokenizer", str(tmp_path / "given"), "--output_dir", str(blocks)]
+    prepare_command.main([*flags, "--max_seq_length", "32", "--disable_tqdm", "True"])
+    options = {"tokenizer": blocks / "tokenizer", "held_out_files": blocks / "held_out.blocks", "masking": "word"}
+    options |= {"model_config": None, "size": "tiny", "initialization": "stock", "max_steps": 2}
+    flags = pretraining_flags(tmp_path, blocks / "train.blocks", tmp_path / "run", **options)
     assert not pretrain.main([*flags, "--dry_run"])
     assert not pretrain.main(flags)
     capsys.readouterr()

@@ -1,3 +1,8 @@
+import re
+import runpy
+import shlex
+import string
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +16,11 @@ from hf_electra_rtd.data.arguments import DataArguments, PreparationArguments
 from hf_electra_rtd.data.sequences import get_sequences, get_tokenizer
 from hf_electra_rtd.data.shards import open_blocks
 from hf_electra_rtd.data.text import open_texts
-from hf_electra_rtd.data.tokenization import load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import SPECIAL_TOKENS, load_tokenizer, save_tokenizer, tokenizer_hash
 from tests.conftest import VOCABULARY, make_text
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 RUN = PreparationArguments(max_seq_length=32, seed=0, disable_tqdm=True)
@@ -136,3 +144,26 @@ def test_flags_of_text_are_told_of_only_where_all_of_it_is_prepared(tmp_path, co
     assert not caplog.records
     data.warn_of_unused()
     assert "--packing" in caplog.text
+
+
+@pytest.mark.slow
+def test_the_command_that_it_prints_trains_on_what_it_made(tmp_path, capsys, monkeypatch):
+    characters = string.ascii_lowercase + string.digits + string.punctuation
+    tokens = [*SPECIAL_TOKENS, *characters, *(f"##{character}" for character in characters)]
+    (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    monkeypatch.chdir(tmp_path)
+    flags = ["--max_seq_length", "32", "--held_out_share", "0.1", "--disable_tqdm", "--tokenizer", "vocab.txt"]
+    monkeypatch.setattr(sys, "argv", ["prepare.py", *flags])
+    with pytest.raises(SystemExit) as exit:
+        runpy.run_path(str(EXAMPLES / "prepare.py"), run_name="__main__")
+    assert not exit.value.code
+    printed = capsys.readouterr().out.replace("\\\n", " ")
+    (command,) = re.findall(r"hf-electra-rtd pretrain --size small (.*)", printed)
+    arguments = shlex.split(command)
+    assert arguments[:4] == ["--output_dir", "runs/small", "--train_files", "runs/corpus/train.blocks"]
+    from hf_electra_rtd.training import pretrain
+
+    few = ["--max_steps", "2", "--warmup_steps", "1", "--per_device_train_batch_size", "4", "--use_cpu"]
+    monkeypatch.setattr(sys, "argv", ["pretrain.py"])
+    pretrain.main([*arguments, *few, "--disable_tqdm", "True", "--output_dir", "run"])
+    assert (tmp_path / "run" / "discriminator").exists()

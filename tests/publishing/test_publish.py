@@ -1,7 +1,6 @@
 """The command, from finished runs to repositories, and back into another process."""
 
 import dataclasses
-import itertools
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from hf_electra_rtd.publishing import publish
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training import pretrain
 from tests.finetuning.conftest import review_flags, run_finetune
-from tests.publishing.hub_server import DISCRIMINATOR, GENERATOR, PREFIX, TOKEN
+from tests.publishing.hub_server import COMMIT, DISCRIMINATOR, GENERATOR, PREFIX, TOKEN
 
 
 MODEL = {"README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
@@ -70,10 +69,19 @@ def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_the_same_command(
     there = hub.everything()
     branches = ("main", "step-2", "step-4")
     assert set(there) == {(name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in branches}
-    for (repo_id, branch), files in there.items():
-        of_branch = listed.partition(f"{repo_id}, branch {branch}:\n")[2]
-        shown = [line.split()[:2] for line in itertools.takewhile(lambda line: line[0] == " ", of_branch.splitlines())]
-        assert sorted(shown) == sorted([path, f"{len(content):,}"] for path, content in files.items())
+    sizes = {
+        (f"{repo_id}, branch {branch}:", path, f"{len(content):,}")
+        for (repo_id, branch), files in there.items()
+        for path, content in files.items()
+    }
+    title = ""
+    shown = set()
+    for line in listed.splitlines()[:-1]:
+        if line.startswith(" "):
+            shown.add((title, *line.split()[:2]))
+        else:
+            title = line
+    assert shown == sizes
     for (repo_id, branch), files in there.items():
         more = {"run_record.json", "training_curves.png"} if branch == "main" else {"training_curves.png"}
         assert set(files) == MODEL | more
@@ -82,7 +90,13 @@ def test_a_push_sends_what_a_dry_run_lists_and_is_completed_by_the_same_command(
         preview = runs / "run/publish_preview" / repo_id.replace("/", "--") / branch / "README.md"
         assert files["README.md"] == preview.read_bytes()
         assert card(hub, repo_id, branch).data.license == "mit"
-    assert f"{GENERATOR})" in card(hub, DISCRIMINATOR).text
+    assert all(repository.private for repository in hub.repositories.values())
+    commits = hub.asked(COMMIT)
+    assert send(runs / "run") == 0
+    assert hub.asked(COMMIT) == commits  # nothing has changed
+    text = card(hub, DISCRIMINATOR).text
+    assert f'from_pretrained("{DISCRIMINATOR}", revision="step-2")' in text
+    assert f"{GENERATOR})" in text
 
 
 def test_a_run_is_one_collection_and_a_private_run_stays_out_of_a_public_one(runs, hub, caplog):

@@ -110,3 +110,11 @@ def test_found_missed_and_false_alarms_are_those_of_the_metrics(blocks, tokenize
     assert found / (found + alarms) == pytest.approx(measured["discriminator_precision"])
     asked = sum(token.masked for token in tokens) if objective == "rtd_masked_only" else len(tokens)
     assert sum(token.probability >= 0 for token in tokens) == asked
+
+
+def test_an_auc_is_told_beside_chance_and_counted_pairs_of_words():
+    aucs = {"chance": (0.55, 0.7), "below": (0.7, 0.75), "above": (0.8, 0.75), "alone": (0.8, None)}
+    told = {name: console.describe_reading(*pair) for name, pair in aucs.items()}
+    assert len(set(told.values())) == 4
+    assert told["below"] == console.describe_reading(0.75, 0.75)
+    assert told["chance"] == console.describe_reading(0.55, None)

@@ -243,8 +243,12 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     assert shown.count("old text") == 3  # before, on the way and after
     assert "eval_old_bigram_auc" not in {name for entry in record.curves for name in entry}
     card = pretraining_card(record, "discriminator", "me/mine-discriminator", CardArguments())
+    assert "further from `run`\nwith 2 new words of this text at the end of the vocabulary,\non " in card
     assert " | ".join(f"{changes['old'][when]['generator_loss']:.4g}" for when in ("before", "after")) in card
+    assert "--size" not in card[card.index("hf-electra-rtd pretrain") :]
+
     go_on("--dry_run", output_dir="dry", **more)
+    assert "Nothing was trained" in capsys.readouterr().out
 
     # The same command, from its checkpoint, reads no text for words and ends the same.
     weights = (run / "model.safetensors").read_bytes()

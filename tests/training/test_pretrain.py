@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import runpy
 import shutil
 import signal
@@ -85,8 +86,12 @@ def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, fini
         assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
     shown = capsys.readouterr().out
     assert ("step 3/4" in shown, "step 2/4" in shown) == (True, False)
+    for expected in ("held out", "discriminator, held out", "discriminator/, generator/"):
+        assert expected in " ".join(shown.split())
     end = shown[shown.index("Held-out text, ") :].splitlines()
-    assert len(end) <= 24  # a screen
+    assert re.search(r"Held-out text, \d+ sequences: \d+ of \d+ replaced tokens found, \d+ false alarms?\.$", end[0])
+    assert ("a counted bigram" in end[1], len(end) <= 24) == (True, True)  # a screen
+    assert all(len(line) <= 100 or str(copied_run) in line for line in end)
     flags = [f"detect --model {copied_run} ", f"--model_name_or_path {copied_run} "]
     flags += [f"--output_dir {copied_run}-tuned ", f"publish --run {copied_run} "]
     assert all(flag in line for flag, line in zip(flags, end[-4:], strict=True))
@@ -224,6 +229,13 @@ def test_a_dry_run_or_a_mistake_deletes_no_run(pretrain, copied_run, flags):
         assert path.is_dir() or path.stat().st_mtime_ns == time, path
 
 
+def test_a_dry_run_trains_nothing_and_is_not_in_the_way_of_the_run(pretrain, capsys):
+    status, directory = pretrain("--dry_run")
+    assert (status, "Sequences of the first step" in capsys.readouterr().out) == (0, True)
+    assert {path.name for path in directory.iterdir()} == {"blocks"}
+    assert find_checkpoint(str(directory), None, overwrite=False) is None
+
+
 NEW = {"model_config": None}  # networks of a named size
 
 
@@ -233,6 +245,7 @@ NEW = {"model_config": None}  # networks of a named size
         ({"train_files": "nothing/*.txt"}, "nothing"),
         ({"accelerator_config": '{"split_batches": true}'}, "split_batches"),
         ({"data_seed": -1}, "--data_seed"),
+        ({"old_held_out_files": __file__}, "--old_held_out_files.*--continue_from"),
         (NEW | {"objective": "electric", "generator_type": "two_tower", "temperature": 0}, "electric.*temperature"),
         (NEW | {"initialization": "neighbors"}, "--initialization.*neighbours"),
         ({"freeze_generator": True, "sharing": "none"}, "untrained generator"),

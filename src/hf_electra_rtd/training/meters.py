@@ -194,9 +194,9 @@ def warn_if_flat(state: TrainerState) -> None:
         if is_flat and step >= state.max_steps / 3:
             if step == state.global_step:
                 logger.warning(
-                    f"Step {step:,}: the discriminator does not read context yet. Its held-out AUC is {auc:.3f}, near "
-                    f"chance, and flat; a counted bigram has {bigram:.3f}. Try smaller batches or more steps: from "
-                    "the usual random weights it often rises only after thousands of steps."
+                    f"Step {step:,}: the discriminator is still near chance. Its held-out AUC is {auc:.3f}, and "
+                    f"flat; a counted bigram has {bigram:.3f}. Try smaller batches or more steps: from the usual "
+                    "random weights it often rises only after thousands of steps."
                 )
             return
         aucs.append(auc)

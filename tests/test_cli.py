@@ -191,30 +191,36 @@ def test_an_option_that_changes_nothing_is_told_once(caplog):
     assert not caplog.records
 
 
-# Each module with tables of rules, and the dataclasses whose fields they name.
-OF_PAIRS = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
+# Each table with the dataclasses whose fields it names.
+TRAINING = (RTDTrainingArguments,)
+PRETRAINING = (pretrain.RunArguments, model.ModelArguments, data_arguments.DataArguments, RTDTrainingArguments)
 FINE_TUNING = (fine_tuning.TaskArguments, fine_tuning.OwnTaskArguments, fine_tuning.FineTuningArguments)
-MODULES = {
-    pretrain: OF_PAIRS,
-    model: OF_PAIRS,
-    arguments: OF_PAIRS,
-    fine_tuning: FINE_TUNING,
-    data_arguments: (data_arguments.PreparationArguments, data_arguments.DataArguments),
-    detection: (detection.DetectArguments,),
-    correction: (correction.CorrectArguments,),
-    likelihood: (likelihood.ScoreArguments,),
-    export: (export.ExportArguments,),
-    publish: (publish.PublishArguments,),
-    checkpoints: (checkpoints.ConvertArguments,),
-    configuration_electra_rtd: (ElectraRTDConfig,),
+TABLES = {
+    "pretrain": (pretrain.RULES, PRETRAINING),
+    "networks": (model.RULES, (model.ModelArguments,)),
+    "kept generator": (model.KEPT_RULES, (model.ModelArguments,)),
+    "training": (arguments.TRAINER_RULES, TRAINING),
+    "one network learns": (arguments.ALONE_RULES, TRAINING),
+    "hub": (arguments.HUB_RULES, TRAINING),
+    "devices": (arguments.DEVICE_RULES, TRAINING),
+    "finetune": (fine_tuning.RULES, FINE_TUNING),
+    "fine-tuning": (fine_tuning.TRAINER_RULES, FINE_TUNING),
+    "prepare": (data_arguments.RULES, (data_arguments.PreparationArguments,)),
+    "text": (data_arguments.DATA_RULES, (data_arguments.DataArguments,)),
+    "prepared text": (data_arguments.PREPARED_RULES, (data_arguments.DataArguments,)),
+    "detect": (detection.RULES, (detection.DetectArguments,)),
+    "correct": (correction.RULES, (correction.CorrectArguments,)),
+    "score": (likelihood.RULES, (likelihood.ScoreArguments,)),
+    "export": (export.RULES, (export.ExportArguments,)),
+    "publish": (publish.RULES, (publish.PublishArguments,)),
+    "convert": (checkpoints.RULES, (checkpoints.ConvertArguments,)),
+    "pair": (configuration_electra_rtd.RULES, (ElectraRTDConfig,)),
+    "schedule": (configuration_electra_rtd.SCHEDULE_RULES, (ElectraRTDConfig,)),
+    "no network": (configuration_electra_rtd.NO_NETWORK_RULES, (ElectraRTDConfig,)),
+    "no generator": (configuration_electra_rtd.NO_GENERATOR_RULES, (ElectraRTDConfig,)),
+    "draws": (configuration_electra_rtd.DRAW_RULES, (ElectraRTDConfig,)),
 }
-ROWS = [
-    (rule, types)
-    for module, types in MODULES.items()
-    for name, rules in vars(module).items()
-    if name.endswith("RULES")
-    for rule in rules
-]
+ROWS = [(rule, types) for rules, types in TABLES.values() for rule in rules]
 
 
 def another_value(entry):

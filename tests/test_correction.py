@@ -59,8 +59,11 @@ def corrector():
 
 
 def test_a_wrong_character_is_replaced_and_right_text_stays(corrector):
-    right = {"target": "今天心情很好", "errors": [("新", "心", 2)]}
-    assert corrector()("今天新情很好") == right | {"source": "今天新情很好"}
+    assert corrector()("今天新情很好") == {
+        "source": "今天新情很好",
+        "target": "今天心情很好",
+        "errors": [("新", "心", 2)],
+    }
     assert corrector()("今天心情很好")["errors"] == []
     results = corrector()(["去看电店", "今天新情很好。我们去看电店！" * 3, "The Mills mill MILL", "新 mill"])
     assert results[0]["target"] == "去看电心"
@@ -246,8 +249,10 @@ def test_corrections_of_a_table_are_scored(corrector_directory, tmp_path, capsys
 def test_models_of_other_families_detect_and_correct(name, tmp_path):
     tokenizer = make_tokenizer("byte-level BPE, <s>")
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    tower = tiny_family_config(name, **sizes)
-    model = ElectraForRTDPretraining(ElectraRTDConfig(discriminator_config=tower, sharing="none")).eval()
+    towers = [tiny_family_config(name, **sizes) for _ in range(2)]
+    model = ElectraForRTDPretraining(
+        ElectraRTDConfig(generator_config=towers[0], discriminator_config=towers[1], sharing="none")
+    ).eval()
     model.save_pretrained(tmp_path / "joint")
     tokenizer.save_pretrained(tmp_path / "joint")
     model.save_towers(tmp_path / "run", tokenizer)

@@ -120,8 +120,9 @@ def test_what_has_no_score_is_refused(options, texts, name, tokenizer):
 
 
 def test_padding_changes_no_score_of_an_encoder_that_reads_it(tokenizer):
-    tower = tiny_family_config("convbert", vocab_size=len(tokenizer))
-    pair = ElectraForRTDPretraining(ElectraRTDConfig(discriminator_config=tower, sharing="none")).eval()
+    towers = [tiny_family_config("convbert", vocab_size=len(tokenizer)) for _ in range(2)]
+    config = ElectraRTDConfig(generator_config=towers[0], discriminator_config=towers[1], sharing="none")
+    pair = ElectraForRTDPretraining(config).eval()
     for text, together in zip(TEXTS, pair.token_log_likelihoods(TEXTS, tokenizer), strict=True):
         torch.testing.assert_close(together, pair.token_log_likelihoods([text], tokenizer)[0])
 

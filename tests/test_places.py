@@ -76,23 +76,35 @@ def export(name):
     return [source.name for source in open_sources(name)]
 
 
-ELECTRA = "ElectraForPreTraining"
-BERT = "BertForTokenClassification"
-TUNED = "tuned/sst/seed_1/model"
-ALONE = ["detector"]
-BOTH = ["detector", "generator"]
+ELECTRA, BERT, TUNED = "ElectraForPreTraining", "BertForTokenClassification", "tuned/sst/seed_1/model"
 REFUSED = ValueError
 COMMANDS = (continue_from, detect, score, fine_tune, predict, export)
 # Of each place its kind, and what each command takes it for.
 TABLE = {
-    "run": ("run", "run", ELECTRA, None, "run/discriminator", REFUSED, BOTH),
+    "run": ("run", "run", ELECTRA, None, "run/discriminator", REFUSED, ["detector", "generator"]),
     "checkpoint": ("pair", "checkpoint", ELECTRA, None, "checkpoint", REFUSED, REFUSED),
-    "networks": ("networks", "networks/discriminator", ELECTRA, REFUSED, "networks/discriminator", REFUSED, BOTH),
-    "bert": ("networks", "bert/detector", BERT, REFUSED, "bert/discriminator", REFUSED, BOTH),
+    "networks": (
+        "networks",
+        "networks/discriminator",
+        ELECTRA,
+        REFUSED,
+        "networks/discriminator",
+        REFUSED,
+        ["detector", "generator"],
+    ),
+    "bert": ("networks", "bert/detector", BERT, REFUSED, "bert/discriminator", REFUSED, ["detector", "generator"]),
     "electric": ("run", "electric", REFUSED, None, "electric/discriminator", REFUSED, REFUSED),
-    "run/discriminator": ("detector", "run/discriminator", REFUSED, REFUSED, "run/discriminator", REFUSED, ALONE),
+    "run/discriminator": (
+        "detector",
+        "run/discriminator",
+        REFUSED,
+        REFUSED,
+        "run/discriminator",
+        REFUSED,
+        ["detector"],
+    ),
     "run/generator": ("generator", REFUSED, REFUSED, REFUSED, "run/generator", REFUSED, ["generator"]),
-    "bert/detector": ("detector", "bert/detector", REFUSED, REFUSED, "bert/detector", REFUSED, ALONE),
+    "bert/detector": ("detector", "bert/detector", REFUSED, REFUSED, "bert/detector", REFUSED, ["detector"]),
     "bert/discriminator": ("encoder", REFUSED, REFUSED, REFUSED, "bert/discriminator", REFUSED, REFUSED),
     TUNED: ("fine_tuned", REFUSED, REFUSED, REFUSED, TUNED, TUNED, ["classification"]),
     "tuned": ("fine_tuned", REFUSED, REFUSED, REFUSED, TUNED, TUNED, ["classification"]),
@@ -115,6 +127,11 @@ def test_every_command_takes_a_name_for_what_it_is_or_refuses_it_by_its_name(roo
             assert (found.removeprefix(f"{root}/") if isinstance(found, str) else found) == expected, command
 
 
+def test_a_detector_of_electra_is_no_backbone(root):
+    with pytest.raises(ValueError, match="detector"):
+        _ = ModelArguments(backbone=str(root / "run" / "detector")).plan
+
+
 def test_a_network_beside_a_pair_has_its_objective_and_labels_are_those_of_the_outputs(root, tmp_path):
     assert identify(root / "electric" / "discriminator").objective == "electric"
     shutil.copytree(root / "electric" / "discriminator", tmp_path / "alone")
@@ -125,8 +142,11 @@ def test_a_network_beside_a_pair_has_its_objective_and_labels_are_those_of_the_o
 def test_code_in_the_directory_of_a_model_does_not_run_whatever_the_standard_input_answers(
     root, tmp_path, monkeypatch
 ):
-    auto_map = {"AutoConfig": "code.Config", "AutoModelForSequenceClassification": "code.Model"}
-    auto_map["AutoTokenizer"] = ["code.Tokenizer", "code.Tokenizer"]
+    auto_map = {
+        "AutoConfig": "code.Config",
+        "AutoModelForSequenceClassification": "code.Model",
+        "AutoTokenizer": ["code.Tokenizer", "code.Tokenizer"],
+    }
     evil = Path(shutil.copytree(root / TUNED, tmp_path / "evil"))
     (evil / "code.py").write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\nclass Config: pass\n")
     config = json.loads((evil / "config.json").read_text())

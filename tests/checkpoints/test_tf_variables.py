@@ -87,6 +87,8 @@ def test_what_the_original_ignores_is_left_out():
         ({"model_hparam_overrides": {"embedding_size": 64}}, "model_hparam_overrides has no option 'embedding_size'"),
         ({"model_size": "tiny"}, "no model_size 'tiny'. Known sizes: small, base, large"),
         ({"electric_objective": True}, "electric.*two_tower"),
+        ({"electric_objective": True, "uniform_generator": True}, "electric.*two_tower"),
+        ({"two_tower_generator": True, "untied_generator_embeddings": True}, "does not go with sharing='none'"),
         ({"model_hparam_overrides": {"hidden_act": "relu"}}, "no other hidden_act than 'gelu'"),
         ({"generator_layers": 0.01}, "cannot be built"),
     ],

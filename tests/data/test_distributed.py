@@ -135,9 +135,10 @@ def pack_documents(output_dir, tokenizer, folder, *documents, tasks=1, **options
     """Packs documents, each a file's name and a text, in each of some tasks, and indexes them."""
     pack = PackShards(output_dir, tokenizer, 32, str(folder), **options)
     for rank in range(tasks):
-        given = []
-        for number, (file, text) in enumerate(documents):
-            given.append(Document(text, str(number), metadata={"file_path": os.path.normpath(folder / file)}))
+        given = [
+            Document(text, str(number), metadata={"file_path": os.path.normpath(folder / file)})
+            for number, (file, text) in enumerate(documents)
+        ]
         deque(pack.run(iter(given), rank, tasks), maxlen=0)
     index_shards(output_dir, tasks)
 
@@ -246,6 +247,7 @@ def test_a_failed_task_runs_again_alone_but_changed_text_is_refused(tmp_path, re
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
+        (["--executor", "local"], "--executor.*--tasks"),
         (["--executor", "slurm", "--tasks", "2", "--slurm", "time=1"], "needs at least --slurm partition"),
         (["--executor", "local", "--tasks", "2", "--drop_duplicates", "exact"], "no --drop_duplicates"),
         (["--executor", "local", "--tasks", "2", "--held_out_files", "x.txt"], "no --held_out_files"),

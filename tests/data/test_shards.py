@@ -321,8 +321,14 @@ def test_a_shard_that_is_missing_cut_off_or_altered_is_refused_by_its_name(many,
         open_blocks(place, verify=True).read(np.arange(ROWS))  # a copy is verified when it is made
 
 
-# No protocol, one whose package is not installed, and an empty place.
-@pytest.mark.parametrize("address", ["nowhere://a/b", "dropbox://a/b", "memory://nothing/here"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nowhere://a/b",  # no protocol
+        "dropbox://a/b",  # one whose package is not installed
+        "memory://nothing/here",
+    ],
+)
 def test_an_address_that_cannot_be_read_is_refused(address):
     with pytest.raises(ValueError, match=f"^{address}/{INDEX_FILE} "):
         open_blocks(address)

@@ -12,7 +12,14 @@ import zstandard
 
 from hf_electra_rtd.data import reader, text
 from hf_electra_rtd.data.preparation import prepare_blocks
-from hf_electra_rtd.data.text import Source, find_files, open_texts, parse_sources, read_text, scan
+from hf_electra_rtd.data.text import (
+    Source,
+    find_files,
+    open_texts,
+    parse_sources,
+    read_text,
+    scan,
+)
 from tests.conftest import make_text
 
 

@@ -3,7 +3,13 @@ import json
 import pytest
 from transformers import BertTokenizer
 
-from hf_electra_rtd.data.tokenization import check_known, count_unknown, load_tokenizer, save_tokenizer, tokenizer_hash
+from hf_electra_rtd.data.tokenization import (
+    check_known,
+    count_unknown,
+    load_tokenizer,
+    save_tokenizer,
+    tokenizer_hash,
+)
 from hf_electra_rtd.data.wordpiece import train_wordpiece
 from tests.conftest import VOCABULARY, make_text
 

@@ -29,9 +29,9 @@ def squeezed(text):
     return re.sub(r"\s", "", text)
 
 
-@pytest.mark.parametrize("language", [*LANGUAGES, "protein"])  # the last one has no spaces
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_a_vocabulary_gives_the_text_back_and_stock_transformers_gives_the_same_ids(language, tmp_path):
-    lines = LANGUAGES.get(language, PROTEIN)
+    lines = LANGUAGES[language]
     trained = train_wordpiece(lambda: lines)
     ElectraConfig().save_pretrained(tmp_path)  # a model of ELECTRA has a tokenizer class of its own
     save_tokenizer(trained, tmp_path)
@@ -106,9 +106,23 @@ def test_case_and_marks_are_folded_for_english_or_as_told(lines, choices, expect
     assert isinstance(tokenizer, BertTokenizer) == is_bert
 
 
+def test_text_without_spaces_has_no_unknown_words():
+    tokenizer = train_wordpiece(lambda: PROTEIN, 120)
+    for line in PROTEIN:
+        ids = tokenizer(line, add_special_tokens=False)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert 3 <= len(ids) < 240
+        assert squeezed(tokenizer.decode(ids)) == line
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("ab \u200bcd", "ab cd"), ("so\u00adft\ufeff", "soft"), ("رح\u200cم", "رح\u200cم"), ("क्\u200dष", "क्\u200dष")],
+    [
+        ("ab \u200bcd", "ab cd"),
+        ("so\u00adft\ufeff", "soft"),
+        ("رح\u200cم", "رح\u200cم"),
+        ("क्\u200dष", "क्\u200dष"),
+    ],
 )
 def test_joiners_stay_and_what_is_invisible_goes(text, expected):
     tokenizer = train_wordpiece(lambda: [*LANGUAGES["German"], expected])

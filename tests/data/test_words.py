@@ -111,8 +111,10 @@ def test_bytes_of_a_character_and_spaces_of_a_piece_are_one_word(tokenizers):
 
 def test_what_a_function_segmented_is_never_taken_for_what_another_would(tmp_path):
     halves, quarters = (partial(re.findall, pattern) for pattern in ("..", "...."))
-    segmenters = (halves, quarters, halves)
-    made = [blocks_of_text(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each) for each in segmenters]
+    made = [
+        blocks_of_text(tmp_path, CHINESE * 9, chinese(), 10, word_segmenter=each)
+        for each in (halves, quarters, halves)
+    ]
     assert made[0].header.word_segmenter == made[1].header.word_segmenter
     assert made[0].header.sha256 == made[2].header.sha256 != made[1].header.sha256
     assert words.get_segmenter(make_text)[1] == "tests.conftest.make_text"

@@ -85,8 +85,12 @@ def test_one_command_fine_tunes_what_a_run_exported_and_draws_scores_over_tokens
     flags = {**review_flags(tmp_path), "model_name_or_path": run, "output_dir": tmp_path / "out", "max_steps": 1}
     assert run_finetune(**flags, fractions=True, seeds=2) == 0
     records = {name: [record_of(tmp_path / "out" / name, seed) for seed in (42, 43)] for name in ("25", "100")}
-    tokens = [record.model["pretraining"]["tokens"] for runs in records.values() for record in runs]
-    assert tokens == [1000, 1000, 4000, 4000]
+    assert [record.model["pretraining"]["tokens"] for runs in records.values() for record in runs] == [
+        1000,
+        1000,
+        4000,
+        4000,
+    ]
     means = [sum(record.score for record in runs) / 2 for runs in records.values()]
     assert drawn == [[[1000, 4000], pytest.approx(means)]]
     assert (tmp_path / "out/scores.png").exists()
@@ -343,8 +347,6 @@ WORDS_OF = [
 @pytest.mark.parametrize(
     ("flags", "named"),
     [
-        ({"lora": True, "from_scratch": True}, "--lora"),  # one row of each table of rules
-        ({"do_predict": True}, "--do_predict"),
         ({"optim": "adafactor"}, "--layerwise_lr_decay 1"),
         ({"task_name": "../elsewhere"}, "--task_name"),
         ({"task_name": ["reviews", "others"]}, "--task_name"),
@@ -369,6 +371,14 @@ def test_what_a_task_or_model_cannot_have_is_refused_before_training(flags, name
     with pytest.raises(ValueError, match=named):
         run_finetune(**finished[1] | {"labels": ["no", "yes"], "output_dir": tmp_path, **flags})
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_the_command_checks_its_table_of_rules(finished, tmp_path):
+    flags = {**finished[1], "output_dir": tmp_path}
+    for difference in ({"lora": True, "from_scratch": True}, {"do_predict": True}, {"push_to_hub": True}):
+        with pytest.raises(ValueError, match=f"--{next(iter(difference))}"):
+            run_finetune(**flags | difference)
+    assert not list(tmp_path.iterdir())
 
 
 def vocabulary_file(path, tokenizer) -> Path:

@@ -123,6 +123,7 @@ def test_what_this_run_did_not_write_is_replaced_with_force_alone(writer, weight
 
 def test_a_run_that_has_written_nothing_owns_no_repository_but_a_new_one(weights, hub):
     check([model(weights, run=None)])
+    check([model(weights, run=None)])
     publish([model(weights)])
     check([model(weights)])
     with pytest.raises(ValueError, match=DISCRIMINATOR):

@@ -21,8 +21,12 @@ def test_cards_and_the_page_of_results_hold_the_figures_of_the_records(model):
     cards = {part: (model / f"{part}.md").read_text(encoding="utf-8") for part in ("discriminator", "generator")}
     auc = f"| `discriminator_auc` | {record.metrics['eval_discriminator_auc']:.4g} |"
     for part, card in cards.items():
-        figures = [f"{record.tokens:,} tokens", f"{record.parameters[part]:,}", record.data["train"]["packing"]]
-        for figure in (auc, *figures):
+        for figure in (
+            f"{record.tokens:,} tokens",
+            f"{record.parameters[part]:,}",
+            auc,
+            record.data["train"]["packing"],
+        ):
             assert figure in card, "run `python model_cards/render.py`"
     if (model / "evaluations").is_dir():
         places = [path for name in ("final", "compared") for path in (model / "evaluations").glob(name)]

@@ -35,7 +35,8 @@ def test_a_training_publishes_what_publishing_it_would_and_goes_on_with_its_repo
     there = hub.everything()
     branches = ("main", "step-2", "step-4")
     assert set(there) == {(name, branch) for name in (DISCRIMINATOR, GENERATOR) for branch in branches}
-    assert b"license: mit" in hub.files(DISCRIMINATOR)["README.md"]
+    card = hub.files(DISCRIMINATOR)["README.md"].decode()
+    assert all(shown in card for shown in ("license: mit", GENERATOR))
     assert publish.main(["--run", str(tmp_path / "run"), "--hub_model_id", PREFIX, "--license", "mit"]) == 0
     assert hub.everything() == there
     assert weights(tmp_path / "run") == weights(finished_run)

@@ -136,25 +136,41 @@ def test_a_record_of_an_earlier_end_does_not_stay_beside_later_models(tmp_path, 
     assert not (tmp_path / PretrainingRecord.FILE).exists()
 
 
-def start(workplace, corpus, name):
-    """A run of `hf-electra-rtd pretrain` in a process of its own, with dropout, so that random states count."""
-    tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).save_pretrained(workplace / "dropout")
-    options = {"model_config": workplace / "dropout", "max_steps": 60, "save_steps": 3, "eval_steps": 1000}
-    options |= {"save_total_limit": 1000, "resume_from_checkpoint": "auto", "matmul": "mkl"}
-    flags = pretraining_flags(workplace, corpus, workplace / name, **options)
-    command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", *flags]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+class Killed:
+    """Runs of `hf-electra-rtd pretrain` in processes of their own, with dropout, so that random states count."""
+
+    def __init__(self, workplace, corpus):
+        tiny_config(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1).save_pretrained(workplace / "dropout")
+        self.workplace = workplace
+        self.corpus = corpus
+
+    def start(self, name):
+        flags = pretraining_flags(
+            self.workplace,
+            self.corpus,
+            self.workplace / name,
+            model_config=self.workplace / "dropout",
+            max_steps=60,
+            save_steps=3,
+            eval_steps=1000,
+            save_total_limit=1000,
+            resume_from_checkpoint="auto",
+            matmul="mkl",
+        )
+        command = [sys.executable, "-m", "hf_electra_rtd.training.pretrain", *flags]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_ends_as_if_nobody_had_disturbed_it(tmp_path, corpus):
-    assert start(tmp_path, corpus, "undisturbed").wait(timeout=120) == 0
+    runs = Killed(tmp_path, corpus)
+    assert runs.start("undisturbed").wait(timeout=120) == 0
     output_dir = tmp_path / "run"
     draw = random.Random(0)
     for number in range(4):
         before = len(list_checkpoints(output_dir))
-        process = start(tmp_path, corpus, "run")
+        process = runs.start("run")
         is_there = (lambda: any(output_dir.glob(".checkpoint-*.partial-*"))) if number % 2 else (lambda: True)
         while process.poll() is None and (len(list_checkpoints(output_dir)) <= before + 2 or not is_there()):
             time.sleep(0.0005)
@@ -167,7 +183,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_as_if_nobody_had_disturbed_
             for file in checkpoint.iterdir():
                 if file.name not in ("trainer_state.json", "checkpoint.json"):  # which hold times
                     assert file.read_bytes() == (tmp_path / "undisturbed" / checkpoint.name / file.name).read_bytes()
-    assert start(tmp_path, corpus, "run").wait(timeout=120) == 0
+    assert runs.start("run").wait(timeout=120) == 0
     for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):
         assert (output_dir / name).read_bytes() == (tmp_path / "undisturbed" / name).read_bytes()
     assert not list(output_dir.glob(".*partial*"))

@@ -56,7 +56,10 @@ def test_a_dry_run_advises_where_a_run_is_too_long_for_its_text_or_machine():
         (400, 2000.0, ["--max_steps 43"]),
         (9000, 2000.0, ["--max_steps 400", "--max_steps 43"]),
     ):
-        assert [re.search(r"--max_steps \d+", advice)[0] for advice in advise(100, 10, steps, seconds)] == wanted
+        advised = list(advise("small", 100, 10, steps, seconds))
+        assert [re.search(r"--max_steps \d+", advice)[0] for advice in advised] == wanted
+        assert all("--size" in advice for advice in advised)
+        assert not any("--size" in advice for advice in advise("tiny", 100, 10, steps, seconds))
 
 
 def test_the_sequences_shown_are_those_of_the_first_step(show, model, blocks, tokenizer):

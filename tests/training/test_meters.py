@@ -6,7 +6,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 from transformers import TrainerState
 
-from hf_electra_rtd import ElectraForRTDPretraining, ElectraRTDOutput, RTDTrainer, RTDTrainingArguments
+from hf_electra_rtd import (
+    ElectraForRTDPretraining,
+    ElectraRTDOutput,
+    RTDTrainer,
+    RTDTrainingArguments,
+)
 from hf_electra_rtd.base.accounting import model_flops, paper_flops
 from hf_electra_rtd.pair.configuration_electra_rtd import OBJECTIVE_TRAITS
 from hf_electra_rtd.pair.generators import MaskedLMGenerator

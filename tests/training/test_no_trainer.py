@@ -53,9 +53,15 @@ def test_its_weights_are_those_of_the_trainer_and_it_goes_on(loop, tmp_path, cor
     assert capsys.readouterr().out.count("held out") == STEPS // INTERVAL
 
     blocks = prepare_blocks([corpus], tokenizer, tmp_path / "blocks", 32, held_out_share=0.05)
-    options = {"max_steps": STEPS, "warmup_steps": 100, "max_seq_length": 32, "save_strategy": "no"}
     args = RTDTrainingArguments.from_size(
-        "tiny", str(tmp_path / "trainer"), use_cpu=True, disable_tqdm=True, **options
+        "tiny",
+        output_dir=str(tmp_path / "trainer"),
+        max_steps=STEPS,
+        warmup_steps=100,
+        max_seq_length=32,
+        use_cpu=True,
+        disable_tqdm=True,
+        save_strategy="no",
     )
     set_seed(args.seed)
     model = ElectraForRTDPretraining(ElectraRTDConfig.from_size("tiny", vocab_size=len(tokenizer)))

@@ -45,8 +45,12 @@ def shard(pair):
     version = options.pop("fsdp_version")
     names = {name.removeprefix("fsdp_"): value for name, value in options.items()}
     plugin = FullyShardedDataParallelPlugin(fsdp_version=version, **names)
-    facts = {"distributed_type": DistributedType.FSDP, "mixed_precision": "no", "is_main_process": True}
-    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin), **facts)
+    accelerator = SimpleNamespace(
+        distributed_type=DistributedType.FSDP,
+        state=SimpleNamespace(fsdp_plugin=plugin),
+        mixed_precision="no",
+        is_main_process=True,
+    )
     keep_tied_tensors_together(pair, accelerator)
     return fsdp2_prepare_model(accelerator, pair)
 

@@ -77,26 +77,32 @@ def dry_run(
     else:
         costs = _describe_costs(model, args, stream, size, seconds)
         console.print_rows("The run", costs.items(), screen)
-        for advice in advise(len(stream.sequences), args.sequences_per_step, args.max_steps, seconds):
+        for advice in advise(size, len(stream.sequences), args.sequences_per_step, args.max_steps, seconds):
             console.print_folded(Text(advice), screen, "! ")
     screen.print(f"\nNothing was trained. The prepared sequences stay in {args.output_dir} for the run itself.")
 
 
-def advise(num_sequences: int, sequences_per_step: int, max_steps: int, seconds: float) -> Iterator[str]:
-    """What to change about a run that is too long for its text or its machine, at so many seconds a step."""
+def advise(size: str, num_sequences: int, sequences_per_step: int, max_steps: int, seconds: float) -> Iterator[str]:
+    """What to change about a run of a named size that is too long for its text or its machine, at so many seconds a
+    step."""
+    and_size = ""
+    or_size = ""
+    if size != next(iter(SIZES)):  # the smallest
+        and_size = " and a smaller --size"
+        or_size = "a smaller --size, "
     steps_of_a_pass = num_sequences / sequences_per_step
     passes = max_steps / steps_of_a_pass
     most = max(1, int(_MOST_PASSES * steps_of_a_pass))
     if passes > _MOST_PASSES:
         yield (
             f"The run reads its text {passes:,.0f} times; beyond about {_MOST_PASSES} passes it learns little more. "
-            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes)."
+            f"Use more text, or --max_steps {most} ({_MOST_PASSES} passes){and_size}."
         )
     steps_of_a_day = max(1, int(_DAY / seconds))
     if min(most, max_steps) * seconds > _LONG * _DAY:
         yield (
-            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, or "
-            f"--max_steps {steps_of_a_day}."
+            f"A day on this machine is enough for {steps_of_a_day:,} steps. Use a faster machine, "
+            f"{or_size}or --max_steps {steps_of_a_day}."
         )
 
 

@@ -106,19 +106,23 @@ class ElectraMuon(ElectraAdamW):
             if parameter.grad is not None:
                 of_shape.setdefault(parameter.shape, []).append(parameter)
         for shape, parameters in of_shape.items():
-            directions = []
-            for parameter in parameters:
-                state = self.state[parameter]
-                if not state:
-                    state["step"] = torch.zeros(())  # Adam looks for one where a state is loaded
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                state["step"] += 1
-                gradient = cast(Tensor, parameter.grad)
-                state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-                directions.append(gradient.lerp(state["momentum_buffer"], group["momentum"]))
+            gradients = [cast(Tensor, parameter.grad) for parameter in parameters]
+            momenta = [self._momentum_of(parameter) for parameter in parameters]
+            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            directions = torch._foreach_lerp(gradients, momenta, group["momentum"])
             size = group["lr"] * _RMS_OF_ADAM * math.sqrt(max(shape))
-            for parameter, update in zip(parameters, orthogonalize(torch.stack(directions)), strict=True):
-                parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(size * update)
+            updates = orthogonalize(torch.stack(directions)).mul_(size)
+            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_sub_(parameters, list(updates))
+
+    def _momentum_of(self, parameter: Tensor) -> Tensor:
+        """The momentum of a matrix, whose step is counted."""
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros(())  # Adam looks for one where a state is loaded
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        return cast(Tensor, state["momentum_buffer"])
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:

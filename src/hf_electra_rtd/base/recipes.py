@@ -71,25 +71,6 @@ SIZES: Mapping[str, Size] = {
         },
         is_published=False,
     ),
-    # Ours, as wide and deep as BERT-Mini, with the rates that were found for `tiny`.
-    "mini": Size(
-        architecture={
-            **_architecture(4, 256, 4, 128),
-            "initializer_range": 0.06,
-            "hidden_dropout_prob": 0.0,
-            "attention_probs_dropout_prob": 0.0,
-        },
-        generator_hidden_size=0.5,
-        initialization="neighbours",
-        pretraining={
-            **_pretraining(1e-3, 128, 10_000, 128),
-            "generator_learning_rate": 3e-3,
-            "optim": "muon",
-            "bias_correction": True,
-            "warmup_steps": 200,
-        },
-        is_published=False,
-    ),
     # Paper Table 6, column Small; Code configure_pretraining.py.
     "small": Size(_architecture(12, 256, 4, 128), 0.25, _pretraining(5e-4, 128, 1_000_000, 128)),
     # The released small model: Small with a generator as wide as the discriminator, longer sequences and training

@@ -21,15 +21,15 @@ CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 TOKENIZER = "google/electra-small-discriminator"
 OPTIONS = {"size": "tiny"}  # of `ElectraRTDConfig.from_size`
 LENGTH = 128
-BATCH_SIZE = 32  # of one process
-INTERVAL = 100  # steps between evaluations, and between checkpoints
+BATCH_SIZE = 4  # of one process
+INTERVAL = 400  # steps between evaluations, and between checkpoints
 SEED = 42
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output_dir", type=Path, default=Path("runs/own_loop"))
-    parser.add_argument("--max_steps", type=int, default=800)
+    parser.add_argument("--max_steps", type=int, default=6000)
     args = parser.parse_args()
     accelerator = Accelerator()
     set_seed(SEED)
@@ -45,9 +45,8 @@ def main() -> None:
     held_out_loader = DataLoader(held_out_stream, 64, collate_fn=collator, generator=torch.Generator())
     model = rtd.ElectraForRTDPretraining(rtd.ElectraRTDConfig.from_size(vocab_size=len(tokenizer), **OPTIONS))
     rtd.begin_on_neighbours(model, train, tokenizer, SEED)  # as the command begins with tiny
-    groups = rtd.get_parameter_groups(model, weight_decay=0.01, generator_learning_rate=3e-3, muon=True)
-    optimizer = rtd.ElectraMuon(groups, lr=1e-3, bias_correction=True)
-    schedule = rtd.get_electra_schedule(optimizer, num_warmup_steps=80, num_training_steps=args.max_steps)
+    optimizer = rtd.ElectraAdamW(rtd.get_parameter_groups(model, weight_decay=0.01), lr=5e-4, bias_correction=True)
+    schedule = rtd.get_electra_schedule(optimizer, num_warmup_steps=100, num_training_steps=args.max_steps)
     set_seed(SEED, device_specific=True)  # dropout differs between processes
     model, optimizer, loader, held_out_loader = accelerator.prepare(model, optimizer, loader, held_out_loader)
     accelerator.register_for_checkpointing(schedule)  # which is not prepared: it counts steps, not processes

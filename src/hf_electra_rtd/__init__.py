@@ -34,12 +34,7 @@ if TYPE_CHECKING:
     from hf_electra_rtd.pair.original_checkpoints import load_tf_checkpoint
     from hf_electra_rtd.training.arguments import RTDTrainingArguments
     from hf_electra_rtd.training.meters import DivergedError
-    from hf_electra_rtd.training.optimization import (
-        ElectraAdamW,
-        ElectraMuon,
-        get_electra_schedule,
-        get_parameter_groups,
-    )
+    from hf_electra_rtd.training.optimization import ElectraAdamW, get_electra_schedule, get_parameter_groups
     from hf_electra_rtd.training.trainer import RTDTrainer
 
 _LOADED_WHEN_ASKED_FOR = {
@@ -50,7 +45,6 @@ _LOADED_WHEN_ASKED_FOR = {
     "Detector": "inference.detection",
     "DivergedError": "training.meters",
     "ElectraAdamW": "training.optimization",
-    "ElectraMuon": "training.optimization",
     "EvaluationRecord": "base.records",
     "PretrainingRecord": "base.records",
     "RTDTrainer": "training.trainer",

@@ -20,17 +20,10 @@ def test_what_is_given_wins_over_the_recipe_of_a_size():
 
 
 def test_a_short_run_is_logged_evaluated_and_warmed_up_in_proportion():
-    for max_steps, wanted in ((200, (20, 40, 20)), (3, (1, 1, 1)), (800, (20, 100, 80)), (60_000, (20, 100, 80))):
+    for max_steps, wanted in ((200, (20, 40, 20)), (3, (1, 1, 1)), (6000, (100, 400, 100)), (60_000, (100, 400, 100))):
         args = RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=max_steps)
         assert (args.logging_steps, args.eval_steps, args.warmup_steps) == wanted
     assert RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, max_steps=200, eval_steps=7).eval_steps == 7
-
-
-def test_another_optimizer_has_one_learning_rate():
-    rates = {}
-    for optim in ("muon", "adamw_torch", "adafactor"):
-        rates[optim] = RTDTrainingArguments.from_size("tiny", "out", use_cpu=True, optim=optim).generator_learning_rate
-    assert rates == {"muon": 3e-3, "adamw_torch": 3e-3, "adafactor": None}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +70,7 @@ def test_a_fraction_is_complete_at_the_end_of_its_step():
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing changes")
 def test_memory_that_a_tensor_frees_is_there_for_the_next_one():
     keep_freed_memory()
-    ctypes.CDLL(None).malloc_trim(0)  # other tests may have left more than is ever kept
+    ctypes.CDLL(None).malloc_trim(0)  # earlier tests may have left more free memory than glibc keeps
 
     def count_page_faults():
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -89,7 +89,7 @@ def test_the_attention_of_both_towers_is_the_one_that_is_named(tokenizer, name):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], {"max_steps": 800, "eval_steps": 100, "warmup_steps": 80, "generator_learning_rate": 3e-3}),
+        ([], {"max_steps": 6000, "eval_steps": 400, "warmup_steps": 100}),
         (["--size", "small"], {"max_steps": 1_000_000, "learning_rate": 5e-4}),
         (["--max_steps", "50"], {"logging_steps": 5, "eval_steps": 10, "warmup_steps": 5}),
     ],
@@ -97,14 +97,6 @@ def test_the_attention_of_both_towers_is_the_one_that_is_named(tokenizer, name):
 def test_the_recipe_follows_from_size_and_length(argv, expected):
     defaults = recipe_defaults(given_flags((ModelArguments, RTDTrainingArguments), argv))
     assert defaults.items() >= expected.items()
-
-
-@pytest.mark.parametrize(
-    "argv", [["--objective", "mlm"], ["--generator_type", "unigram"], ["--two_stage_from", "."], ["--optim", "sgd"]]
-)
-def test_the_generators_own_rate_is_left_out_where_it_has_no_use(argv):
-    defaults = recipe_defaults(given_flags((ModelArguments, RTDTrainingArguments), argv))
-    assert "generator_learning_rate" not in defaults
 
 
 def test_a_length_in_epochs_replaces_that_in_steps_and_an_unknown_size_is_refused():

@@ -57,7 +57,7 @@ def test_its_weights_are_those_of_the_trainer_and_it_goes_on(loop, tmp_path, cor
         "tiny",
         output_dir=str(tmp_path / "trainer"),
         max_steps=STEPS,
-        warmup_steps=80,
+        warmup_steps=100,
         max_seq_length=32,
         use_cpu=True,
         disable_tqdm=True,

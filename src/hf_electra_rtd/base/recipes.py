@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 
-MUON = "muon"
-# Names that mean `ElectraAdamW` and `ElectraMuon`.
-OWN_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", MUON)
-
-
 @dataclass(frozen=True)
 class Size:
     """A named size."""
@@ -63,19 +58,16 @@ SIZES: Mapping[str, Size] = {
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,
         },
-        generator_hidden_size=0.5,
+        generator_hidden_size=0.25,
         initialization="neighbours",
-        # Found by short runs (docs/background/results.md): Muon, a wide generator with a rate of its own.
         pretraining={
-            **_pretraining(1e-3, 32, 800, 128),
-            "optim": MUON,
-            "generator_learning_rate": 3e-3,
+            **_pretraining(5e-4, 4, 6000, 128),  # small batches learn more from the same text
             "bias_correction": True,  # the run is too short for the warm-up that Adam needs without
             "per_device_eval_batch_size": 64,
-            "warmup_steps": 80,
-            "logging_steps": 20,
-            "eval_steps": 100,
-            "save_steps": 200,
+            "warmup_steps": 100,
+            "logging_steps": 100,
+            "eval_steps": 400,
+            "save_steps": 800,
         },
         is_published=False,
     ),
@@ -115,28 +107,22 @@ LORA_LEARNING_RATE = 1e-3  # ours: adapters start at zero and want larger steps 
 
 def continued_recipe(name: str) -> dict[str, Any]:
     """The recipe of a named size for networks that go on on other text, with a new optimizer: a tenth of the learning
-    rates and of the steps, as microsoft/DeBERTa (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the
+    rate and of the steps, as microsoft/DeBERTa (experiments/language_model/rtd.sh, `*-continue`: 1/10 to 1/6 of the
     rate), a short warm-up, and Adam with bias correction, without which the first steps are too large for it."""
     recipe = dict(get_size(name).pretraining)
-    for rate in ("learning_rate", "generator_learning_rate"):
-        if rate in recipe:
-            recipe[rate] /= 10
-    recipe["max_steps"] //= 10
+    recipe |= {"learning_rate": recipe["learning_rate"] / 10, "max_steps": recipe["max_steps"] // 10}
     return {**recipe, "warmup_steps": 0.06, "bias_correction": True, "eval_on_start": True}
 
 
-def fit_recipe(recipe: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe beside the arguments that are given; a missing one, or None, is not. With `max_steps`: at least ten
-    logs and five evaluations, and a warm-up of a tenth at most. `num_train_epochs` replaces `max_steps`. Another
-    optimizer than ours has one learning rate."""
+def of_length(recipe: Mapping[str, Any], max_steps: int | None, num_train_epochs: float | None) -> dict[str, Any]:
+    """A recipe for a run of another length. Of `max_steps`: at least ten logs and five evaluations, and a warm-up of a
+    tenth at most. A length in epochs replaces that in steps. None is not given."""
     recipe = dict(recipe)
-    if (given.get("max_steps") or 0) > 0:
+    if max_steps is not None and max_steps > 0:
         for name, share in (("logging_steps", 10), ("eval_steps", 5), ("warmup_steps", 10)):
-            recipe[name] = min(recipe[name], max(1, given["max_steps"] // share))
-    if given.get("num_train_epochs") is not None:
+            recipe[name] = min(recipe[name], max(1, max_steps // share))
+    if num_train_epochs is not None:
         del recipe["max_steps"]
-    if given.get("optim", None) not in (None, *OWN_OPTIMIZERS):
-        recipe.pop("generator_learning_rate", None)
     return recipe
 
 

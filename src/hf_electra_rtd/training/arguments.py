@@ -19,7 +19,7 @@ from transformers.utils import is_in_notebook
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
 from hf_electra_rtd.base.files import known_names
-from hf_electra_rtd.base.recipes import MUON, OWN_OPTIMIZERS, fit_recipe, get_size
+from hf_electra_rtd.base.recipes import get_size, of_length
 from hf_electra_rtd.data.collator import MASKING
 from hf_electra_rtd.encoders.families import check_document_attention
 from hf_electra_rtd.ops import products
@@ -57,6 +57,9 @@ TRAINER_INTERVALS = {
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST = 2**30  # bytes
+MUON = "muon"
+# Names that mean `ElectraAdamW` and `ElectraMuon`.
+OWN_OPTIMIZERS = (OptimizerNames.ADAMW_TORCH.value, OptimizerNames.ADAMW_TORCH_FUSED.value, MUON)
 MATMUL_HELP = "On a CPU, the library for matrix multiplication. Default: the one known to be faster."
 _GAIN = 1.3  # times as fast as in float32; a step in bfloat16 has conversions to pay for
 _WIDE = 256  # hidden size from which a step is faster, where products in bfloat16 are; at 128 it was measured slower
@@ -155,9 +158,9 @@ class RTDTrainingArguments(TrainingArguments):
 
     @classmethod
     def from_size(cls, size: str, output_dir: str, **overrides: Any) -> RTDTrainingArguments:
-        """The recipe of a named size, an unknown one is a ValueError, beside what is given (see
-        [`recipes.fit_recipe`])."""
-        recipe = fit_recipe(get_size(size).pretraining, overrides)
+        """The recipe of a named size, an unknown one is a ValueError, for the length that is given (see
+        [`recipes.of_length`])."""
+        recipe = of_length(get_size(size).pretraining, overrides.get("max_steps"), overrides.get("num_train_epochs"))
         return cls(output_dir=output_dir, **{**recipe, **overrides})
 
 

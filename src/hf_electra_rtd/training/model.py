@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from hf_electra_rtd.base.cli import Rule, check_arguments, flag
-from hf_electra_rtd.base.recipes import closest_size, continued_recipe, fit_recipe, get_size
+from hf_electra_rtd.base.recipes import closest_size, continued_recipe, get_size, of_length
 from hf_electra_rtd.data.tokenization import has_tokenizer
 from hf_electra_rtd.encoders.families import max_length
 from hf_electra_rtd.ops.sampling import TEMPERATURES
@@ -20,7 +20,6 @@ from hf_electra_rtd.pair.configuration_electra_rtd import (
     OBJECTIVE_TRAITS,
     OPTIONS,
     SHARED_SIZES,
-    needs_generator_network,
 )
 from hf_electra_rtd.pair.initialization import INITIALIZATIONS
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
@@ -185,14 +184,10 @@ class ModelArguments:
 
 
 def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that follow from the flags that are given (`cli.given_flags`): the recipe beside them; with
+    """The defaults that follow from the flags that are given (`cli.given_flags`): the recipe of their length; with
     `--continue_from` and `--backbone`, whose configurations are read for it, of the size that the pair will have or be
     closest to. Raises ValueError for an unknown size, and networks that are not there."""
-    recipe = fit_recipe(_recipe(given), given)
-    is_frozen = given["freeze_generator"] or given["two_stage_from"] is not None
-    if is_frozen or not needs_generator_network(given["objective"] or "rtd", given["generator_type"] or "masked_lm"):
-        recipe.pop("generator_learning_rate", None)
-    return recipe
+    return of_length(_recipe(given), given["max_steps"], given["num_train_epochs"])
 
 
 def _recipe(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class ElectraMuon(ElectraAdamW):
             torch._foreach_sub_(parameters, list(updates))
 
     def _momentum_of(self, parameter: Tensor) -> Tensor:
-        """The momentum of a matrix, whose step is counted."""
+        """The momentum of a matrix. Each call counts a step of it."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.zeros(())  # Adam looks for one where a state is loaded

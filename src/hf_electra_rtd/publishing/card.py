@@ -79,6 +79,7 @@ _SETTINGS = (
     "max_steps",
     "max_seq_length",
     "vocab_size",
+    "optim",
     "learning_rate",
     "lr_scheduler_type",
     "warmup_steps",
@@ -101,6 +102,7 @@ _SETTINGS = (
 )
 _PAPER = {
     "objective": "rtd",
+    "optim": "adamw_torch_fused",  # which means `ElectraAdamW`
     "generator": "masked_lm",
     "sharing": "embeddings",
     "temperature": 1,
@@ -125,7 +127,6 @@ _FLAGS = (
     *_SETTINGS,
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
-    "optim",
     "checkpoint_fractions",
     "data_seed",
     "shuffle_window",

@@ -26,6 +26,7 @@ def test_cards_and_the_page_of_results_hold_the_figures_of_the_records(model):
             f"{record.parameters[part]:,}",
             auc,
             record.data["train"]["packing"],
+            f"| `optim` | {record.arguments['training']['optim']} |",
         ):
             assert figure in card, "run `python model_cards/render.py`"
     if (model / "evaluations").is_dir():

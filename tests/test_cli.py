@@ -223,6 +223,14 @@ TABLES = {
 ROWS = [(rule, types) for rules, types in TABLES.values() for rule in rules]
 
 
+def test_no_table_of_rules_is_left_out_here():
+    walked = [rule for rule, _ in ROWS]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("hf_electra_rtd."):
+            for table in [value for key, value in vars(module).items() if key.endswith("RULES")]:
+                assert [rule for rule in table if rule not in walked] == [], name
+
+
 def another_value(entry):
     """Of a field: not its default, and one that the field may have."""
     if "one_of" in entry.metadata:

@@ -109,7 +109,7 @@ def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
         data = record.data
     elif checkpoint := latest_checkpoint(path):
         path = checkpoint
-        settings = read_checkpoint(checkpoint)[0]["run"]
+        settings = read_checkpoint(checkpoint, verify=False)[0]["run"]
         data = settings.get("data", {})
     else:
         return None

@@ -219,7 +219,7 @@ DEVICE_RULES = (Rule("matmul", "It chooses a library for CPUs.", needs=("use_cpu
 
 def check_hub_options(args: TrainingArguments) -> None:
     """Raises ValueError for options under which a run cannot publish, or would publish too much."""
-    check_arguments(args, rules=HUB_RULES, dashes="")
+    check_arguments(args, rules=HUB_RULES)
     if args.push_to_hub and (args.hub_model_id or "").count("/") != 1:
         raise ValueError("hub_model_id must be ORG/NAME, the start of the repositories' names.")
 

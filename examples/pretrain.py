@@ -21,7 +21,7 @@ BUNDLED_CORPUS = Path(__file__).parent / "data" / "eltec_eng_excerpts.txt.gz"
 
 
 def main(argv: list[str]) -> int:
-    return pretrain.main(argv, __doc__, {"output_dir": "runs/pretrain"}, default_text=[str(BUNDLED_CORPUS)])
+    return pretrain.main(argv, __doc__, default_text=[str(BUNDLED_CORPUS)])
 
 
 if __name__ == "__main__":

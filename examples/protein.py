@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     make_tokenizer(ALPHABET).save_pretrained(prepared / "tokenizer")
     (prepared / "text.txt").write_text("\n\n".join(read_fasta(Path(fasta))) + "\n", encoding="utf-8")
     text = ["--train_files", str(prepared / "text.txt"), "--tokenizer", str(prepared / "tokenizer")]
-    return pretrain.main([*text, *flags], __doc__, {"output_dir": "runs/protein"})
+    return pretrain.main([*text, *flags], __doc__, output_dir="runs/protein")
 
 
 if __name__ == "__main__":

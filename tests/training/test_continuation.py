@@ -11,6 +11,7 @@ from transformers import ElectraConfig
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.base.recipes import SIZES
 from hf_electra_rtd.data.tokenization import load_tokenizer
+from hf_electra_rtd.pair.places import identify
 from hf_electra_rtd.publishing.card import CardArguments, pretraining_card
 from hf_electra_rtd.training.model import ModelArguments, build_model, recipe_defaults
 from hf_electra_rtd.training.pretrain import main
@@ -129,11 +130,12 @@ def test_a_discriminator_of_the_hub_has_its_generator_beside_it_and_one_as_wide_
     build_model(arguments, range(30522), 128)
     assert "as wide as the discriminator (256)" in caplog.text
     assert ModelArguments(continue_from=name, new_generator=True).plan.generator.place is None
-    defaults = recipe_defaults(given(continue_from=name))
+    defaults, planned = recipe_defaults(given(continue_from=name))
     assert (defaults["size"], defaults["learning_rate"], defaults["max_steps"]) == ("small++", 5e-5, 400_000)
+    assert planned.config.to_dict() == plan.config.to_dict()
     for fractions, size in (({}, "small"), ({"generator_hidden_size": 1.0}, "small++")):
         flags = {"continue_from": name, "new_generator": True, **fractions}
-        assert recipe_defaults(given(**flags))["size"] == size
+        assert recipe_defaults(given(**flags))[0]["size"] == size
     with pytest.raises(ValueError, match="ElectraForMaskedLM"):
         _ = ModelArguments(continue_from="google/electra-small-generator", new_generator=True).plan
 
@@ -146,7 +148,7 @@ def test_the_recipe_is_that_of_the_size_with_a_tenth_of_rate_and_steps(tmp_path,
         tiny.hidden_size = round(share * shape["hidden_size"])
         tiny.num_attention_heads = 1
         tiny.save_pretrained(tmp_path / tower)
-    defaults = recipe_defaults(given(continue_from=str(tmp_path)))
+    defaults, _ = recipe_defaults(given(continue_from=str(tmp_path)))
     recipe = SIZES[name].pretraining
     assert defaults["size"] == name
     assert all(defaults[flag] == recipe[flag] / 10 for flag in ("learning_rate", "max_steps"))
@@ -247,7 +249,11 @@ def test_a_run_goes_on_with_new_words_and_says_what_it_forgets(go_on, tmp_path, 
     assert " | ".join(f"{changes['old'][when]['generator_loss']:.4g}" for when in ("before", "after")) in card
     assert "--size" not in card[card.index("hf-electra-rtd pretrain") :]
 
-    go_on("--dry_run", output_dir="dry", **more)
+    planned = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hf_electra_rtd.training.plan.identify", lambda name: planned.append(name) or identify(name))
+        go_on("--dry_run", output_dir="dry", **more)
+    assert planned == [str(finished_run)]  # once, for the recipe and the pair
     assert "Nothing was trained" in capsys.readouterr().out
 
     # The same command, from its checkpoint, reads no text for words and ends the same.

@@ -95,12 +95,12 @@ def test_the_attention_of_both_towers_is_the_one_that_is_named(tokenizer, name):
     ],
 )
 def test_the_recipe_follows_from_size_and_length(argv, expected):
-    defaults = recipe_defaults(given_flags((ModelArguments, RTDTrainingArguments), argv))
+    defaults, _ = recipe_defaults(given_flags((ModelArguments, RTDTrainingArguments), argv))
     assert defaults.items() >= expected.items()
 
 
 def test_a_length_in_epochs_replaces_that_in_steps_and_an_unknown_size_is_refused():
     types = (ModelArguments, RTDTrainingArguments)
-    assert "max_steps" not in recipe_defaults(given_flags(types, ["--num_train_epochs", "2"]))
+    assert "max_steps" not in recipe_defaults(given_flags(types, ["--num_train_epochs", "2"]))[0]
     with pytest.raises(ValueError, match="huge"):
         recipe_defaults(given_flags(types, ["--size", "huge"]))

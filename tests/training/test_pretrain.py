@@ -319,7 +319,7 @@ def test_two_stages_freeze_the_generator_and_the_second_resumes(pretrain, tmp_pa
 def test_every_recipe_holds_known_flags(path):
     argv = ["--config", str(path), "--use_cpu"]
     types = (ModelArguments, DataArguments, RTDTrainingArguments)
-    parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv)))
+    parse_arguments(types, argv, defaults=recipe_defaults(given_flags(types, argv))[0])
 
 
 @pytest.mark.parametrize("name", ["pretrain", "prepare"])

@@ -28,6 +28,7 @@ from hf_electra_rtd.training.plan import (
     FIRST_LAYERS,
     FRACTIONS,
     NEW,
+    PairPlan,
     make_pair,
     plan_pair,
 )
@@ -183,20 +184,23 @@ class ModelArguments:
         return source
 
 
-def recipe_defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+def recipe_defaults(given: Mapping[str, Any]) -> tuple[dict[str, Any], PairPlan | None]:
     """The defaults that follow from the flags that are given (`cli.given_flags`): the recipe of their length; with
     `--continue_from` and `--backbone`, whose configurations are read for it, of the size that the pair will have or be
-    closest to. Raises ValueError for an unknown size, and networks that are not there."""
-    return of_length(_recipe(given), given["max_steps"], given["num_train_epochs"])
-
-
-def _recipe(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given["continue_from"] is None and given["backbone"] is None:
-        return dict(get_size(given["size"] or ModelArguments.size).pretraining)
+    closest to. With these also the plan of the pair, which need not be made again. Raises ValueError for an unknown
+    size, and networks that are not there."""
     if given["continue_from"] is not None and given["size"] is not None:
         raise ValueError("--continue_from decides which networks there are. Leave --size out.")
-    names = (field.name for field in fields(ModelArguments))
-    plan = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).plan
+    plan = None
+    if given["continue_from"] is not None or given["backbone"] is not None:
+        names = (field.name for field in fields(ModelArguments))
+        plan = ModelArguments(**{name: given[name] for name in names if given[name] is not None}).plan
+    return of_length(_recipe(given, plan), given["max_steps"], given["num_train_epochs"]), plan
+
+
+def _recipe(given: Mapping[str, Any], plan: PairPlan | None) -> dict[str, Any]:
+    if plan is None:
+        return dict(get_size(given["size"] or ModelArguments.size).pretraining)
     if given["continue_from"] is not None:
         return {"size": plan.size, **continued_recipe(plan.size)}
     main = plan.config.discriminator_config

@@ -133,20 +133,21 @@ HELP_GROUPS: HelpGroups = {
 def main(
     argv: Sequence[str],
     description: str | None = __doc__,
-    defaults: Mapping[str, Any] | None = None,
+    output_dir: str | None = RTDTrainingArguments.output_dir,
     default_text: Sequence[str] = (),
 ) -> int:
     """Pre-trains from flags to the published models. Returns the exit status: 0; 1 where a complete run could not be
-    published; 130 or 143 after Ctrl-C or SIGTERM. `default_text` is used where no flag names text. Raises ValueError
-    and OSError for what cannot be used, and SystemExit where there is nothing to do."""
+    published; 130 or 143 after Ctrl-C or SIGTERM. `output_dir` and `default_text` are used where no flag names others.
+    Raises ValueError and OSError for what cannot be used, and SystemExit where there is nothing to do."""
     # Flags.
     started = utc_now()
     types = (RunArguments, ModelArguments, DataArguments, CardArguments, PretrainingPublication, RTDTrainingArguments)
+    recipe, planned = recipe_defaults(given_flags(types, argv))
     run_args, model_args, data_args, card, publication, args = parse_arguments(
         types,
         argv,
         description=description,
-        defaults={**(defaults or {}), **recipe_defaults(given_flags(types, argv))},
+        defaults={"output_dir": output_dir, **recipe},
         help_groups=HELP_GROUPS,
         rules=(*RULES, *TRAINER_RULES, *HUB_RULES),
     )
@@ -154,6 +155,8 @@ def main(
     check_publishing(args, card, publication)
     check_arguments(run_args, model_args, data_args, args, rules=RULES)
     memory = parse_size("memory_of", run_args.memory_of)  # a mistake comes before the work
+    if planned is not None:  # for the recipe
+        model_args.plan = planned
     plan = model_args.plan
     data_args.set_default_text(default_text)
     _set_up_logging(args)

@@ -61,11 +61,14 @@ def test_the_latest_checkpoint_is_the_last_one_that_is_whole(tmp_path, caplog):
     assert caplog.text.count("is not a whole checkpoint") == len(damage)
 
 
-def test_a_checkpoint_without_an_optimizer_is_not_resumed_from(tmp_path, blocks, tokenizer):
+def test_a_checkpoint_without_an_optimizer_or_with_a_bit_turned_over_is_not_resumed_from(tmp_path, blocks, tokenizer):
     make_trainer(tmp_path, blocks, tokenizer, max_steps=3, save_only_model=True).train()
     trainer = make_trainer(tmp_path, blocks, tokenizer)
     with pytest.raises(ValueError, match=r"checkpoint-3 .*save_only_model"):
         trainer.train(resume_from_checkpoint=True)
+    flip(tmp_path / "checkpoint-3" / "model.safetensors")
+    with pytest.raises(ValueError, match="missing or altered"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 
 
 @pytest.mark.parametrize(

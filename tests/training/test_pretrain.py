@@ -16,7 +16,7 @@ from transformers import ElectraForMaskedLM
 from hf_electra_rtd import ElectraForRTDPretraining, PretrainingRecord, RTDTrainingArguments
 from hf_electra_rtd.base.cli import given_flags, parse_arguments
 from hf_electra_rtd.base.cli import run as run_command
-from hf_electra_rtd.base.files import lock_directory
+from hf_electra_rtd.base.files import hash_files, lock_directory
 from hf_electra_rtd.data.arguments import DataArguments
 from hf_electra_rtd.training.checkpoints import latest_checkpoint
 from hf_electra_rtd.training.directory import find_checkpoint
@@ -80,8 +80,12 @@ def test_a_run_leaves_everything_that_it_promises(finished_run, corpus):
 def test_an_interrupted_run_resumes_and_ends_the_same(pretrain, copied_run, finished_run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     cut_back(copied_run)
+    hashed = []
+    hash_one = "hf_electra_rtd.training.checkpoints.hash_files"
+    monkeypatch.setattr(hash_one, lambda paths: hashed.extend(paths) or hash_files(paths))
     status, _ = pretrain("--resume_from_checkpoint", "auto", "--checkpoint_fractions", "0.5", "1.0")
     assert status == 0
+    assert hashed.count(copied_run / "checkpoint-2" / "optimizer.pt") == 1
     for name in ("model.safetensors", "generator/model.safetensors", "discriminator/model.safetensors"):
         assert (finished_run / name).read_bytes() == (copied_run / name).read_bytes()
     shown = capsys.readouterr().out
@@ -164,6 +168,8 @@ def test_the_checkpoint_to_resume_from_is_the_latest_or_the_named_one(finished_r
     assert find_checkpoint(str(tmp_path), "auto", overwrite=False) is None  # nothing is there
     for checkpoint in copied_run.glob("checkpoint-*"):
         (checkpoint / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match="missing or altered"):
+        find_checkpoint(str(copied_run), str(copied_run / "checkpoint-4"), overwrite=False)
     with pytest.raises(ValueError, match=r"only damaged checkpoints.*--overwrite_output_dir"):
         find_checkpoint(str(copied_run), "auto", overwrite=False)
     for checkpoint in copied_run.glob("checkpoint-*"):

@@ -154,11 +154,14 @@ def _identify(stream: Any) -> str | int | None:
     return len(sequences) if isinstance(sequences, Sized) else None
 
 
-def check_resumable(checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any]) -> TrainerState:
+def check_resumable(
+    checkpoint: str | os.PathLike[str], max_steps: int, described: dict[str, Any], verify: bool
+) -> TrainerState:
     """The state of a checkpoint that a run can resume from, which then multiplies by the same library as before, to
-    round alike. `described` is as in [`writing_checkpoint`]. Raises ValueError for one that is not whole, has no
-    optimizer, is of another stream, model or optimizer, or is beyond the end of the run."""
-    manifest, state = read_checkpoint(checkpoint)
+    round alike. `described` is as in [`writing_checkpoint`], `verify` as in [`read_checkpoint`]. Raises ValueError for
+    one that is not whole, has no optimizer, is of another stream, model or optimizer, or is beyond the end of the run.
+    """
+    manifest, state = read_checkpoint(checkpoint, verify)
     before = manifest["run"]
     changed = [
         f"{name} was {before.get(name)}, now {value}" for name, value in described.items() if before.get(name) != value

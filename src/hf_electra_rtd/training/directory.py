@@ -147,16 +147,17 @@ def settle_directory(
 
 
 def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str | None:
-    """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one); None for a new
-    run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is incomplete or older than
-    others there, or another run lies there, and SystemExit for `auto` if that is finished and has no checkpoints."""
+    """The checkpoint to resume from (a directory, `latest`, or `auto`: the latest if there is one), which is whole;
+    None for a new run, which may replace another (`overwrite`). Raises ValueError if the checkpoint is not whole or
+    older than others there, or another run lies there, and SystemExit for `auto` if that is finished and has no
+    checkpoints."""
     is_run = holds_run(output_dir)
     saved = list_checkpoints(output_dir)
     if resume is None:
         if is_run and not overwrite:
-            go_on = " To continue it, add --resume_from_checkpoint latest." if saved else ""
             raise ValueError(
-                f"{output_dir} holds another run.{go_on} To delete it, add --overwrite_output_dir, or choose another "
+                f"{output_dir} holds another run. To continue it from its last checkpoint, if it has one, add "
+                "--resume_from_checkpoint latest; to delete it, add --overwrite_output_dir; or choose another "
                 "--output_dir."
             )
         return None
@@ -175,7 +176,7 @@ def find_checkpoint(output_dir: str, resume: str | None, overwrite: bool) -> str
             logger.info(f"The run in {output_dir} is finished and has no checkpoints. There is nothing to do.")
             raise SystemExit(0)
         return None
-    step = read_checkpoint(resume, verify=False)[1].global_step  # the trainer verifies it
+    step = read_checkpoint(resume)[1].global_step
     if any(checkpoint_step(path) > step for path in saved):
         raise ValueError(
             f"{output_dir} has checkpoints after step {step:,}. Remove them, or choose another --output_dir."

@@ -217,7 +217,7 @@ def main(
             trainer.record_facts = {"command": public_command(words), "started": started, "arguments": arguments}
             if publication.is_new and args.process_index == 0:  # everything else is checked
                 remove_run(directory)
-            trainer.train(resume_from_checkpoint=checkpoint)
+            trainer.train(resume_from_checkpoint=checkpoint, verify=False)  # it was whole when it was chosen
         if stop.stopped:
             if trainer.is_world_process_zero():
                 program = words[0] if words[0].startswith("hf-electra-rtd ") else shlex.quote(words[0])

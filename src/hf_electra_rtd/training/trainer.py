@@ -281,16 +281,22 @@ class RTDTrainer(OriginalTrainer):
         self._norms = clip_separately(self.model, self.accelerator, self.args)
         return self._norms.pop("grad_norm")
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **kwargs: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *more: Any, verify: bool = True, **kwargs: Any
+    ) -> Any:
+        """As the parent's; True resumes from the latest checkpoint that is whole. Without `verify`, the checkpoint is
+        known to be whole, and its files are not compared with their hashes."""
         args = self.args
         state = TrainerState()
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = str(checkpoints.latest_checkpoint(self._directory) or "")
-            if not resume_from_checkpoint:
-                raise ValueError(f"{self._directory} has no whole checkpoint to resume from.")
+            latest = checkpoints.latest_checkpoint(str(args.output_dir))
+            if latest is None:
+                raise ValueError(f"{args.output_dir} has no whole checkpoint to resume from.")
+            resume_from_checkpoint = str(latest)
+            verify = False
         if resume_from_checkpoint:
             limit = args.max_steps if args.max_steps > 0 else sys.maxsize
-            state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe())
+            state = checkpoints.check_resumable(resume_from_checkpoint, limit, self._describe(), verify)
             first_start = self._first_start()
             if first_start is not None:  # also for the Hub, it is the run that it goes on with
                 self.record_facts["started"] = first_start

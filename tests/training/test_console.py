@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream
+from hf_electra_rtd import DataCollatorForRTD, ElectraForRTDPretraining, SequenceStream, get_parameter_groups
 from hf_electra_rtd.base.accounting import count_parameters
 from hf_electra_rtd.training import console
 from hf_electra_rtd.training.dry_run import advise, dry_run
@@ -39,7 +39,8 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     counts = count_parameters(model)
     shared = counts["generator"] + counts["discriminator"] - counts["total"]
     parameters = f"Together {counts['total']:,} parameters; {shared:,} are shared (--sharing embeddings)."
-    memory = f"{4 * 4 * counts['total'] / 1000:.1f} kB for weights, gradients and Adam's moments"  # in float32
+    # In float32, with two moments of Adam.
+    memory = f"{4 * 4 * counts['total'] / 1000:.1f} kB for weights, gradients and the optimizer's states"
     length = ("6 of 8 sequences", f"1,536, {48 / len(blocks[0]):.2f} passes")
     for expected in (parameters, memory, *length, "matrix products", "as the paper counts"):
         assert expected in text, expected
@@ -47,6 +48,14 @@ def test_a_dry_run_shows_networks_run_and_cost(show, model, blocks):
     seconds, speed = re.search(r"([\d.e-]+) s a step, ([\d,]+) tokens/s", text).groups()
     assert float(seconds) * int(speed.replace(",", "")) == pytest.approx(8 * 32, rel=0.02)
     assert "\x1b[" not in text
+
+
+def test_the_memory_of_a_run_is_that_of_its_optimizer(show, model):
+    total = count_parameters(model)["total"]
+    groups = get_parameter_groups(model, 0.01, muon=True)
+    matrices = sum(each.numel() for group in groups if "muon" in group for each in group["params"])
+    assert matrices > 0  # which have one moment, not two
+    assert f"{4 * (4 * total - matrices) / 1000:.1f} kB for weights" in show(optim="muon")
 
 
 def test_a_dry_run_advises_where_a_run_is_too_long_for_its_text_or_machine():

@@ -30,7 +30,7 @@ _TIMED_STEPS = 3  # after one to warm up
 _MOST_PASSES = 40  # over one text, after which more add next to nothing (Muennighoff et al. 2023, arXiv 2305.16264)
 _DAY = 86_400  # seconds
 _LONG = 7  # days
-_FLOAT = 4  # bytes of a parameter; a checkpoint holds three numbers for each: weight and two moments of Adam
+_FLOAT = 4  # bytes of a parameter, and of its gradient
 
 
 def dry_run(
@@ -66,7 +66,7 @@ def dry_run(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             count_text(model, stream, collator.tokenizer)
             console.print_samples(model, collator, stream.__getitems__(range(min(2, len(stream)))), screen)
-            seconds = _time_steps(model, args, stream, collator) if memory is None else 0.0
+            seconds, states = (0.0, 0) if memory is not None else _time_steps(model, args, stream, collator)
     except torch.OutOfMemoryError:
         raise ValueError(
             f"{args.train_batch_size} sequences do not fit in the memory of {device}. Lower "
@@ -75,7 +75,7 @@ def dry_run(
     if memory is not None:
         _print_memory(model, args, stream, collator, memory, screen)
     else:
-        costs = _describe_costs(model, args, stream, size, seconds)
+        costs = _describe_costs(model, args, stream, size, seconds, states)
         console.print_rows("The run", costs.items(), screen)
         for advice in advise(size, len(stream.sequences), args.sequences_per_step, args.max_steps, seconds):
             console.print_folded(Text(advice), screen, "! ")
@@ -107,9 +107,14 @@ def advise(size: str, num_sequences: int, sequences_per_step: int, max_steps: in
 
 
 def _describe_costs(
-    model: ElectraForRTDPretraining, args: RTDTrainingArguments, stream: SequenceStream, size: str, seconds: float
+    model: ElectraForRTDPretraining,
+    args: RTDTrainingArguments,
+    stream: SequenceStream,
+    size: str,
+    seconds: float,
+    states: int,
 ) -> dict[str, str]:
-    """What a run costs, at so many seconds a step."""
+    """What a run costs, at so many seconds a step, and with so many bytes of the optimizer's states."""
     text = stream.sequences
     num_sequences = args.max_steps * args.sequences_per_step
     passes = num_sequences / len(text)
@@ -118,7 +123,8 @@ def _describe_costs(
     paper_flops = "not counted" if flops["paper"] is None else f"{flops['paper']:.3g}"
     num_parameters = count_parameters(model)["total"]
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    memory = f"{format_bytes(_FLOAT * (num_parameters + 3 * trained))} for weights, gradients and Adam's moments"
+    in_all = _FLOAT * (num_parameters + trained) + states
+    memory = f"{format_bytes(in_all)} for weights, gradients and the optimizer's states"
     if args.device.type == "cuda":
         memory += f", at the peak {format_bytes(torch.cuda.max_memory_allocated(args.device))} on the GPU"
     duration = f"{format_duration(args.max_steps * seconds)} without evaluation and checkpoints"
@@ -131,7 +137,7 @@ def _describe_costs(
         "FLOPs": f"{flops['model']:.3g} (matrix products), {paper_flops} (as the paper counts)",
         "time": f"{duration}: {seconds:.3g} s a step, {speed:,.0f} tokens/s",
         "memory": memory,
-        "disk": f"{format_bytes(3 * _FLOAT * num_parameters)} a checkpoint",
+        "disk": f"{format_bytes(_FLOAT * num_parameters + states)} a checkpoint",
     }
 
 
@@ -177,8 +183,8 @@ def _describe_batch(args: RTDTrainingArguments, size: str) -> str:
 
 def _time_steps(
     model: ElectraForRTDPretraining, args: RTDTrainingArguments, stream: SequenceStream, collator: DataCollatorForRTD
-) -> float:
-    """Seconds a step."""
+) -> tuple[float, int]:
+    """Seconds a step, and bytes of the optimizer's states."""
     args = copy.copy(args)
     # No more steps than the run has: a falling temperature ends with it.
     args.max_steps = min(1 + _TIMED_STEPS, args.max_steps)
@@ -201,4 +207,6 @@ def _time_steps(
     trainer.remove_callback(console.LinesCallback)
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
-    return float((others[-1] - first) / (args.max_steps - 1) if others else first)
+    seconds = float((others[-1] - first) / (args.max_steps - 1) if others else first)
+    kept = [each for state in trainer.optimizer.state.values() for each in state.values()]
+    return seconds, sum(each.nbytes for each in kept if isinstance(each, torch.Tensor) and each.dim())

@@ -320,13 +320,14 @@ def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokeniz
     config.check()
     if tokenizer is not None:
         config.take_special_tokens(tokenizer)
-    for tower in config.towers.values() if args.document_attention else ():
+    if args.document_attention:
         if config.num_generator_encoders == 2:
             raise ValueError(
                 f"document_attention does not go with the two encoders of generator={config.generator!r}: "
                 "take masked_lm."
             )
-        check_document_attention(tower)
+        for tower in config.towers.values():
+            check_document_attention(tower)
 
 
 def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:

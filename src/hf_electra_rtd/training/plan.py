@@ -217,45 +217,47 @@ def _plan_backbone(arguments: Any) -> PairPlan:
     """A pair of any family. Weights are those of the encoder and, for a generator, of its head, where there is one. A
     generator that is only named by its depth begins with the first layers of the backbone."""
     options = arguments.options
-    flags = arguments.given(("backbone", "generator_backbone", "generator"))
-    places = {name: identify(place) for name, place in flags.items()}
-    configs = {name: _encoder_config(place, name) for name, place in places.items()}
-    weights = {
-        name: Weights(WHOLE if name == "generator" else ENCODER, place.model)
-        for name, place in places.items()
-        if name == "generator" or (place.has_weights and not arguments.from_scratch)
-    }
-    discriminator = weights.get("backbone", Weights())
-    generator = weights.get("generator", weights.get("generator_backbone", Weights()))
-    main = configs.pop("backbone")
-    beside = next(iter(configs.values()), None)
-    # A new network gets the vocabulary of a trained one.
-    if beside is None:
+    main, discriminator = _plan_encoder(arguments, "backbone")
+    fills = None
+    generator = Weights()
+    if arguments.generator is not None:
+        fills, generator = _plan_encoder(arguments, "generator")
+    elif arguments.generator_backbone is not None:
+        fills, generator = _plan_encoder(arguments, "generator_backbone")
+    if fills is None:
         options |= _new_generator(arguments, main, options)
-    elif generator.kind != NEW and discriminator.kind == NEW:
-        main.vocab_size = beside.vocab_size
-    elif generator.kind == NEW:
-        beside.vocab_size = main.vocab_size
-    if beside is not None:
-        options["generator_config"] = beside
+    else:
+        options["generator_config"] = fills
+        # A new network gets the vocabulary of a trained one.
+        if generator.kind == NEW:
+            fills.vocab_size = main.vocab_size
+        elif discriminator.kind == NEW:
+            main.vocab_size = fills.vocab_size
     config = ElectraRTDConfig(discriminator_config=main, **options)
-    has_derived = config.exports_generator and beside is None
+    has_derived = config.exports_generator and fills is None
     if has_derived and config.generator_config.hidden_size == main.hidden_size and discriminator.kind == ENCODER:
         generator = Weights(FIRST_LAYERS, discriminator.place)
-    return PairPlan(config, generator, discriminator, tokenizers=tuple(flags.values()))
+    named = arguments.given(("backbone", "generator_backbone", "generator"))
+    return PairPlan(config, generator, discriminator, tokenizers=tuple(named.values()))
 
 
-def _encoder_config(place: Place, name: str) -> Any:
-    """The configuration of an encoder that a flag names. Raises ValueError for another place."""
+def _plan_encoder(arguments: Any, flag: str) -> tuple[Any, Weights]:
+    """The configuration of the network that a flag names, and which of its weights are taken. Raises ValueError for
+    another place."""
+    place = identify(getattr(arguments, flag))
     if place.model is None:
-        raise ValueError(f"--{name} {place.error('an encoder, or its config.json')}")
+        raise ValueError(f"--{flag} {place.error('an encoder, or its config.json')}")
     config = place.load_config()
     if config.model_type == "electra" and is_labelled(config):
         raise ValueError(
-            f"--{name} {place.name}: the last layer of ELECTRA's detector is the head of detection. Name the "
+            f"--{flag} {place.name}: the last layer of ELECTRA's detector is the head of detection. Name the "
             "discriminator/ beside it."
         )
-    return config
+    if flag == "generator":  # a trained one
+        return config, Weights(WHOLE, place.model)
+    if place.has_weights and not arguments.from_scratch:
+        return config, Weights(ENCODER, place.model)
+    return config, Weights()
 
 
 def _plan_configuration(arguments: Any) -> PairPlan:

@@ -136,6 +136,10 @@ class OriginalTrainer(Trainer):
         """The groups of parameters; None: those of pre-training."""
         return None
 
+    def _describe(self) -> dict[str, Any]:
+        """What a run that goes on from a checkpoint of this one must have in common with it."""
+        raise NotImplementedError
+
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
         if self.optimizer is None and self.optimizer_cls_and_kwargs is None and self.args.optim in OWN_OPTIMIZERS:
             if self.args.optim == MUON and self.is_fsdp_enabled:
@@ -151,11 +155,11 @@ class OriginalTrainer(Trainer):
             self._created_lr_scheduler = True
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _save_whole(self, model: nn.Module, trial: Any, described: dict[str, Any]) -> None:
-        """Saves a checkpoint with the description of its run."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         output_dir = str(self.args.output_dir)
-        saving = (output_dir, self.accelerator, self.args.save_total_limit, self.state, described)
-        with checkpoints.writing_checkpoint(*saving) as checkpoint:
+        with checkpoints.writing_checkpoint(
+            output_dir, self.accelerator, self.args.save_total_limit, self.state, self._describe()
+        ) as checkpoint:
             self.args.output_dir = str(checkpoint.parent)  # where the parent writes
             try:
                 super()._save_checkpoint(model, trial)
@@ -164,6 +168,23 @@ class OriginalTrainer(Trainer):
             (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle; the record has the arguments
             if self.state.best_global_step == self.state.global_step:
                 self.state.best_model_checkpoint = str(Path(output_dir, checkpoint.name))
+
+
+class _RTDCallback(TrainerCallback):
+    """What an `RTDTrainer` does before the first step, and after each."""
+
+    def __init__(self, trainer: RTDTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        state.compute_steps(args, state.max_steps)  # intervals are as given now, not as in the checkpoint
+        if state.global_step > 0:
+            checkpoints.follow_schedule(self._trainer.lr_scheduler)
+        self._trainer.stopwatch.start()  # everything is loaded
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._trainer.export_fraction()  # before the checkpoint of the step
+        control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
 
 
 class RTDTrainer(OriginalTrainer):
@@ -241,7 +262,6 @@ class RTDTrainer(OriginalTrainer):
         self._saved: PretrainingRecord | None = None
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
-        self._directory = str(args.output_dir)
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, processing_class, **kwargs)
         checkpoints.keep_tied_tensors_together(self.model, self.accelerator)
         if train_dataset is not None:
@@ -252,20 +272,7 @@ class RTDTrainer(OriginalTrainer):
             self.compute_metrics = lambda gathered: meters.held_out_metrics(model, list(gathered.predictions))
         self.meters = meters.TrainingMeters(model.measures)
         self.stopwatch = meters.Stopwatch()
-        along: Any = TrainerCallback()
-        along.on_train_begin = self._on_train_begin
-        along.on_step_end = self._on_step_end
-        self.add_callback(along)
-
-    def _on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # intervals are as given now, not as in the checkpoint
-        if state.global_step > 0:
-            checkpoints.follow_schedule(self.lr_scheduler)
-        self.stopwatch.start()  # everything is loaded
-
-    def _on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.export_fraction()  # before the checkpoint of the step
-        control.should_log |= control.should_save  # a run that goes on from it knows its seconds from the log
+        self.add_callback(_RTDCallback(self))
 
     def get_train_dataloader(self) -> DataLoader:
         return protect_workers(super().get_train_dataloader())
@@ -314,7 +321,6 @@ class RTDTrainer(OriginalTrainer):
         return result
 
     def _describe(self) -> dict[str, Any]:
-        """What a run that goes on from its checkpoints must have in common with this one."""
         return checkpoints.describe_run(self.model, self.train_dataset, self.eval_dataset, self.args)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *more: Any, **kwargs: Any) -> Any:
@@ -382,7 +388,7 @@ class RTDTrainer(OriginalTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         meters.check_weights(self.state.global_step, self.model)
         with self.stopwatch.paused():
-            self._save_whole(model, trial, self._describe())
+            super()._save_checkpoint(model, trial)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warns of nothing: tied tensors are stored once, and the manifest vouches for the others."""
@@ -400,7 +406,7 @@ class RTDTrainer(OriginalTrainer):
             whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
             if self.is_world_process_zero():
                 sequences = step * self.args.sequences_per_step
-                target = checkpoints.fraction_directory(self._directory, fraction)
+                target = checkpoints.fraction_directory(str(self.args.output_dir), fraction)
                 with writing(target, FractionRecord.FILE) as export:
                     whole.save_towers(export, self.processing_class)
                     FractionRecord(fraction, step, sequences, self.stopwatch.seconds).save(export)
@@ -445,7 +451,7 @@ class RTDTrainer(OriginalTrainer):
         whole = checkpoints.gather_pair(self.model, self.model_wrapped, self.accelerator)
         self._saved = self.make_record()
         if self.is_world_process_zero():
-            save_outputs(whole, self.processing_class, self._saved, self._directory)
+            save_outputs(whole, self.processing_class, self._saved, str(self.args.output_dir))
         return self._saved
 
     # ---- The Hub ----
@@ -464,7 +470,7 @@ class RTDTrainer(OriginalTrainer):
 
     def _first_start(self) -> str | None:
         """When the run began whose record lies in `output_dir`."""
-        return publishing.first_start(PretrainingRecord, self._directory)
+        return publishing.first_start(PretrainingRecord, str(self.args.output_dir))
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> list[Published]:  # type: ignore[override]
         """Saves the run (`save_run`) and publishes generator and discriminator, each with a card; exports at fractions
@@ -478,7 +484,7 @@ class RTDTrainer(OriginalTrainer):
             return []
         self.published = publishing.publish_run(
             publishing.pretraining_repositories,
-            self._directory,
+            str(self.args.output_dir),
             hub_model_id,
             self.card,
             self._private,

@@ -213,9 +213,9 @@ def describe_reading(auc: float, bigram: float | None) -> str:
     """What an AUC says of the discriminator, beside that of counted pairs of words where there is one."""
     if auc < NEAR_CHANCE:
         return "is near chance"
-    if bigram is not None and auc <= bigram:
-        return "does not beat counted pairs of words yet"
-    return "does better than chance" if bigram is None else "beats counted pairs of words"
+    if bigram is None:
+        return "does better than chance"
+    return "beats counted pairs of words" if auc > bigram else "does not beat counted pairs of words yet"
 
 
 def average_probability(tokens: Iterable[ScoredToken]) -> float:
@@ -283,28 +283,8 @@ def print_summary(
     if detects and held_out is not None:
         model = ElectraForRTDPretraining.from_pretrained(output_dir, dtype="float32")
         count_text(model, stream, collator.tokenizer)
-        count = min(len(held_out), max(_SENTENCES, _SCORED_TOKENS // (collator.max_seq_length or 128)))
-        sequences = read_tokens(model, collator, held_out.__getitems__(range(count)))
-        tokens = [token for sequence in sequences for token in sequence]
-        average = average_probability(tokens)
-        console.print(f"\nHeld-out text, {count} sequences: {describe_verdicts(tokens)}.", style="bold")
-        auc = record.metrics["eval_discriminator_auc"] or math.nan
-        bigram = record.metrics.get("eval_bigram_auc")
-        if not math.isnan(auc):
-            counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
-            print_folded(
-                Text(f"The discriminator {describe_reading(auc, bigram)}: AUC {auc:.3f}{counted} (0.5 is chance)."),
-                console,
-                "",
-            )
-        sentences = [find_sentence(sequence, collator.tokenizer) for sequence in sequences]
-        if any(token.verdict[0] == "found" for token in tokens):
-            print_folded(Text(f"Some of it, with what a replaced word was. {SCORES.format(average)}"), console, "")
-            for sentence in list(filter(None, sentences))[:_SENTENCES]:
-                print_folded(mark_sentence(sentence, average, collator.tokenizer), console)
-        console.print()
-        metrics.pop("bigram", None)  # it stands above
-    names = list(config.towers)[::-1]
+        _print_findings(model, record.metrics, held_out, collator, console)
+        metrics.pop("bigram", None)  # it stands there
     speed = record.tokens / max(record.train_seconds, 1e-9)
     rows = {
         "tokens": f"{record.tokens:,} in {record.sequences:,} sequences, {record.steps:,} steps",
@@ -312,15 +292,46 @@ def print_summary(
         **{f"{name}, held out": text for name, text in metrics.items()},
     }
     print_rows(f"The run ({config.objective})", rows.items(), console)
-    towers = ", ".join(f"{name}/" for name in (*names, "detector") if (Path(output_dir) / name).is_dir())
-    run = shlex.quote(output_dir)
+    names = [*reversed(config.towers), "detector"]
+    towers = ", ".join(f"{name}/" for name in names if (Path(output_dir) / name).is_dir())
     contents = f"{output_dir} contains {towers} (for stock transformers) and the joint model (to train on). Next:"
     print_folded(Text(contents), console, "")
-    shows = "score --model" if config.traits.needs_noise else "detect --model"
-    as_is = "" if config.exports_generator or config.traits.needs_noise else " --as_is"
-    commands = [f'{shows} {run}{as_is} "A sentence of your own."'] if detects else []
+    run = shlex.quote(output_dir)
+    commands = []
+    if detects and config.traits.needs_noise:
+        commands.append(f'score --model {run} "A sentence of your own."')
+    elif detects:
+        as_is = "" if config.exports_generator else " --as_is"
+        commands.append(f'detect --model {run}{as_is} "A sentence of your own."')
     tuned = f"--output_dir {run}-tuned  # columns text, label"
     commands.append(f"finetune --model_name_or_path {run} --train_file YOUR.csv \\\n      {tuned}")
     if not record.arguments["training"].get("push_to_hub"):
         commands.append(f"publish --run {run} --hub_model_id YOU/NAME --dry_run")
     console.print(*(f"  hf-electra-rtd {command}" for command in commands), sep="\n", markup=False, soft_wrap=True)
+
+
+def _print_findings(
+    model: ElectraForRTDPretraining,
+    metrics: Mapping[str, Any],
+    held_out: SequenceStream,
+    collator: DataCollatorForRTD,
+    console: Console,
+) -> None:
+    """Prints what a discriminator finds in the first held-out sequences, and how good its AUC is."""
+    count = min(len(held_out), max(_SENTENCES, _SCORED_TOKENS // (collator.max_seq_length or 128)))
+    sequences = read_tokens(model, collator, held_out.__getitems__(range(count)))
+    tokens = [token for sequence in sequences for token in sequence]
+    console.print(f"\nHeld-out text, {count} sequences: {describe_verdicts(tokens)}.", style="bold")
+    auc = metrics["eval_discriminator_auc"] or math.nan
+    bigram = metrics.get("eval_bigram_auc")
+    if not math.isnan(auc):
+        counted = "" if bigram is None else f", a counted bigram {bigram:.3f}"
+        told = f"The discriminator {describe_reading(auc, bigram)}: AUC {auc:.3f}{counted} (0.5 is chance)."
+        print_folded(Text(told), console, "")
+    if any(token.verdict[0] == "found" for token in tokens):
+        average = average_probability(tokens)
+        print_folded(Text(f"Some of it, with what a replaced word was. {SCORES.format(average)}"), console, "")
+        sentences = (find_sentence(sequence, collator.tokenizer) for sequence in sequences)
+        for sentence in list(filter(None, sentences))[:_SENTENCES]:
+            print_folded(mark_sentence(sentence, average, collator.tokenizer), console)
+    console.print()

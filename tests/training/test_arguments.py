@@ -7,7 +7,8 @@ import torch
 
 from hf_electra_rtd import RTDTrainingArguments
 from hf_electra_rtd.ops import products
-from hf_electra_rtd.training.arguments import fraction_steps, keep_freed_memory, settle_products
+from hf_electra_rtd.training.arguments import keep_freed_memory, settle_products
+from hf_electra_rtd.training.checkpoints import fraction_steps
 
 
 def test_what_is_given_wins_over_the_recipe_of_a_size():

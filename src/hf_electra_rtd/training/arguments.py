@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -328,10 +327,3 @@ def settle_masking(config: ElectraRTDConfig, args: RTDTrainingArguments, tokeniz
             )
         for tower in config.towers.values():
             check_document_attention(tower)
-
-
-def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:
-    """The steps after which a run exports its models, in order, with the fraction that each stands for: the largest of
-    those that come to the same step."""
-    # Without the rounding, 0.07 of 100 steps would be 7.000000000000001, and end up at 8.
-    return {max(1, math.ceil(round(fraction * max_steps, 6))): fraction for fraction in sorted(fractions or ())}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Sized
 from contextlib import contextmanager, nullcontext
@@ -30,7 +31,7 @@ from hf_electra_rtd.data.blocks import Blocks, SequenceStream
 from hf_electra_rtd.ops import products
 from hf_electra_rtd.pair.configuration_electra_rtd import OPTIONS
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.training.arguments import RTDTrainingArguments, fraction_steps
+from hf_electra_rtd.training.arguments import RTDTrainingArguments
 
 
 logger = logging.getLogger(__name__)
@@ -234,6 +235,16 @@ def _remove_old_checkpoints(output_dir: str | os.PathLike[str], keep: int, state
     ours.sort(key=lambda path: checkpoint_step(path) <= state.global_step)
     for path in ours[:-keep]:
         remove_directory(path)
+
+
+# ---- Exports at fractions of a run ----
+
+
+def fraction_steps(fractions: list[float] | None, max_steps: int) -> dict[int, float]:
+    """The steps after which a run exports its models, in order, with the fraction that each stands for: the largest of
+    those that come to the same step."""
+    # Without the rounding, 0.07 of 100 steps would be 7.000000000000001, and end up at 8.
+    return {max(1, math.ceil(round(fraction * max_steps, 6))): fraction for fraction in sorted(fractions or ())}
 
 
 def fraction_directory(output_dir: str, fraction: float) -> Path:

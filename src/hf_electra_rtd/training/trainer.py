@@ -47,7 +47,6 @@ from hf_electra_rtd.training.arguments import (
     MUON,
     OWN_OPTIMIZERS,
     RTDTrainingArguments,
-    fraction_steps,
     settle_masking,
 )
 from hf_electra_rtd.training.console import LinesAndBarCallback, LinesCallback, format_log
@@ -398,7 +397,7 @@ class RTDTrainer(OriginalTrainer):
     def export_fraction(self) -> None:
         """Exports both networks where this step completes one of `checkpoint_fractions`. Draws no random number."""
         step = self.state.global_step
-        fraction = fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
+        fraction = checkpoints.fraction_steps(self.args.checkpoint_fractions, self.state.max_steps).get(step)
         if fraction is None:
             return
         meters.check_weights(step, self.model)

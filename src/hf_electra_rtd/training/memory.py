@@ -111,8 +111,11 @@ def fake_steps(
     if not on_gpu:
         products.library()  # which may have to time products
     with ExitStack() as modes:
-        for mode in (fake, *((as_on_gpu(), _AsOnGPU()) if on_gpu else ()), alive):
-            modes.enter_context(mode)
+        modes.enter_context(fake)
+        if on_gpu:
+            modes.enter_context(as_on_gpu())
+            modes.enter_context(_AsOnGPU())
+        modes.enter_context(alive)
         for tensor in (*model.parameters(), *model.buffers()):
             alive.add(tensor)
         if isinstance(counts := getattr(model.proposals, "counts", None), Counts):  # sparse ones have no fake kernels

@@ -265,8 +265,6 @@ def count_flops(
 def describe_data(stream: Any) -> dict[str, Any]:
     """What a record says of a stream or any dataset."""
     sequences = getattr(stream, "sequences", stream)
-    return (
-        records.public(asdict(sequences.header))
-        if isinstance(sequences, Blocks)
-        else {"num_sequences": len(sequences)}
-    )
+    if isinstance(sequences, Blocks):
+        return records.public(asdict(sequences.header))
+    return {"num_sequences": len(sequences)}

@@ -36,37 +36,37 @@ from hf_electra_rtd.training.plan import (
 
 logger = logging.getLogger(__name__)
 
-ARCHITECTURE = ("dropout", "initializer_range")  # of a named size, what flags may change
 # Flags that name what is there.
 SOURCES = ("two_stage_from", "continue_from", "model_config", "generator", "discriminator")
 BACKBONES = ("backbone", "generator_backbone")
 _DECIDES = "It decides which networks there are."
-_NEW = "It is for new networks."
-_LOADED = ("two_stage_from", "continue_from", "generator", "discriminator")
 RULES = (
-    Rule(
-        "backbone",
-        _DECIDES,
-        excludes=("continue_from", "two_stage_from", "model_config", "discriminator", *ARCHITECTURE),
-    ),
-    Rule(
-        "continue_from",
-        _DECIDES,
-        excludes=("two_stage_from", "model_config", "generator", "discriminator", *ARCHITECTURE),
-    ),
+    Rule("backbone", _DECIDES, excludes=("continue_from", "two_stage_from", "model_config", "discriminator")),
+    Rule("continue_from", _DECIDES, excludes=("two_stage_from", "model_config", "generator", "discriminator")),
     Rule(
         "two_stage_from",
         _DECIDES,
-        excludes=("model_config", "generator", "discriminator", "generator_type", *FRACTIONS, *ARCHITECTURE),
+        excludes=("model_config", "generator", "discriminator", "generator_type", *FRACTIONS),
     ),
-    Rule("model_config", _DECIDES, excludes=("generator", "discriminator", *ARCHITECTURE)),
-    Rule("discriminator", _DECIDES, excludes=ARCHITECTURE),
+    Rule("model_config", _DECIDES, excludes=("generator", "discriminator")),
     Rule("generator", _DECIDES, excludes=FRACTIONS),
+    *(
+        Rule(
+            name,
+            "It is for new networks of a named size.",
+            excludes=("backbone", "continue_from", "two_stage_from", "model_config", "discriminator"),
+        )
+        for name in ("dropout", "initializer_range")
+    ),
     Rule("generator_backbone", _DECIDES, needs=("backbone",), excludes=("generator", *FRACTIONS)),
     Rule("from_scratch", "", needs=("backbone",)),
     Rule("new_generator", "", needs=("continue_from",)),
     Rule("extend_vocabulary", "", needs=("continue_from",)),
-    Rule("initialization=neighbours", _NEW, excludes=_LOADED),
+    Rule(
+        "initialization=neighbours",
+        "It is for new networks.",
+        excludes=("two_stage_from", "continue_from", "generator", "discriminator"),
+    ),
 )
 # Where a continued pair keeps its generator.
 KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_generator.", excludes=FRACTIONS),)

@@ -208,5 +208,6 @@ def _time_steps(
     trainer.train()
     first, *others = (log["train_seconds"] for log in trainer.state.log_history if "loss" in log)
     seconds = float((others[-1] - first) / (args.max_steps - 1) if others else first)
-    kept = [each for state in trainer.optimizer.state.values() for each in state.values()]
+    optimizer: Any = trainer.optimizer
+    kept = [each for state in optimizer.state.values() for each in state.values()]
     return seconds, sum(each.nbytes for each in kept if isinstance(each, torch.Tensor) and each.dim())

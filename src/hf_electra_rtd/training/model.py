@@ -62,11 +62,6 @@ RULES = (
     Rule("from_scratch", "", needs=("backbone",)),
     Rule("new_generator", "", needs=("continue_from",)),
     Rule("extend_vocabulary", "", needs=("continue_from",)),
-    Rule(
-        "initialization=neighbours",
-        "It is for new networks.",
-        excludes=("two_stage_from", "continue_from", "generator", "discriminator"),
-    ),
 )
 # Where a continued pair keeps its generator.
 KEPT_RULES = (Rule("continue_from", "They are for a new generator: add --new_generator.", excludes=FRACTIONS),)

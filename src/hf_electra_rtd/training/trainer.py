@@ -257,7 +257,6 @@ class RTDTrainer(OriginalTrainer):
         }
         self.old_held_out: SequenceStream | None = None  # text that was trained on before, evaluated beside the other
         self.published: list[Published] = []  # the outcome of the last push
-        self._private = args.hub_private_repo is not False
         self._saved: PretrainingRecord | None = None
         self._step_counts: Tensor | None = None
         self._norms: dict[str, Tensor] = {}  # of the gradients of each tower
@@ -463,7 +462,7 @@ class RTDTrainer(OriginalTrainer):
             known = None if self.publication.is_new else self._first_start()
             check(
                 [Repository(name, {}, known) for name in names.values()],
-                private=self._private,
+                private=self.args.hub_private_repo is not False,
                 force=self.publication.force,
             )
 
@@ -486,7 +485,7 @@ class RTDTrainer(OriginalTrainer):
             str(self.args.output_dir),
             hub_model_id,
             self.card,
-            self._private,
+            self.args.hub_private_repo is not False,
             self.publication.force,
             parts=self.publication.parts,
         )

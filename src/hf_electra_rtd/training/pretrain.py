@@ -94,7 +94,6 @@ HELP_GROUPS: HelpGroups = {
         "tokenizer": None,
         "vocab_size": None,
         "lowercase": None,
-        "strip_accents": None,
         "max_seq_length": None,
     },
     "Networks": {

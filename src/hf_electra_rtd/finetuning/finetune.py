@@ -176,6 +176,7 @@ class _Call:
         check_arguments(flags, own, args, rules=RULES)
         check_publishing(args, self.card, self.publication)
         self.pushes = args.push_to_hub
+        self._is_private = args.hub_private_repo is not False
         args.push_to_hub = False  # the Trainer's own way would upload every seed's directory
         self.args = args
         _set_up_logging(args)
@@ -191,41 +192,38 @@ class _Call:
     def run(self) -> int:
         """Runs all tasks with all seeds, and shows the results. Returns the exit status: 0; 1 if a task or publishing
         failed; 130 after Ctrl-C. Raises what the only task fails by, and with several processes any."""
-        with ExitStack() as until_the_end:
-            return self._run(until_the_end)
-
-    def _run(self, until_the_end: ExitStack) -> int:
         plan = self.plan
-        jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job, until_the_end), job)]
-        publishes = self.pushes and plan.is_main and bool(jobs)
-        if publishes:
-            self._check_publication(jobs)
-        PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
         status = 0
-        try:
-            for job in jobs:
-                self._succeeds(lambda job: self.records.extend(run_task(plan, job)), job)
-        except KeyboardInterrupt:
-            logger.warning("Interrupted. Repeat the command: it continues with what is missing.")
-            status = INTERRUPTED
-        if plan.is_main and self.records:
-            print_table(results_table(self.records))
-            logger.info(f"Records and predictions: {plan.directory}")
-            if plan.predicts:
-                collect_submissions([job.task for job in jobs], self.records, plan.directory)
-        for message in self._failed:  # again, where it is seen
-            logger.error(message)
-        if publishes and self.records and status == 0:
-            published = publish_run(
-                fine_tuned_repositories,
-                plan.directory,
-                str(self.args.hub_model_id),
-                self.card,
-                self._is_private,
-                self.publication.force,
-                base_model=self.publication.base_model,
-            )
-            status = int(any(each.error is not None for each in published))
+        with ExitStack() as until_the_end:  # the directories of the tasks are locked
+            jobs = [job for job in plan.jobs if self._succeeds(lambda job: prepare_job(plan, job, until_the_end), job)]
+            publishes = self.pushes and plan.is_main and bool(jobs)
+            if publishes:
+                self._check_publication(jobs)
+            PartialState().wait_for_everyone()  # where one has failed, none goes on or deletes anything
+            try:
+                for job in jobs:
+                    self._succeeds(lambda job: self.records.extend(run_task(plan, job)), job)
+            except KeyboardInterrupt:
+                logger.warning("Interrupted. Repeat the command: it continues with what is missing.")
+                status = INTERRUPTED
+            if plan.is_main and self.records:
+                print_table(results_table(self.records))
+                logger.info(f"Records and predictions: {plan.directory}")
+                if plan.predicts:
+                    collect_submissions([job.task for job in jobs], self.records, plan.directory)
+            for message in self._failed:  # again, where it is seen
+                logger.error(message)
+            if publishes and self.records and status == 0:
+                published = publish_run(
+                    fine_tuned_repositories,
+                    plan.directory,
+                    str(self.args.hub_model_id),
+                    self.card,
+                    self._is_private,
+                    self.publication.force,
+                    base_model=self.publication.base_model,
+                )
+                status = int(any(each.error is not None for each in published))
         return status or int(bool(self._failed))
 
     def _succeeds(self, action: Callable[[Job], None], job: Job) -> bool:
@@ -238,10 +236,6 @@ class _Call:
             logger.error(self._failed[-1], exc_info=not isinstance(error, ValueError))
             return False
         return True
-
-    @property
-    def _is_private(self) -> bool:
-        return self.args.hub_private_repo is not False
 
     def _check_publication(self, jobs: Sequence[Job]) -> None:
         """Raises a ValueError for repositories that cannot be written, before anything is trained."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from hf_electra_rtd.base.files import hash_files, hash_model
 from hf_electra_rtd.base.recipes import EMBEDDING_LEARNING_RATE, FINETUNING, LORA_LEARNING_RATE, SIZES, get_size
-from hf_electra_rtd.base.records import public
+from hf_electra_rtd.base.records import EvaluationRecord, public
 from hf_electra_rtd.base.tasks import Task, expand_task_names, get_task
 from hf_electra_rtd.data.tokenization import fit_tokenizer, load_tokenizer, refuse_other_tokens, tokenizer_hash
 from hf_electra_rtd.encoders.families import max_length
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 LENGTHS = ("max_seq_length", "doc_stride", "max_query_length")
 LORA = ("lora_r", "lora_alpha", "lora_dropout")
-# Flags that decide the result of a run as they are; `_settings` adds what it derives.
+# Flags that decide the result of a run as they are; `Plan._settings` adds what it derives.
 _FLAGS = (
     "learning_rate",
     "num_train_epochs",
@@ -79,6 +79,7 @@ class StartingModel:
         elif flags.tokenizer:
             refuse_other_tokens(self.encoder, self.tokenizer, f"The model {self.name}")
         fit_tokenizer(self.tokenizer, self.config)
+        self.positions = min(max_length(self.config), self.tokenizer.model_max_length)  # tokens that it reads at most
         path = Path(self.encoder)
         sha256 = None
         if path.is_dir():
@@ -92,15 +93,6 @@ class StartingModel:
             "head": flags.head,
         }
 
-    @property
-    def has_token_types(self) -> bool:
-        return 1 in self.tokenizer("a", "b").get("token_type_ids", ())
-
-    @property
-    def positions(self) -> int:
-        """Tokens that it reads at most."""
-        return min(max_length(self.config), self.tokenizer.model_max_length)
-
 
 @dataclass
 class Job:
@@ -111,16 +103,9 @@ class Job:
     settings: dict[str, Any]  # what decides the result beside model, data and seed: the `arguments` of its records
     args: FineTuningArguments  # with everything filled in but seed and output_dir
     splits: dict[str, Split] = field(default_factory=dict)  # by name, `train` first; encoded
-    drawn: dict[int, Split] = field(default_factory=dict)  # by seed: the examples of --few_shot; encoded
+    drawn: dict[int, Split] = field(default_factory=dict)  # by seed: `train` with --few_shot; encoded
+    finished: dict[int, EvaluationRecord] = field(default_factory=dict)  # by seed: of runs that an earlier call did
     unit: tuple[float, float] = (0.0, 1.0)  # of numbers in training: their mean and standard deviation
-
-    @property
-    def dev(self) -> str | None:
-        """The split that models are chosen by."""
-        return next((name for name in self.task.dev_splits if name in self.splits), None)
-
-    def splits_of(self, seed: int) -> dict[str, Split]:
-        return {**self.splits, "train": self.drawn[seed]} if self.drawn else self.splits
 
 
 class Plan:
@@ -139,34 +124,27 @@ class Plan:
         self.model = StartingModel(flags)
         self.size = flags.size or guess_size(self.model.config)
         self.seeds = [args.seed + offset for offset in range(flags.seeds)]
-        tasks = self._tasks()
+        names = flags.task_name
+        if own.is_given or flags.benchmark == "own":
+            if names[1:]:
+                raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
+            tasks = [own_task(_name_of_data(own) if names == ["all"] else names[0], own)]
+        else:
+            tasks = [get_task(flags.benchmark, name) for name in expand_task_names(flags.benchmark, names)]
+        tasks = [with_label_words(task, flags.label_words, flags.template) for task in tasks]
         # What one's own task has to predict was given for that.
         self.predicts = flags.predict or (tasks[0].benchmark == "own" and bool(tasks[0].test_splits))
         self.jobs = []  # without data: all are checked before any are read
         for task in tasks:
             try:
-                self.jobs.append(self._job(task))
+                self._check(task)
+                args = self._arguments(task)
+                settings = self._settings(task, args)
+                kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
+                heads.find_class(kind.auto_class, self.model.name, self.model.config, flags.head, task.unanswerable)
             except ValueError as error:
                 raise ValueError(f"{task.title}: {error}") from error
-
-    def _tasks(self) -> list[Task]:
-        names = self.flags.task_name
-        if self.own.is_given or self.flags.benchmark == "own":
-            if names[1:]:
-                raise ValueError("Several --task_name are for benchmarks. Your own task has one name.")
-            tasks = [own_task(_name_of_data(self.own) if names == ["all"] else names[0], self.own)]
-        else:
-            benchmark = self.flags.benchmark
-            tasks = [get_task(benchmark, name) for name in expand_task_names(benchmark, names)]
-        return [with_label_words(task, self.flags.label_words, self.flags.template) for task in tasks]
-
-    def _job(self, task: Task) -> Job:
-        self._check(task)
-        args = self._arguments(task)
-        settings = self._settings(task, args)
-        kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
-        heads.find_class(kind.auto_class, self.model.name, self.model.config, self.flags.head, task.unanswerable)
-        return Job(task, kind, json.loads(json.dumps(settings)), args)  # as the record will have them
+            self.jobs.append(Job(task, kind, settings, args))
 
     def _check(self, task: Task) -> None:
         """What the table of rules does not know: it depends on the task, not on flags."""
@@ -181,7 +159,8 @@ class Plan:
         for name in ("few_shot", "class_weights"):
             if getattr(flags, name) not in (None, "none") and task.kind != "classification":
                 raise ValueError(f"--{name} is for classification, not {task.kind}.")
-        if flags.head == heads.PAPER_HEAD and task.unanswerable and not self.model.has_token_types:
+        types = self.model.tokenizer("a", "b").get("token_type_ids", ())
+        if flags.head == heads.PAPER_HEAD and task.unanswerable and 1 not in types:
             raise ValueError("--head paper needs a tokenizer that gives token types. Leave it out.")
 
     def _arguments(self, task: Task) -> FineTuningArguments:
@@ -205,49 +184,43 @@ class Plan:
         return args
 
     def _settings(self, task: Task, args: FineTuningArguments) -> dict[str, Any]:
-        known = {**args.to_dict(), **vars(self.flags)}
+        """What decides the result, as the record of a run will have it."""
+        flags = self.flags
+        decay = flags.layerwise_lr_decay
+        if decay is None:
+            decay = 1.0 if flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
+        if decay != 1 and args.optim not in OWN_OPTIMIZERS:
+            raise ValueError(f"--optim {args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
+        dropout = flags.dropout  # None leaves that of the encoder
+        names_of_dropout = heads.dropouts_of(self.model.config)
+        if dropout is None and heads.HIDDEN_DROPOUT in names_of_dropout:
+            dropout = FINETUNING["dropout"]
+        elif dropout is not None and not names_of_dropout:
+            family = self.model.config.model_type
+            raise ValueError(f"--dropout: it is not known what sets that of a {family}. Leave it out.")
+        positions = self.model.positions
+        if flags.max_seq_length is not None and flags.max_seq_length > positions:
+            raise ValueError(
+                f"--max_seq_length is {flags.max_seq_length}, but {self.model.name} reads {positions} tokens at most."
+            )
+        known = {**args.to_dict(), **vars(flags)}
         names = [*_FLAGS]
-        if self.flags.select == "best":
+        if flags.select == "best":
             names += ["eval_strategy", "eval_steps"]
-        lora = {name: known[name] for name in (*LORA, "merge_adapter")}
-        return {
+        settings = {
             "labels": task.labels,
             "label_words": task.label_words,
             "template": task.template,
             "metrics": task.metrics,
             **{name: known[name] for name in names},
-            "layerwise_lr_decay": self._layerwise_lr_decay(task),
+            "layerwise_lr_decay": decay,
             "batch_size": args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size,
             "precision": "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
-            "dropout": self._dropout(),
-            "max_seq_length": self._max_seq_length(task),
-            "lora": lora if self.flags.lora else None,
+            "dropout": dropout,
+            "max_seq_length": int(min(flags.max_seq_length or task.max_seq_length, positions)),
+            "lora": {name: known[name] for name in (*LORA, "merge_adapter")} if flags.lora else None,
         }
-
-    def _layerwise_lr_decay(self, task: Task) -> float:
-        by_default = 1.0 if self.flags.lora or task.kind == "embedding" else get_size(self.size).layerwise_lr_decay
-        decay = self.flags.layerwise_lr_decay or by_default
-        if decay != 1 and self.args.optim not in OWN_OPTIMIZERS:
-            raise ValueError(f"--optim {self.args.optim} has one learning rate. Pass --layerwise_lr_decay 1.")
-        return decay
-
-    def _dropout(self) -> float | None:
-        """None leaves that of the encoder."""
-        names = heads.dropouts_of(self.model.config)
-        if self.flags.dropout is None:
-            return FINETUNING["dropout"] if heads.HIDDEN_DROPOUT in names else None
-        if not names:
-            family = self.model.config.model_type
-            raise ValueError(f"--dropout: it is not known what sets that of a {family}. Leave it out.")
-        return self.flags.dropout
-
-    def _max_seq_length(self, task: Task) -> int:
-        length = self.flags.max_seq_length or task.max_seq_length
-        if self.flags.max_seq_length is not None and length > self.model.positions:
-            raise ValueError(
-                f"--max_seq_length is {length}, but {self.model.name} reads {self.model.positions} tokens at most."
-            )
-        return int(min(length, self.model.positions))
+        return dict(json.loads(json.dumps(settings)))
 
 
 def _name_of_data(own: OwnTaskArguments) -> str:

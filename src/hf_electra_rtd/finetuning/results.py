@@ -60,16 +60,20 @@ def seed_directories(directory: Path, task: Task) -> list[Path]:
 
 
 def check_directories(plan: Plan, job: Job) -> None:
-    """Raises a ValueError in three cases: the results are of other settings, this call reads what it would delete, or
-    a directory to be deleted is not a run's. A run's directory has its record, or `OUTPUTS` while it has none."""
+    """Finds the runs that are `finished`. Raises a ValueError in three cases: the results are of other settings, this
+    call reads what it would delete, or a directory to be deleted is not a run's. A run's directory has its record, or
+    `OUTPUTS` while it has none."""
     if plan.flags.overwrite_output_dir:
         deleted = seed_directories(plan.directory, job.task)
     else:
-        deleted = [
-            seed_directory(plan.directory, job.task, seed)
-            for seed in plan.seeds
-            if finished_record(plan, job, seed) is None
-        ]
+        deleted = []
+        for seed in plan.seeds:
+            path = seed_directory(plan.directory, job.task, seed)
+            record = finished_record(plan, job, path)
+            if record is None:
+                deleted.append(path)
+            else:
+                job.finished[seed] = record
     own = plan.own
     sources = (
         plan.model.name,
@@ -98,10 +102,9 @@ def _check_model(path: Path) -> None:
     check_output(path, replaces=ADAPTER_CONFIG if is_adapter else CONFIG_FILE, ours=ours)
 
 
-def finished_record(plan: Plan, job: Job, seed: int) -> EvaluationRecord | None:
+def finished_record(plan: Plan, job: Job, path: Path) -> EvaluationRecord | None:
     """The record of a run that is done; None if there is none. Raises a ValueError if it, or a checkpoint of a run
     that was broken off, has other settings, data or another model, or it lacks a split that is wanted now."""
-    path = seed_directory(plan.directory, job.task, seed)
     record = None
     if (path / EvaluationRecord.FILE).exists():
         record = EvaluationRecord.load(path)
@@ -217,10 +220,6 @@ def remove_models(plan: Plan, task: Task, seeds: Collection[int]) -> None:
 def best_seed(records: Sequence[EvaluationRecord]) -> int:
     """The seed with the best `dev_score`; the first of several."""
     return max(records, key=lambda record: record.dev_score).seed
-
-
-def describe_score(record: EvaluationRecord) -> str:
-    return "no score" if record.score is None else f"{record.main_metric} {100 * record.score:.1f}"
 
 
 def collect_submissions(tasks: Sequence[Task], records: Sequence[EvaluationRecord], directory: Path) -> None:

@@ -12,13 +12,11 @@ from accelerate import PartialState
 
 from hf_electra_rtd.base.files import lock_directory, naming, remove_directory, remove_partial
 from hf_electra_rtd.base.records import EvaluationRecord
-from hf_electra_rtd.finetuning.data import Split, draw_few, encode_task, load_task
+from hf_electra_rtd.finetuning.data import draw_few, encode_task, load_task
 from hf_electra_rtd.finetuning.plan import Job, Plan
 from hf_electra_rtd.finetuning.results import (
     MODEL_DIRECTORY,
     check_directories,
-    describe_score,
-    finished_record,
     kept_seeds,
     remove_leftovers,
     remove_models,
@@ -37,32 +35,41 @@ _ROUNDING = 0.01  # the largest rounding error in float32, as a share of the lab
 def prepare_job(plan: Plan, job: Job, until_the_end: ExitStack) -> None:
     """Reads and encodes the data of a task, locks its directory, and compares what is there. Raises a ValueError for
     what does not fit together, before anything is trained or deleted."""
-    _read(plan, job)
+    flags = plan.flags
+    task = job.task
+    is_trained = flags.few_shot != 0
+    job.splits = load_task(
+        task, flags.data_dir, train=is_trained, test=plan.predicts, optional_test=len(plan.jobs) > 1
+    )
+    most = {"train": flags.max_train_samples, **dict.fromkeys(task.dev_splits, flags.max_eval_samples)}
+    for name, split in job.splits.items():
+        number = most.get(name)
+        if number is not None and number < len(split.examples):
+            chosen = random.Random(0).sample(range(len(split.examples)), number)
+            split.examples = split.examples.select(sorted(chosen))
+    if is_trained:
+        _fit_to_labels(plan, job)
     if plan.is_main:
-        directory = plan.directory / job.task.name
+        directory = plan.directory / task.name
         with naming(directory):
             until_the_end.callback(lock_directory(directory).release)
         remove_partial(directory)
     check_directories(plan, job)
-    _encode(plan, job)
+    if flags.few_shot:
+        job.drawn = {seed: draw_few(job.splits["train"], task.labels, flags.few_shot, seed) for seed in plan.seeds}
+        for seed in plan.seeds[1:]:
+            encode_task(job.kind, {"train": job.drawn[seed]})
+        job.splits["train"] = job.drawn[plan.seeds[0]]
+    encode_task(job.kind, job.splits)
     model = make_model(plan, job, job.args.seed)
     if job.settings["layerwise_lr_decay"] != 1:
         layer_heights(model)
 
 
-def _read(plan: Plan, job: Job) -> None:
+def _fit_to_labels(plan: Plan, job: Job) -> None:
+    """Finds the unit of numbers, and the weights of classes, by the training labels. Raises a ValueError for numbers
+    that cannot be learned."""
     task = job.task
-    is_trained = plan.flags.few_shot != 0
-    job.splits = load_task(
-        task, plan.flags.data_dir, train=is_trained, test=plan.predicts, optional_test=len(plan.jobs) > 1
-    )
-    for name, split in job.splits.items():
-        if name == "train":
-            _draw(split, plan.flags.max_train_samples)
-        elif name in task.dev_splits:
-            _draw(split, plan.flags.max_eval_samples)
-    if not is_trained:
-        return
     labels = [label for label in job.splits["train"].examples["label"] if label is not None]
     if task.kind == "regression":
         if min(labels) == max(labels):
@@ -80,24 +87,6 @@ def _read(plan: Plan, job: Job) -> None:
         job.kind.class_weights = [counts.total() / len(task.labels) / max(counts[label], 1) for label in task.labels]
 
 
-def _draw(split: Split, number: int | None) -> None:
-    """Leaves so many examples of a split, drawn at random."""
-    if number and number < len(split.examples):
-        chosen = random.Random(0).sample(range(len(split.examples)), number)
-        split.examples = split.examples.select(sorted(chosen))
-
-
-def _encode(plan: Plan, job: Job) -> None:
-    if not plan.flags.few_shot:
-        encode_task(job.kind, job.splits)
-        return
-    encode_task(job.kind, {name: split for name, split in job.splits.items() if name != "train"})
-    for seed in plan.seeds:
-        job.drawn[seed] = draw_few(job.splits["train"], job.task.labels, plan.flags.few_shot, seed)
-        encode_task(job.kind, {"train": job.drawn[seed]})
-    job.splits["train"] = job.drawn[plan.seeds[0]]
-
-
 def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
     """Runs a task with all seeds, keeps the models that are asked for, and returns the records."""
     title = job.task.title
@@ -111,21 +100,23 @@ def run_task(plan: Plan, job: Job) -> list[EvaluationRecord]:
     is_trained = False  # a call that finds all runs done deletes nothing
     for seed in plan.seeds:
         directory = seed_directory(plan.directory, job.task, seed)
-        record = finished_record(plan, job, seed)
-        if record is not None:
-            logger.info(f"{title}, seed {seed}: already done, {describe_score(record)}.")
-            if plan.is_main:
-                remove_leftovers(directory)  # it was killed after the record
-        else:
+        record = job.finished.get(seed)
+        if record is None:
             is_trained = True
             record = run_seed(plan, job, seed, directory)
-            logger.info(f"{title}, seed {seed}: {describe_score(record)}; {record.train_seconds:,.0f} s.")
+            fate = f"{record.train_seconds:,.0f} s"
+        else:
+            fate = "already done"
+            if plan.is_main:
+                remove_leftovers(directory)  # it was killed after the record
+        score = "no score" if record.score is None else f"{record.main_metric} {100 * record.score:.1f}"
+        logger.info(f"{title}, seed {seed}: {score}; {fate}.")
         records.append(record)
+        kept = kept_seeds(records, plan.flags.keep_models)
         if is_trained and plan.is_main:
-            kept = kept_seeds(records, plan.flags.keep_models)
             remove_models(plan, job.task, {record.seed for record in records}.difference(kept))
     if "train" in job.splits:
-        for seed in kept_seeds(records, plan.flags.keep_models):
+        for seed in kept:
             directory = seed_directory(plan.directory, job.task, seed)
             if not (directory / MODEL_DIRECTORY).exists():
                 logger.warning(f"The model of {directory} was not kept. Delete that directory to train it again.")

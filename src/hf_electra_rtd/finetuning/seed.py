@@ -45,7 +45,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
     args.data_seed = seed
     args.output_dir = str(directory)
     args.eval_on_start = args.eval_on_start and checkpoint is None
-    splits = job.splits_of(seed)
+    splits = {**job.splits, "train": job.drawn[seed]} if job.drawn else job.splits
     job.kind.unit = job.unit
     model = make_model(plan, job, seed)
     described = {**job.settings, **plan.model.identity, "data": {name: split.source for name, split in splits.items()}}
@@ -62,7 +62,7 @@ def run_seed(plan: Plan, job: Job, seed: int, directory: Path) -> EvaluationReco
             job.settings["layerwise_lr_decay"],
             job.settings["layerwise_lr_decay_off_by_one"],
             train=splits.get("train"),
-            dev=splits.get(job.dev or ""),
+            dev=splits[job.task.dev_splits[0]] if job.task.dev_splits else None,
             settings=described,  # kept in checkpoints
         )
     trained: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _train(trainer: Any, job: Job, checkpoint: Path | None) -> dict[str, Any]:
     if job.settings["select"] == "best":
         metric = job.task.main_metric
         count = sum(f"eval_{metric}" in entry for entry in state.log_history)
-        selection = f"best of {count} evaluations by {metric} on {job.dev}"
+        selection = f"best of {count} evaluations by {metric} on {job.task.dev_splits[0]}"
     if job.task.kind == "regression":  # from here on the outputs are the numbers, as those of the saved model
         mean, deviation = job.unit
         model: Any = trainer.model

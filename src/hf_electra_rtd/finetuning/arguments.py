@@ -9,6 +9,7 @@ from transformers import TrainingArguments
 
 from hf_electra_rtd.base.cli import HelpGroups, Rule, check_arguments, flag, required
 from hf_electra_rtd.base.recipes import FINETUNING, SIZES
+from hf_electra_rtd.finetuning.scores import METRICS
 from hf_electra_rtd.ops.products import LIBRARIES
 from hf_electra_rtd.training.arguments import (
     MATMUL_HELP,
@@ -91,20 +92,7 @@ class OwnTaskArguments:
     dataset_splits: list[str] | None = flag(
         None, "Splits of the --dataset: train=train[:90%%] dev=train[90%%:] test=test."
     )
-    task_kind: Literal[
-        "classification",
-        "multi_label",
-        "regression",
-        "multiple_choice",
-        "question_answering",
-        "tagging",
-        "correction",
-        "embedding",
-    ] = flag(
-        "classification",
-        "What a label is: classification, multi_label, regression, multiple_choice, question_answering, tagging, "
-        "correction or embedding.",
-    )
+    task_kind: str = flag("classification", f"What a label is: {', '.join(METRICS)}.", choices=METRICS)
     text_column_name: str = flag("text", "Column of the text, or of the words to tag.")
     second_text_column_name: str | None = flag(None, "Column of a pair's second text.")
     label_column_name: str | None = flag(

@@ -25,7 +25,6 @@ from typing import Any, TypeAlias
 
 import datasets
 from accelerate import PartialState
-from transformers.utils import logging as transformers_logging
 
 from hf_electra_rtd.base.cli import INTERRUPTED, check_arguments, parse_arguments, run
 from hf_electra_rtd.base.files import known_names, write_text
@@ -130,6 +129,7 @@ def _plain(value: Any) -> Any:
 # ---- The command ----
 
 
+@without_progress_bars()
 def main(argv: list[str]) -> int:
     """Runs all tasks with all seeds, and shows the results. Returns the exit status, as `_Call.run`."""
     call = _Call(argv, sys.argv[0])
@@ -253,8 +253,6 @@ def _set_up_logging(args: FineTuningArguments) -> None:
     logging.getLogger("hf_electra_rtd").setLevel(logging.INFO if args.process_index == 0 else logging.ERROR)
     # Its table of new and unused tensors: `load_with_head` checks them.
     logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
-    transformers_logging.disable_progress_bar()  # one for every file that is read or written
-    datasets.disable_progress_bars()  # likewise
 
 
 if __name__ == "__main__":

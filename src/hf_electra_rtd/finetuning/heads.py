@@ -24,13 +24,12 @@ from transformers import (
 )
 
 from hf_electra_rtd.base.files import load_pretrained
-from hf_electra_rtd.encoders.detectors import is_labelled
 from hf_electra_rtd.encoders.families import DROPOUTS, FAMILIES
 from hf_electra_rtd.encoders.layers import exchange_layers
 from hf_electra_rtd.encoders.outputs import HeadOutput
 from hf_electra_rtd.pair.configuration_electra_rtd import ElectraRTDConfig
 from hf_electra_rtd.pair.modeling_electra_rtd import ElectraForRTDPretraining
-from hf_electra_rtd.pair.places import CONFIGURATION, identify, read_stock_config
+from hf_electra_rtd.pair.places import CONFIGURATION, DETECTOR, identify, read_stock_config
 from hf_electra_rtd.pair.towers import load_tower, load_whole
 
 
@@ -180,12 +179,7 @@ def _last_layer(model: nn.Module) -> nn.Linear:
 
 
 def find_class(auto_class: Any, name: str, config: Any, head: str, unanswerable: bool) -> Any:
-    """The class of an encoder with a head. Raises a ValueError if there is none, and for ELECTRA's `detector/`."""
-    if config.model_type == "electra" and is_labelled(config) and not hasattr(config, "fine_tuned_for"):
-        raise ValueError(
-            f"{name} is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder. Name "
-            "the run, or its discriminator/."
-        )
+    """The class of an encoder with a head. Raises a ValueError if there is none."""
     if type(config) not in auto_class._model_mapping:
         raise ValueError(f"transformers has no {auto_class.__name__} for {name} (type {config.model_type!r}).")
     stock = auto_class._model_mapping[type(config)]
@@ -228,17 +222,18 @@ def head_of(config: Any) -> str:
     return str(getattr(config, "classification_head", STOCK_HEAD))
 
 
-def labels_of(config: Any) -> tuple[str, ...]:
-    """The labels of a fine-tuned model in the order of its outputs."""
-    return tuple(str(config.id2label[index]) for index in sorted(config.id2label))
-
-
 def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[str, Any, dict[str, Tensor] | None]:
     """The encoder of a source, as `load_with_head` describes it: its directory or Hub id, its configuration, and its
-    weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none."""
+    weights where they are wanted and have to be taken out of a pair. Raises a ValueError if there is none, and for
+    ELECTRA's `detector/`."""
     place = identify(source)
     if place.kind == CONFIGURATION:
         raise place.error("the directory or the Hub id of an encoder")
+    if place.kind == DETECTOR and place.discriminator is None and place.family == "electra":
+        raise ValueError(
+            f"{place.name} is ELECTRA's detector: its last layer is the head that detects, not a part of the encoder. "
+            "Name the run, or its discriminator/."
+        )
     if place.encoder != place.pair:
         return place.encoder, read_stock_config(place.encoder), None
     if not weights:
@@ -250,7 +245,7 @@ def open_encoder(source: str | os.PathLike[str], weights: bool = True) -> tuple[
 def _has_outputs(config: Any, auto_class: Any, labels: Sequence[str]) -> bool:
     """Whether a model has outputs for these labels (none: a number, answers or choices)."""
     if labels:
-        return labels_of(config) == tuple(labels)
+        return {index: str(name) for index, name in config.id2label.items()} == dict(enumerate(labels))
     return auto_class is not AutoModelForSequenceClassification or config.num_labels == 1
 
 
@@ -301,8 +296,11 @@ def _initialize_as_the_original(model: PreTrainedModel) -> None:
 
 # ---- Adapters ----
 
-_PEFT_TASKS = {"SequenceClassification": "SEQ_CLS", "TokenClassification": "TOKEN_CLS"}
-_PEFT_TASKS["QuestionAnswering"] = "QUESTION_ANS"
+_PEFT_TASKS = {
+    "SequenceClassification": "SEQ_CLS",
+    "TokenClassification": "TOKEN_CLS",
+    "QuestionAnswering": "QUESTION_ANS",
+}
 
 
 def add_adapters(model: PreTrainedModel, source: str, **options: Any) -> Any:

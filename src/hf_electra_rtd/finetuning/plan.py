@@ -138,13 +138,13 @@ class Plan:
         for task in tasks:
             try:
                 self._check(task)
-                args = self._arguments(task)
-                settings = self._settings(task, args)
+                filled = self._arguments(task)
+                settings = self._settings(task, filled)
                 kind = make_kind(task, self.model.tokenizer, **{name: settings[name] for name in LENGTHS})
                 heads.find_class(kind.auto_class, self.model.name, self.model.config, flags.head, task.unanswerable)
             except ValueError as error:
                 raise ValueError(f"{task.title}: {error}") from error
-            self.jobs.append(Job(task, kind, settings, args))
+            self.jobs.append(Job(task, kind, settings, filled))
 
     def _check(self, task: Task) -> None:
         """What the table of rules does not know: it depends on the task, not on flags."""

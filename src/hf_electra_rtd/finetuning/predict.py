@@ -63,7 +63,8 @@ Texts: TypeAlias = str | Sequence[str | tuple[str, str]] | pd.Series | Table
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Shows no progress bars of the libraries, which print them into files, too; afterwards they are as they were."""
+    """Shows no progress bars of the libraries, which have one for every file that is read or written, and print them
+    into files, too; afterwards they are as they were."""
     of_transformers = transformers_logging.is_progress_bar_enabled()
     of_datasets = datasets.are_progress_bars_disabled()
     transformers_logging.disable_progress_bar()
@@ -181,15 +182,13 @@ def _as_list(texts: Any) -> Sequence[Any]:
 
 
 def _in_characters(row: Any, column: str) -> Any:
-    """A row with the characters of a text to tag in place of the text."""
+    """A row with the characters of a text to tag, which may have spaces between all of them, in place of the text."""
     text = row.get(column) if isinstance(row, Mapping) else None
-    return {**row, column: _characters(text)} if isinstance(text, str) else row
-
-
-def _characters(text: str) -> list[str]:
-    """The characters of a text to tag, which may have spaces between all of them."""
+    if not isinstance(text, str):
+        return row
     pieces = text.split()
-    return pieces if len(pieces) > 1 and all(len(piece) == 1 for piece in pieces) else list(text)
+    is_spaced = len(pieces) > 1 and all(len(piece) == 1 for piece in pieces)
+    return {**row, column: pieces if is_spaced else list(text)}
 
 
 def answer_split(
@@ -228,13 +227,12 @@ class PredictArguments:
         check_arguments(self)
 
 
+@without_progress_bars()
 def main(argv: list[str]) -> int:
     """Predicts a file. Raises a ValueError for a model that `finetune` did not write, and for a file without the
     columns."""
     (args,) = parse_arguments((PredictArguments,), argv, description=__doc__)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    transformers_logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     if args.output_file is not None:
         check_output(args.output_file, args.file, identify(args.model_name_or_path).model)
     classifier = Classifier(args.model_name_or_path, args.batch_size, args.use_cpu, args.runtime)
